@@ -306,7 +306,33 @@ def test_whoever_is_not_trusted_is_told_so_within_seconds(proxy: TlsProxy, tmp_p
         "wrong-name": [*ours, "--tls-server-name", "elsewhere.example"],
     }
     asked = {name: Program(["report", "r", "--json", "--on", on, *way], tmp_path, name) for name, way in ways.items()}
+    why = {
+        "plain": "speaks TLS", "unknown-server": "nobody that is trusted", "no-certificate": "closed the connection",
+        "stranger": "closed the connection", "wrong-name": "for another name",
+    }  # fmt: skip
     for name, program in asked.items():
         code, envelope = program.ended()
         assert code == 12 and envelope["error"]["code"] == "CONNECT_FAILED", (name, envelope)
+        assert why[name] in envelope["error"]["message"] and "--tls" in envelope["error"]["suggestion"], envelope
     assert not proxy.headers and time.monotonic() - began < WITHIN_S
+
+
+def test_a_worker_without_its_namespace_says_so_and_takes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    program = Program(["worker", "--json", "--on", f"{cluster.url}/nowhere"], tmp_path, "worker")
+    code, envelope = program.ended()
+    assert code == 12 and envelope["error"]["message"] == "there is no namespace 'nowhere'", envelope
+    assert "takes up to" not in program.err.read_text() and "Traceback" not in program.err.read_text()
+
+
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1:1", "nobody listens"), ("no.invalid", "nobody knows this name")])
+def test_an_engine_that_is_not_there_is_told_in_words(host: str, why: str, tmp_path: Path) -> None:
+    code, envelope = Program(["job", "list", "--json", "--on", f"temporal://{host}"], tmp_path, "list").ended()
+    assert code == 12 and why in envelope["error"]["message"] and "tonic" not in envelope["error"]["message"], envelope
+    assert "engine dev" in envelope["error"]["suggestion"]
+
+
+@pytest.mark.parametrize("heartbeat", ["0s", "1ms", "999ms"])
+def test_a_heartbeat_that_no_worker_could_keep_is_refused(heartbeat: str, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, "temporal://127.0.0.1:9")
+    code, envelope = runs.run("steps: {a: {type: command, exec: echo a}}", "--heartbeat", heartbeat)
+    assert code == 2 and "at least 1000 ms" in envelope["error"]["message"], envelope

@@ -180,6 +180,29 @@ def test_what_is_no_run_of_ours_is_neither_shown_nor_stopped(on_engine: Runs, cl
     assert described.status.name == "RUNNING" and described.history_length < 4, "not even asked to"
 
 
+def test_without_a_worker_nobody_waits_for_long_and_the_answer_says_what_is_missing(on_engine: Runs) -> None:
+    runs, run_id = on_engine, f"lonely-{time.monotonic_ns()}"
+    running = runs.start(
+        "{timeout: 600, steps: {a: {type: command, exec: echo a}}}", "--queue", run_id, "--run-id", run_id
+    )
+    wait_until(lambda: runs.call("job", "status", run_id)[0] == 0, "the run at its engine")
+    code, told = runs.call("job", "wait", run_id, "--budget", "1s")
+    assert code == 14 and told["data"]["run_status"] == "running", told
+    for wanted, words in {12: ["report", run_id], 1: ["run", "--extend", run_id, "5s"]}.items():
+        code, told = runs.call(*words)
+        assert code == wanted and f"no worker answers for run {run_id!r}" in told["error"]["message"], told
+        assert "shotclock worker" in told["error"]["suggestion"], told
+    worker = Program(["worker", *runs.where, "--queue", run_id, "--drain", "1s"], runs.folder, "late")
+    try:
+        code, envelope = running.ended()
+        assert code == 0 and steps_of(envelope) == {"a": "succeeded"}, envelope
+        assert envelope["meta"]["timeout_ms"] in (600_000, 605_000), "what was asked for meanwhile may have been heard"
+        code, told = runs.call("report", run_id[:-3])
+        assert code == 0 and told["data"]["run_id"] == run_id, "the beginning of an id will do"
+    finally:
+        worker.stop()
+
+
 def on_terminal(folder: Path, words: list[str]) -> str:
     """Run `shotclock …` with a terminal for its output, and return what is on it."""
     ours, theirs = pty.openpty()

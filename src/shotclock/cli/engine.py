@@ -19,6 +19,7 @@ from ..inbox.access import Principal
 from ..inbox.person_wait import refusal_outcome
 from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import Call, Outcome
+from ..runtime.outcomes import outcome_of_error
 from ..store.home import HOME_VARIABLE
 from ..store.store import Store
 from ..temporal.connection import Address, connect, require_sdk
@@ -26,7 +27,7 @@ from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.report import Report
 from ..workflow.state import Status, count_steps, describe_as_job
 from .control import show_control
-from .output import StopSignal, raise_on_stop, say_line
+from .output import Signalled, StopSignal, raise_on_stop, say_line
 from .subcommand import Verb, Work, admit_call, conclude, deliver
 
 if TYPE_CHECKING:
@@ -48,8 +49,13 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
 
     def body() -> Outcome:
         raise_on_stop()
-        require_sdk()
-        return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
+        try:
+            require_sdk()
+            return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
+        except (Failure, Signalled):
+            raise
+        except Exception as error:  # of the SDK, or ours; whoever waits for an envelope gets one
+            return outcome_of_error(error)
 
     return deliver(conclude(call, body), as_json)
 
@@ -90,7 +96,7 @@ async def perform_on_runs(verb: Verb, on: Address, call: Call, budget_ms: int | 
     """Do one of list, status, wait and cancel with the runs of an engine, as with jobs; an envelope is the run's own.
     Raises Failure."""
     require_sdk()
-    from ..temporal.client import cancel, list_runs, read_progress, read_summary, wait_at_most
+    from ..temporal.client import SEEN_LIMIT, cancel, list_runs, read_progress, read_summary, wait_at_most
 
     client = await connect(on)
     if verb.name == "list":
@@ -114,7 +120,7 @@ async def perform_on_runs(verb: Verb, on: Address, call: Call, budget_ms: int | 
         problem = Problem("INCOMPLETE", message, fired=fired)
     data = _describe_as_job(run, on)
     with contextlib.suppress(Failure):  # no worker answers for it
-        told = await read_progress(client.get_workflow_handle(run_id))
+        told = await read_progress(client.get_workflow_handle(run_id), SEEN_LIMIT)
         data["timeout_ms"] = told["limit_ms"]
         data["progress"] = count_steps([Status(step["status"]) for step in told["steps"].values()])
     if verb.name == "wait":
@@ -185,10 +191,16 @@ def order_on_engine(
 def report_on_engine(on: Address, run_id: str) -> Report:
     """Return the report of a run that an engine has. Raises Failure."""
     require_sdk()
-    from ..temporal.client import read_report
+    from ..temporal.client import find_run, read_report
 
     async def main() -> Report:
-        return await read_report(await connect(on), run_id, wall_time(), on.on_command_line)
+        client = await connect(on)
+        try:
+            return await read_report(client, run_id, wall_time(), on.on_command_line)
+        except Failure as failure:
+            if failure.code != "RUN_NOT_FOUND":
+                raise
+            return await read_report(client, await find_run(client, run_id), wall_time(), on.on_command_line)
 
     return asyncio.run(main())
 
@@ -232,11 +244,11 @@ class RunOnEngine:
     async def carry_out(self, caller: RunCaller) -> Envelope:
         """Return the envelope of the run. Raises Failure where it cannot be begun or found."""
         require_sdk()
-        from ..temporal.client import EngineOptions, start, wait_for_end
+        from ..temporal.client import EngineOptions, start, wait_again
         from ..temporal.messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE
 
         client = await connect(self.on)
         if isinstance(self.request, str):
-            return await wait_for_end(client, self.request, caller, self.on.on_command_line)
+            return await wait_again(client, self.request, caller, self.on.on_command_line)
         options = EngineOptions(self.queue or DEFAULT_QUEUE, self.heartbeat_ms or DEFAULT_HEARTBEAT_MS)
         return await start(client, self.request, caller, options, self.on.on_command_line)

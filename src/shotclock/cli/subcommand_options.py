@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
     from ..temporal.connection import Address
 
+# Half of it is what a worker may be silent for.
+SHORTEST_HEARTBEAT_MS = 1_000
+
 JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 
 
@@ -137,6 +140,9 @@ def _run(
         raise Mistaken([{"field": "by", "message": "only --extend RUN [STEP] D takes a duration behind the file"}])
     if (flow is None) == (resume is None):
         raise Mistaken([{"field": "flow", "message": "name a file, or a run to --resume"}])
+    if options["heartbeat_ms"] is not None and options["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
+        message = f"at least {SHORTEST_HEARTBEAT_MS} ms: a worker that is busy for a moment would be taken for lost"
+        raise Mistaken([{"field": "heartbeat", "message": message}])
     if options["on"] is None and (options["queue"] is not None or options["heartbeat_ms"] is not None):
         raise Mistaken([{"field": "on", "message": "--queue and --heartbeat need --on"}])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from temporalio.client import (
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, TemporalError, WorkflowAlreadyStartedError
@@ -119,7 +121,7 @@ async def start(
             task_timeout=timedelta(seconds=TASK_LIMIT_S),
             static_summary=request.name,
             search_attributes=describe_beginning(request.name, attributes),
-            memo={"name": request.name, "file": request.file},
+            memo={"name": request.name, "file": request.file, "limit_ms": given["limit_ms"]},
             rpc_timeout=RPC_LIMIT,
         )
     except WorkflowAlreadyStartedError:
@@ -183,6 +185,18 @@ async def wait_for_end(
         await asyncio.wait([looking, ending])
 
 
+async def wait_again(client: Client, run_id: str, caller: RunCaller, address: str) -> Envelope:
+    """Wait for the end of a run that somebody has started, for as long as one that begins now may take. Raises
+    Failure if there is none."""
+    handle = client.get_workflow_handle(run_id)
+    try:
+        described = await handle.describe(rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+    limit_ms = int(await described.memo_value("limit_ms", default=0))
+    return await wait_for_end(client, run_id, caller, address, limit_ms + END_MARGIN_MS if limit_ms else None)
+
+
 async def _read_limit_ms(handle: WorkflowHandle[Any, Any]) -> int:
     """Return how long a run may take now; 0 where nobody says so."""
     try:
@@ -241,8 +255,16 @@ def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
     if error.status is RPCStatusCode.NOT_FOUND:
         if "already completed" in error.message:
             return Failure("CALL_NOT_FOUND", f"run {handle.id!r} has ended")
-        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}")
+        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}", suggestion=_LISTED_BY)
+    if error.status in _UNANSWERED:
+        return Failure("CONNECT_FAILED", f"no worker answers for run {handle.id!r}", suggestion=_NO_WORKER)
     return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
+
+
+_LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
+_NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
+# What the engine says where it has asked for a while, or too many wait for an answer already.
+_UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
 
 
 async def _read_with_nested(client: Client, told: dict[str, Any]) -> dict[str, Any]:
@@ -327,6 +349,19 @@ async def read_summary(client: Client, run_id: str) -> RunSummary:
     if described.workflow_type != RUN_WORKFLOW:
         raise Failure("RUN_NOT_FOUND", f"{run_id!r} is a workflow of somebody else, and no run of ours")
     return await _summarise(client, described)
+
+
+async def find_run(client: Client, beginning: str) -> str:
+    """Return the id of the one run whose id begins like this. Raises Failure unless there is just one."""
+    found: list[str] = []
+    if re.fullmatch(r"[A-Za-z0-9._-]+", beginning):
+        query = f"WorkflowType = '{RUN_WORKFLOW}' AND WorkflowId STARTS_WITH '{beginning}'"
+        found = [each.id async for each in client.list_workflows(query, limit=5, rpc_timeout=RPC_LIMIT)]
+    if len(found) == 1:
+        return found[0]
+    message = f"there is no run {beginning!r}" if not found else f"several runs begin with {beginning!r}"
+    hint = f"did you mean {' or '.join(found)}?" if found else _LISTED_BY
+    raise Failure("RUN_NOT_FOUND", message, context={"near": found}, suggestion=hint)
 
 
 async def _summarise(client: Client, found: WorkflowExecution) -> RunSummary:
@@ -432,6 +467,9 @@ async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str
         cause = error.cause
         code = cause.type if isinstance(cause, ApplicationError) and cause.type else "CALL_NOT_FOUND"
         raise Failure(code, str(cause)) from None
+    except WorkflowUpdateRPCTimeoutOrCancelledError:
+        message = f"no worker answers for run {handle.id!r}; it may still hear of this later"
+        raise Failure("CONNECTION_LOST", message, suggestion=_NO_WORKER) from None
     except RPCError as error:
         raise _not_reached(handle, error) from None
 
@@ -470,8 +508,8 @@ async def send_decision(client: Client, run_id: str, decided: dict[str, Any]) ->
         await handle.execute_update("decide", {**decided, "step": step}, rpc_timeout=RPC_LIMIT)
     except WorkflowUpdateFailedError as error:
         raise Failure("ALREADY_DECIDED", f"{id} is not open any more: {error.__cause__ or error}") from None
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
+    except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+        if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
             raise Failure("ALREADY_DECIDED", f"{id} is not open any more: its run has ended") from None
         message = f"whether run {run_id} has taken the decision about {id} is not known: {error}"
         raise Failure("CONNECTION_LOST", message, suggestion="look at it again before you decide again") from None

@@ -262,5 +262,37 @@ async def connect(address: Address) -> Client:
                 connect_timeout=timedelta(seconds=CONNECT_LIMIT_S),
             )
     except (RPCError, RuntimeError, TimeoutError, OSError) as error:
-        why = str(error) or f"no answer within {CONNECT_LIMIT_S:g}s"
-        raise Failure("CONNECT_FAILED", f"{address} cannot be reached: {why}") from None
+        text = str(error)
+        why, hint = next((said for part, *said in _REASONS if part in text), (text, _IS_IT_THERE))
+        message = f"{address} cannot be reached: {why or f'no answer within {CONNECT_LIMIT_S:g}s'}"
+        raise Failure("CONNECT_FAILED", message, context={"sdk": text[:500]}, suggestion=hint) from None
+
+
+_IS_IT_THERE = "is it there, and is the address right? `shotclock engine dev` starts one to try things out"
+_IS_IT_TLS = "--tls, --tls-cert-path and --tls-key-path, or --api-key-file, are for what it asks of its clients"
+# What the SDK says, the first that fits; in words, and what to do.
+_REASONS = (
+    ("dns error", "nobody knows this name", _IS_IT_THERE),
+    ("Connection refused", "nobody listens there", _IS_IT_THERE),
+    ("NotValidForName", "its certificate is for another name", "--tls-server-name says which one it has"),
+    ("UnknownIssuer", "its certificate is from nobody that is trusted here", "--tls-ca-path names whom to trust"),
+    ("InvalidCertificate", "its certificate is not valid", "look at it: openssl s_client -connect HOST:PORT"),
+    ("close_notify", "it has closed the connection, as one that does not know our certificate", _IS_IT_TLS),
+    ("BrokenPipe", "it has closed the connection, as one that speaks TLS", _IS_IT_TLS),
+    ("Unauthenticated", "it does not let us in", _IS_IT_TLS),
+    ("PermissionDenied", "it does not let us in", _IS_IT_TLS),
+)
+
+
+async def check_namespace(client: Client) -> None:
+    """Raise Failure where the engine has no such namespace. Who starts work learns it from that; a worker would not."""
+    from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+    from temporalio.service import RPCError, RPCStatusCode
+
+    request = DescribeNamespaceRequest(namespace=client.namespace)
+    try:
+        await client.workflow_service.describe_namespace(request, timeout=timedelta(seconds=CONNECT_LIMIT_S))
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            hint = f"temporal operator namespace create --namespace {client.namespace}"
+            raise Failure("CONNECT_FAILED", f"there is no namespace {client.namespace!r}", suggestion=hint) from None
