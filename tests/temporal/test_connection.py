@@ -336,3 +336,10 @@ def test_a_heartbeat_that_no_worker_could_keep_is_refused(heartbeat: str, tmp_pa
     runs = Runs(tmp_path, "temporal://127.0.0.1:9")
     code, envelope = runs.run("steps: {a: {type: command, exec: echo a}}", "--heartbeat", heartbeat)
     assert code == 2 and "at least 1000 ms" in envelope["error"]["message"], envelope
+
+
+def test_a_port_that_somebody_has_is_not_taken_for_the_server_of_ours(cluster: Cluster, tmp_path: Path) -> None:
+    program = Program(["engine", "dev", "--json", "--port", str(cluster.port)], tmp_path, "engine")
+    code, envelope = program.ended()
+    assert code == 4 and f"port {cluster.port} cannot be had" in envelope["error"]["message"], envelope
+    assert "answers" not in program.err.read_text()

@@ -172,6 +172,18 @@ def test_no_secret_and_nothing_large_is_in_the_history_of_a_run(
 
         told = asyncio.run(asyncio.wait_for(history(), WITHIN_S))
         assert SECRET.encode() not in told and len(told) < 200_000
+
+        # Whoever has not the key sees that there is a run, and is told why not more.
+        for other in (None, secrets.token_hex(32)):
+            monkeypatch.delenv("SHOTCLOCK_CODEC_KEY")
+            if other is not None:
+                monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", other)
+            code, listed = runs.call("job", "list")
+            assert code == 0 and run_id in [job["job_id"] for job in listed["data"]["jobs"]], listed
+            for words in (["report", run_id], ["run", "--resume", run_id], ["job", "wait", run_id]):
+                code, refused = runs.call(*words)
+                assert code == 4 and "SHOTCLOCK_CODEC_KEY" in refused["error"]["suggestion"], (words, refused)
+            monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", "")
     finally:
         worker.stop()
         wait_until(lambda: worker.process.poll() is not None, "the end of the worker")

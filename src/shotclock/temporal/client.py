@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
@@ -44,7 +44,7 @@ from ..workflow.report import Report, judge_code, report_of
 from ..workflow.schema import check_inputs
 from ..workflow.state import Status, StepState, park_outcome
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
-from .payloads import read_key, write_workflow
+from .payloads import KEY_VARIABLE, read_key, write_workflow
 from .proposals import pack_record, unpack_proposals
 from .search_attributes import ENDING, KEYS, STATUS, WAITING, describe_beginning
 
@@ -65,6 +65,8 @@ END_MARGIN_MS = 60_000
 STOP_LIMIT_S = 360.0
 # The holder of a run that no process of this machine has.
 NOWHERE = ProcessIdentity("", "", 0, 0)
+
+T = TypeVar("T")
 
 
 @value
@@ -193,7 +195,7 @@ async def wait_again(client: Client, run_id: str, caller: RunCaller, address: st
         described = await handle.describe(rpc_timeout=RPC_LIMIT)
     except RPCError as error:
         raise _not_reached(handle, error) from None
-    limit_ms = int(await described.memo_value("limit_ms", default=0))
+    limit_ms = int(await _read_memo(described, "limit_ms", 0))
     return await wait_for_end(client, run_id, caller, address, limit_ms + END_MARGIN_MS if limit_ms else None)
 
 
@@ -222,7 +224,10 @@ def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
         "continue_command": f"shotclock run --resume {run_id} {address}",
         "cancel_command": f"shotclock job cancel {run_id} {address}",
     }
-    message = f"nothing was heard of the end of run {run_id}: no worker takes it, or the engine does not answer"
+    why = (
+        "no worker takes it" if read_key(os.environ) is None else f"no worker takes it, or none has our {KEY_VARIABLE}"
+    )
+    message = f"nothing was heard of the end of run {run_id}: {why}, or the engine does not answer"
     fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
     call = admit(f"run {run_id}", Clocks(timeout_ms=0))
     return answer(call, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
@@ -239,6 +244,8 @@ async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
         told = cause.details[0]
     except RPCError as error:
         raise _not_reached(handle, error) from None
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise _unreadable(handle, error) from None
     return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
 
 
@@ -249,6 +256,13 @@ async def read_progress(handle: WorkflowHandle[Any, Any], limit: timedelta = RPC
         return told
     except RPCError as error:
         raise _not_reached(handle, error) from None
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise _unreadable(handle, error) from None
+
+
+def _unreadable(handle: WorkflowHandle[Any, Any], error: Exception) -> Failure:
+    message = f"what is told of run {handle.id!r} cannot be read: {error}"
+    return Failure("PRECONDITION", message, suggestion=f"is {KEY_VARIABLE} the one that it was started with?")
 
 
 def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
@@ -377,8 +391,17 @@ async def _summarise(client: Client, found: WorkflowExecution) -> RunSummary:
     if status is Status.RUNNING and found.close_time is not None:  # ended by others, or long ago
         status = Status.SUCCEEDED if found.status is WorkflowExecutionStatus.COMPLETED else Status.FAILED
     ended_at = None if found.close_time is None else _read_instant(found.close_time)
-    name = str(await found.memo_value("name", default=found.id))
+    name = str(await _read_memo(found, "name", found.id))
     return RunSummary(found.id, name, status, _read_instant(found.start_time), ended_at, code)
+
+
+async def _read_memo(found: WorkflowExecution, name: str, default: T) -> T:
+    """Return what a run was given to be known by; the default where we have not its key."""
+    try:
+        told: T = await found.memo_value(name, default=default)
+        return told
+    except (KeyError, ValueError, RuntimeError):
+        return default
 
 
 def _read_instant(at: datetime) -> WallTime:
