@@ -442,6 +442,18 @@ def test_a_whole_run_is_given_more_time_and_so_are_its_steps(runs: Runs, validat
     assert code == 5, told  # it has ended
 
 
+def test_a_long_run_with_a_short_step_is_extended_as_well(runs: Runs) -> None:
+    run_id = f"long-{time.monotonic_ns()}"
+    running = runs.start(
+        f'{{timeout: 3h, steps: {{short: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 60}}}}}}', "--run-id", run_id
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    code, told = runs.call("run", "--extend", run_id, "30m")
+    assert code == 0 and told["data"]["extended"][0]["granted_ms"] == 1_800_000, told
+    (runs.folder / "go").touch()
+    assert running.ended()[0] == 0
+
+
 def test_a_run_inside_another_follows_it_and_has_never_more(runs: Runs, validate_envelope: Valid) -> None:
     runs.write(f'steps: {{slow: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 100}}}}', "inner.yaml")
     run_id = f"outer-{time.monotonic_ns()}"
@@ -478,6 +490,7 @@ def test_a_run_gets_no_more_than_its_caller_has(runs: Runs) -> None:
         assert 15_000 < told["data"]["extended"][0]["granted_ms"] < 30_000, told
         code, told = runs.call("run", "--extend", run_id, "1h")
         assert code == 4 and told["error"]["code"] == "NOT_EXTENDABLE", told
+        assert told["error"]["message"].startswith("run flow has all the time that its caller"), told
         (runs.folder / "go").touch()
         assert program.ended()[0] == 0
     finally:

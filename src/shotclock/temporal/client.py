@@ -488,8 +488,9 @@ async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str
         return told
     except WorkflowUpdateFailedError as error:
         cause = error.cause
-        code = cause.type if isinstance(cause, ApplicationError) and cause.type else "CALL_NOT_FOUND"
-        raise Failure(code, str(cause)) from None
+        if isinstance(cause, ApplicationError) and cause.type:
+            raise Failure(cause.type, cause.message) from None
+        raise Failure("CALL_NOT_FOUND", str(cause)) from None
     except WorkflowUpdateRPCTimeoutOrCancelledError:
         message = f"no worker answers for run {handle.id!r}; it may still hear of this later"
         raise Failure("CONNECTION_LOST", message, suggestion=_NO_WORKER) from None

@@ -272,8 +272,11 @@ class RunWorkflow:
         deadline, heartbeat_ms = self._deadlines.of(name), self._given["heartbeat_ms"]
         now_ns = workflow.time_ns()
         left_ms = None if deadline is None else max(1, deadline.remaining_ms(now_ns))
-        backstop_ms = self._backstop_ms(name, step, left_ms)
-        self._under_way[name] = _UnderWay(self._call.bound.bell, Deadline(now_ns + backstop_ms * NS_PER_MS))
+        own_ms, run_ms = self._backstops_ms(name, step, left_ms)
+        backstop_ms = min(own_ms, run_ms)
+        # One that is its own is behind all that the step may take, however long the run is.
+        end = Deadline(now_ns + run_ms * NS_PER_MS) if run_ms < own_ms else None
+        self._under_way[name] = _UnderWay(self._call.bound.bell, end)
         reply: StepReply = await workflow.execute_activity(
             STEP_ACTIVITY,
             self._describe_step(name, step, state, known),
@@ -288,15 +291,16 @@ class RunWorkflow:
         )
         return reply
 
-    def _backstop_ms(self, name: str, step: StepPart, left_ms: int | None) -> int:
-        """Return after how long a step is given up whose worker lives and does not end it."""
+    def _backstops_ms(self, name: str, step: StepPart, left_ms: int | None) -> tuple[int, int]:
+        """Return after how long a step is given up whose worker lives and does not end it: by its own clocks, and by
+        what is left of the run."""
         planned = self._plan.step(name)
         most = MAX_MS
         if planned.worst_ms and not planned.is_per_item:
             most = 2 * (planned.worst_ms + planned.attempts * grace_ms(self._workflow, step)) + GIFT_MS
         if left_ms is None:
-            return min(most, MAX_MS)
-        return min(most, left_ms + (GIFT_MS if self._given.get("is_extendable") else 0))
+            return most, MAX_MS
+        return most, left_ms + (GIFT_MS if self._given.get("is_extendable") else 0)
 
     def _describe_run(self) -> dict[str, Any]:
         given, bell = self._given, self._call.bound.bell
@@ -578,7 +582,7 @@ class RunWorkflow:
 
     def _find_later_bound(self, by_ms: int) -> Bound:
         latest = latest_bell(self._parent, self._began_ns)
-        ends = [each.backstop for each in self._under_way.values()] + ([] if latest is None else [latest])
+        ends = [end for end in (latest, *(each.end for each in self._under_way.values())) if end is not None]
         end = min(ends, key=lambda each: each.at_ns, default=None)
         moved = move_bell(self._call.bound, by_ms, end, self._parent)
         if moved is None:
@@ -688,11 +692,12 @@ _NO_STEP = STEP_TYPES["command"].schema.model_validate({"type": "command", "exec
 class _UnderWay:
     """A step that a worker has, or is to take."""
 
-    def __init__(self, bell: Deadline | None, backstop: Deadline) -> None:
+    def __init__(self, bell: Deadline | None, end: Deadline | None) -> None:
         self.bell = bell
         """That of the run, as the worker knows it."""
-        self.backstop = backstop
-        """When the engine gives the step up, but for what a reply may take. It cannot be moved."""
+        self.end = end
+        """When the engine gives it up, but for what a reply may take, where the run's time decides. It cannot be
+        moved."""
 
 
 class _ChildDeadline:
