@@ -21,11 +21,14 @@ from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, steps_of, 
 pytestmark = pytest.mark.slow
 
 WORKS = """
-    timeout: 100
+    timeout: 400
     steps:
       first: {type: command, exec: "echo first"}
       works:
-        {type: command, exec: "touch begun; while test ! -e go; do sleep 0.05; done; echo done", depends_on: [first]}
+        type: command
+        exec: "touch begun; while test ! -e go; do sleep 0.05; done; echo done"
+        timeout: 300
+        depends_on: [first]
     """
 ASKS = """
     timeout: 100
@@ -67,7 +70,7 @@ def test_a_run_that_works_is_a_job_that_is_looked_at_and_waited_for(
     code, told = runs.call("job", "status", run_id)
     job = told["data"]
     assert code == 0 and (job["status"], job["run_status"], job["terminal"]) == ("running", "running", False), told
-    assert job["progress"] == {"done": 1, "total": 2, "unit": "steps"} and job["timeout_ms"] == 100_000
+    assert job["progress"] == {"done": 1, "total": 2, "unit": "steps"} and job["timeout_ms"] == 400_000
     began = time.monotonic()
     code, told = runs.call("job", "wait", run_id, "--budget", "1s")
     validate_envelope(told)
