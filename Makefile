@@ -53,11 +53,14 @@ demo: $(STAMP) ## the tour: a workflow whose steps hang, and what becomes of the
 
 # Some tests look at pages in a real browser and are skipped where there is none. Debian's root gets one; that it
 # cannot be had (no network, no root) is no reason to leave the other tests out.
+# The headless shell starts with half the work of the whole browser.
 BROWSER = { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null 2>&1
+INSTALL = $(BOUND) apt-get install -y -qq --no-install-recommends
 browser:
-	@$(BROWSER) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  { $(BOUND) apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
-	    { $(BOUND) apt-get update -qq && $(BOUND) apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
+	@command -v chromium-headless-shell >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  { $(INSTALL) chromium-headless-shell >/dev/null 2>&1 || \
+	    { $(BOUND) apt-get update -qq && { $(INSTALL) chromium-headless-shell || $(INSTALL) chromium; } >/dev/null 2>&1; }; }; } || \
+	  $(BROWSER) || \
 	  echo "no Chromium, and none can be installed here: tests of pages are skipped" >&2
 
 # And the client of adb, for tests of phones; the phone itself is scripted.
@@ -69,7 +72,9 @@ adb:
 
 # Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
 # code that is late is late then too. Last come those that fill the machine by themselves.
-PYTEST = $(BIN)/python -m pytest -q --ask-again 2
+# Files in memory where there is room: thousands of stores wait for no disk.
+SCRATCH := $(shell [ -w /dev/shm ] && [ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 4000000 ] && echo TMPDIR=/dev/shm)
+PYTEST = $(SCRATCH) $(BIN)/python -m pytest -q --ask-again 2
 test: $(STAMP) browser adb ## the whole suite
 	$(PYTEST) -n 6 --dist worksteal --durations=25 -m "not soak and not alone"
 	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)

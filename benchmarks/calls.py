@@ -111,11 +111,10 @@ async def _measure(rounds: int) -> Table:
             if name not in figure:
                 continue
             why = WHY[name] if manner == SEQUENTIAL else WHY_CONCURRENT
-            rows.append(
-                compared(f"{name}, {manner}", figure[name], "asyncio.timeout", figure["bare"], "{:.1f} µs", bar, why)
-            )
+            what, peer, ratio = f"{name}, {manner}", "asyncio.timeout", figure.ratio(name, "bare")
+            rows.append(compared(what, figure[name], peer, figure["bare"], "{:.1f} µs", bar, why, ratio))
     return Table(TITLE, NOTE, rows)
 
 
 def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(3 if quick else 11))
+    return asyncio.run(_measure(5 if quick else 31))

@@ -6,13 +6,14 @@ import asyncio
 import multiprocessing
 import statistics
 import time
+from collections import defaultdict
 from multiprocessing.connection import Connection
 
 from shotclock import Clocks, Operation, Runtime
 
 from .functions import noop
-from .rounds import take_turns
-from .table import Bar, Table, compared
+from .rounds import Figures, take_turns
+from .table import Bar, Row, Table, compared
 
 LIMIT_S = 60
 TITLE = "Fresh process per call"
@@ -29,7 +30,7 @@ WHY = (
 WAIT_S = 10.0
 CLOCKS = Clocks.of(timeout="10s", grace="0ms")
 OPERATION = Operation("noop", noop)
-IN_A_ROW = 10
+IN_A_ROW = 5
 
 
 async def our_call(runtime: Runtime) -> tuple[float, float]:
@@ -64,30 +65,34 @@ async def peer_call() -> tuple[float, float]:
 
 
 async def _measure(rounds: int) -> Table:
-    results: dict[str, list[float]] = {"shotclock": [], "fork": []}
+    results: dict[str, list[float]] = defaultdict(list)
+    sides = ("shotclock", "fork")
     async with Runtime(workers=1, most_workers=1, preload=["benchmarks.functions"]) as runtime:
 
         async def turn(name: str) -> float:
-            whole = []
+            whole, until = [], []
             for number in range(IN_A_ROW + 1):
                 until_result, until_gone = await (our_call(runtime) if name == "shotclock" else peer_call())
                 if number:  # the pool had the time to fork the first one before it was asked for
-                    results[name].append(until_result)
+                    until.append(until_result)
                     whole.append(until_gone)
+            results[name].append(statistics.median(until) * 1e3)
             return statistics.median(whole) * 1e3
 
-        whole = await take_turns({name: lambda n=name: turn(n) for name in results}, rounds)
-    result = {name: statistics.median(taken) * 1e3 for name, taken in results.items()}
+        whole = await take_turns({name: lambda n=name: turn(n) for name in sides}, rounds)
+    result = Figures({name: taken[1:] for name, taken in results.items()})  # the first round warms up
     peer, shown = "multiprocessing fork", "{:.2f} ms"
+
+    def row(what: str, figures: Figures, limit: float) -> Row:
+        ours, theirs = (figures[name] for name in sides)
+        return compared(what, ours, peer, theirs, shown, Bar(limit), WHY, figures.ratio(*sides))
+
     return Table(
         TITLE,
         NOTE,
-        [
-            compared("until gone", whole["shotclock"], peer, whole["fork"], shown, Bar(1.4), WHY),
-            compared("until the result", result["shotclock"], peer, result["fork"], shown, Bar(0.6)),
-        ],
+        [row("until gone", whole, 1.4), row("until the result", result, 0.6)],
     )
 
 
 def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(5 if quick else 25))
+    return asyncio.run(_measure(10 if quick else 50))

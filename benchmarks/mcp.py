@@ -88,11 +88,8 @@ async def compare(transport: str, era: str, rounds: int, count: int) -> list[Row
         for what, tool in TOOLS.items():
             sides = {"ours": calls(ours, tool, count), "peer": calls(peer, tool, count)}
             figure = await take_turns(sides, rounds)  # type: ignore[arg-type]
-            rows.append(
-                compared(
-                    f"{what}, {transport}, {era}", figure["ours"], "FastMCP", figure["peer"], "{:.0f} µs", Bar(1.0)
-                )
-            )
+            name, shown, ratio = f"{what}, {transport}, {era}", "{:.0f} µs", figure.ratio("ours", "peer")
+            rows.append(compared(name, figure["ours"], "FastMCP", figure["peer"], shown, Bar(1.0), ratio=ratio))
     return rows
 
 
@@ -119,4 +116,4 @@ async def _measure(rounds: int, count: int) -> Table:
 
 
 def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(3, 40) if quick else _measure(9, 60))
+    return asyncio.run(_measure(8, 15) if quick else _measure(27, 20))

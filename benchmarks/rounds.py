@@ -11,8 +11,22 @@ from typing import Any
 Side = Callable[[], float | Awaitable[float]]
 
 
-async def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
-    """The median figure of each side. Every round asks each once, in an order that is turned round each time."""
+class Figures(dict[str, float]):
+    """The median figure of each side, by its name."""
+
+    def __init__(self, taken: Mapping[str, Sequence[float]]) -> None:
+        super().__init__({name: statistics.median(figures) for name, figures in taken.items()})
+        self._taken = taken
+
+    def ratio(self, ours: str, peer: str) -> float:
+        """The median over the rounds of one side's figure divided by the other's in the same round. What slows down a
+        round slows down both; the quotient of two medians may be of a quiet round and of a busy one."""
+        pairs = zip(self._taken[ours], self._taken[peer], strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
+
+
+async def take_turns(sides: Mapping[str, Side], rounds: int) -> Figures:
+    """The figures of each side. Every round asks each once, in an order that is turned round each time."""
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name in list(sides)[:: -1 if number % 2 else 1]:
@@ -22,7 +36,7 @@ async def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, float]
                 figure = await figure
             if number:  # the first round warms up
                 figures[name].append(figure)
-    return {name: statistics.median(taken) for name, taken in figures.items()}
+    return Figures(figures)
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:

@@ -43,21 +43,31 @@ class Row:
 
 
 def compared(
-    what: str, ours: float, peer_name: str, peer: float, shown: str, bar: Bar | None = None, why: str = ""
+    what: str,
+    ours: float,
+    peer_name: str,
+    peer: float,
+    shown: str,
+    bar: Bar | None = None,
+    why: str = "",
+    ratio: float | None = None,
 ) -> Row:
-    """A row about the ratio of two figures, each written in the format `shown`, for example "{:.1f} µs"."""
-    ratio = ours / peer
+    """A row about the ratio of two figures, each written in the format `shown`, for example "{:.1f} µs". Where the
+    sides took turns, `ratio` is that of `Figures`."""
+    ratio = ours / peer if ratio is None else ratio
     beside = f"{peer_name} {shown.format(peer)}"
     if bar is None:
         return Row(what, shown.format(ours), beside, ratio)
     return Row(what, shown.format(ours), beside, ratio, str(bar), bar.is_met_by(ratio), why)
 
 
-def absolute(what: str, ours: float, shown: str, bar: Bar | None, peer: str = "–") -> Row:
-    """A row whose bar is about our own figure; the peer stands beside it for orientation."""
+def absolute(
+    what: str, ours: float, shown: str, bar: Bar | None, peer: str = "–", ratio: float | None = None, why: str = ""
+) -> Row:
+    """A row whose bar is about our own figure; the peer, and the ratio to it, stand beside it for orientation."""
     if bar is None:
-        return Row(what, shown.format(ours), peer, None)
-    return Row(what, shown.format(ours), peer, None, str(bar), bar.is_met_by(ours))
+        return Row(what, shown.format(ours), peer, ratio)
+    return Row(what, shown.format(ours), peer, ratio, str(bar), bar.is_met_by(ours), why)
 
 
 @dataclass(frozen=True)

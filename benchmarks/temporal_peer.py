@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from temporalio import activity, workflow
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 QUEUE = "bare"
 AT_ONCE = 8
@@ -49,7 +49,12 @@ class BareRun:
 async def main(address: str) -> None:
     client = await Client.connect(address)
     async with Worker(
-        client, task_queue=QUEUE, workflows=[BareRun], activities=[run_command], max_concurrent_activities=AT_ONCE
+        client,
+        task_queue=QUEUE,
+        workflows=[BareRun],
+        activities=[run_command],
+        max_concurrent_activities=AT_ONCE,
+        workflow_runner=UnsandboxedWorkflowRunner(),  # as ours
     ):
         print("ready", file=sys.stderr, flush=True)
         await asyncio.Event().wait()  # until it is killed

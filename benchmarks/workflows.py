@@ -10,20 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shotclock import Runtime
 from shotclock.store.store import Store
 from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import take_turns
 from .table import Bar, Row, Table, absolute, compared
+from .workers import our_throughput
 
 LIMIT_S = 300
 TITLE = "Workflows, every step written down"
 NOTE = (
     "Steps that do nothing, one after the other (*chain*) or all at once (*fan-out*, eight at a time), in a run with "
-    "its store: time per step of the whole run, from its beginning to its envelope. The peer is the same number of "
-    '`subprocess.run("true", shell=True)` in a row. *Growth* is the time per step of a long run divided by that of a '
-    "short one. The rate of `function` steps is that of a run whose App is up: importing it takes as long as it takes."
+    "its store: time per step of the whole run, from its beginning to its envelope. The peer is half as many "
+    '`subprocess.run("true", shell=True)` in a row, before or after each long run. *Growth* is the time per step of a '
+    "long run divided by that of a short one. The rate of `function` steps is that of a run whose App is up: importing "
+    "it takes as long as it takes. Its bar is absolute, and so depends on the machine and its minute; the ratio beside "
+    "it does not: to the rate of the same runtime's own pool of two workers in the same round, without run and store."
 )
 SHORT, LONG = 100, 1000
 APP = Path(__file__).with_name("mcp_app.py")
@@ -76,28 +80,48 @@ def peer_ms(count: int) -> float:
     return (time.perf_counter() - began) / count * 1e3
 
 
-async def _measure(rounds: int) -> Table:
-    def ours(kind: str, shape: str, count: int) -> Callable[[], Any]:
-        return lambda: ms_per_step(kind, shape, count)
+async def pool_ms() -> float:
+    """Per call, of as many at once as the long run has steps, in a pool that is up."""
+    async with Runtime(workers=2, most_workers=2, preload=["benchmarks.functions"]) as runtime:
+        await our_throughput(runtime, SHORT)
+        return 1e3 / await our_throughput(runtime, LONG)
 
-    kinds = [(kind, shape) for kind in ("command", "function") for shape in ("chain", "fan-out")]
-    sides = {f"{kind} {shape} {count}": ours(kind, shape, count) for kind, shape in kinds for count in (SHORT, LONG)}
-    taken = await take_turns({**sides, "peer": lambda: peer_ms(LONG // 2)}, rounds)
+
+async def _measure(rounds: int) -> Table:
+    def sides(kind: str, peer: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+        """The peer between the long runs: next to both, in either order."""
+
+        def run(shape: str, count: int) -> Callable[[], Any]:
+            return lambda: ms_per_step(kind, shape, count)
+
+        ours = {f"{shape} {count}": run(shape, count) for shape, count in (("chain", SHORT), ("chain", LONG))}
+        others = {f"{shape} {count}": run(shape, count) for shape, count in (("fan-out", LONG), ("fan-out", SHORT))}
+        return {**ours, "peer": peer, **others}
+
+    taken = {
+        "command": await take_turns(sides("command", lambda: peer_ms(LONG // 2)), rounds),
+        "function": await take_turns(sides("function", pool_ms), rounds),
+    }
     rows: list[Row] = []
+    commands, functions = taken["command"], taken["function"]
     for shape, bar in (("chain", Bar(2.0)), ("fan-out", Bar(1.5))):
         for count in (SHORT, LONG):
-            ours_ms, peer = taken[f"command {shape} {count}"], taken["peer"]
-            what = f"command, {shape} of {count:,}"
+            side = f"{shape} {count}"
+            what, ratio = f"command, {shape} of {count:,}", commands.ratio(side, "peer")
             aim = bar if count == LONG else None  # a short run is mostly its beginning and its end
-            rows.append(compared(what, ours_ms, "subprocess.run", peer, "{:.2f} ms", aim, WHY))
-    for kind, shape in kinds:
-        growth = taken[f"{kind} {shape} {LONG}"] / taken[f"{kind} {shape} {SHORT}"]
-        rows.append(absolute(f"{kind}, {shape}: growth", growth, "{:.2f} ×", Bar(1.3, "×")))
+            peer = commands["peer"]
+            rows.append(compared(what, commands[side], "subprocess.run", peer, "{:.2f} ms", aim, WHY, ratio))
+    for kind, figures in taken.items():
+        for shape in ("chain", "fan-out"):
+            growth = figures.ratio(f"{shape} {LONG}", f"{shape} {SHORT}")
+            rows.append(absolute(f"{kind}, {shape}: growth", growth, "{:.2f} ×", Bar(1.3, "×")))
     for shape in ("chain", "fan-out"):
-        rate = 1e3 / taken[f"function {shape} {LONG}"]
+        side = f"{shape} {LONG}"
         # A chain is one round trip after the other; what a machine can do at once is the bar.
         aim = Bar(2000, "/s", at_least=True) if shape == "fan-out" else None
-        rows.append(absolute(f"function, {shape} of {LONG:,}", rate, "{:,.0f}/s", aim))
+        pool, ratio = f"its pool alone {1e3 / functions['peer']:,.0f}/s", functions.ratio("peer", side)
+        what, rate = f"function, {shape} of {LONG:,}", 1e3 / functions[side]
+        rows.append(absolute(what, rate, "{:,.0f}/s", aim, pool, ratio, WHY))
     return Table(TITLE, NOTE, rows)
 
 

@@ -42,11 +42,12 @@ POLL_S = 0.02
 MOST_GENERATIONS = 1000  # a pid that is used again while we walk up could close a circle
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import settings  # not above: workers that run a test module's functions import this one, too
 
     # Other tests, and other people, share these cores: how long one example took says nothing about the code.
-    settings.register_profile("shotclock", deadline=None, max_examples=60)
+    # `make check` is for every few minutes: a third of the examples, and others each time.
+    settings.register_profile("shotclock", deadline=None, max_examples=20 if leaves_out_slow(config) else 60)
     settings.load_profile("shotclock")
     spawn_warm()
     gc.disable()  # until all is collected: what is made by then stays
@@ -57,9 +58,14 @@ def pytest_configure() -> None:
 WHOLLY_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 
 
+def leaves_out_slow(config: pytest.Config) -> bool:
+    """Whether this is `make check`."""
+    return "not slow" in config.option.markexpr
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where slow tests are left out, a module of nothing else is not imported: some take the SDK or a browser along."""
-    if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
+    if collection_path.suffix != ".py" or not leaves_out_slow(config):
         return None
     return bool(WHOLLY_SLOW.search(collection_path.read_text("utf-8"))) or None
 

@@ -65,6 +65,7 @@ PARSING_AND_DRAWING = {"rich", "docstring_parser"}
 SERVING = {"mcp", "mcp_types", "starlette", "uvicorn", "anyio"}
 STEPS = {"httpx2", "jinja2", "jsonschema"}
 BEFORE_EVERY_COMMAND = {"asyncio", "pydantic", "ruamel", "sqlite3", "socket", "dataclasses", "inspect", "typing"}
+LEFT_OUT_OF_ASYNCIO = {"ssl", "inspect", "dataclasses"}
 UNUSED = {
     "shotclock exec --timeout 5s -- true": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *BEFORE_EVERY_COMMAND},
     "shotclock --version": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
@@ -72,13 +73,19 @@ UNUSED = {
     "shotclock errors": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
     "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
     "shotclock plan flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
-    "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
+    "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO, "pydantic"},
     "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
-    "shotclock inbox list --json": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
+    "shotclock inbox list --json": {
+        *{*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO},
+        *{"asyncio", "pydantic", "ruamel"},
+    },
     "shotclock token list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
     "shotclock job list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
     "shotclock serve nowhere.py:app": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
-    "program double 2": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel", "sqlite3"},
+    "program double 2": {
+        *{*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO},
+        *{"pydantic", "ruamel", "sqlite3"},
+    },
     "program manifest": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel", "sqlite3"},
 }
 
@@ -145,3 +152,11 @@ def test_a_server_starts_by_itself_on_a_port(started: Any) -> None:
             assert process.wait(ENDED_WITHIN_S) == 143
         finally:
             process.kill()
+
+
+def test_a_server_leaves_the_client_of_the_sdk_to_those_who_ask_for_it() -> None:
+    program = "import sys, shotclock.server.stdio, shotclock.server.tool_calls\n"
+    program += "assert not {'httpx2', 'mcp.client.client', 'mcp.server.mcpserver'} & sys.modules.keys()\n"
+    program += "import mcp; from mcp.server import MCPServer; print(mcp.Client.__name__, MCPServer.__name__)\n"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=RUN_WITHIN_S)
+    assert ran.stdout.split() == ["Client", "MCPServer"], ran

@@ -63,7 +63,7 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-__getattr__ = names_of(__name__, _HOME)
+__getattr__ = names_of(__name__, _HOME, before={"runtime.runtime": "runtime.light_asyncio"})
 
 
 def __dir__() -> list[str]:

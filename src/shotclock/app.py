@@ -14,16 +14,23 @@ The composition root: it stands above every surface and hands each of them a cat
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from .core.arguments import CONTEXT_NAME, NotSerializable, misfit, plain_schema, signature_of, to_jsonable
+from .core.arguments import (
+    CONTEXT_NAME,
+    NotSerializable,
+    Parameter,
+    misfit,
+    parameters_of,
+    plain_schema,
+    signature_of,
+    to_jsonable,
+)
 from .core.catalogue import (
     ApprovedFile,
     Catalogue,
@@ -37,9 +44,10 @@ from .core.catalogue import (
 from .core.clocks import Clocks, parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
+from .core.lazy_names import UncollectedImports
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
-from .core.value_types import NamedTuple, TypedDict, lazy_pattern
+from .core.value_types import NamedTuple, TypedDict, is_coroutine_function, lazy_pattern, replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -206,7 +214,7 @@ class App:
         if (other := next((each for each in self._commands if hyphenate(each) == written), None)) is not None:
             raise ValueError(f"{self.name} already has a command {other!r}: both are {written!r} on the command line")
         signature = signature_of(function)
-        parameters = [p for p in inspect.signature(function).parameters.values() if p.name != CONTEXT_NAME]
+        parameters = [p for p in parameters_of(function) if p.name != CONTEXT_NAME]
         flags: dict[str, str] = {}
         for parameter in parameters:
             flag = flag_name(parameter.name)
@@ -239,7 +247,7 @@ class App:
         approved_file = _read_approved_file(name, approval, parameters)
         told = None if approved_file is None else approved_file.decision
         schema["properties"].pop(told, None)  # filled in by the approval, and not by the caller
-        is_async = inspect.iscoroutinefunction(function)
+        is_async = is_coroutine_function(function)
         clocks = Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace, wind_down=wind_down)
         clocks = clocks.over(self.clocks)
         spec = CommandSpec(
@@ -249,7 +257,7 @@ class App:
             description=documentation.text,
             input_schema=schema,
             output_schema=_output_schema(function),
-            positionals=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != told),
+            positionals=tuple(p.name for p in parameters if p.kind == "by place or name" and p.name != told),
             isolation=isolation,
             clocks=clocks,
             mutates=mutates,
@@ -323,7 +331,8 @@ class App:
 
         try:
             raise_on_stop()
-            from .cli.app_cli import main
+            with UncollectedImports():
+                from .cli.app_cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)
         except Signalled as signalled:  # while the rest of us was still being imported
@@ -456,10 +465,14 @@ class _Documentation(NamedTuple):
 
 def _read_documentation(function: Callable[..., Any]) -> _Documentation:
     """Read the docstring, and take out what it says about parameters: that belongs to them."""
-    written = inspect.getdoc(function) or ""
+    written = (function.__doc__ or "").strip()
     if "\n" not in written and ":" not in written:  # there are no parameters in it to look for
-        return _Documentation(written.strip(), written.strip(), {})
+        return _Documentation(written, written, {})
+    import inspect
+
     import docstring_parser
+
+    written = inspect.cleandoc(function.__doc__ or "")
 
     parsed = docstring_parser.parse(written)
     texts = [text for text in (parsed.short_description, parsed.long_description) if text]
@@ -529,7 +542,7 @@ def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None
     return policy
 
 
-def _read_approved_file(name: str, declared: object, parameters: list[inspect.Parameter]) -> ApprovedFile | None:
+def _read_approved_file(name: str, declared: object, parameters: list[Parameter]) -> ApprovedFile | None:
     """Read how an approved file is declared. Raises ValueError unless the operator sees everything that a caller says:
     the text, and why."""
     said = declared.get("file") if isinstance(declared, Mapping) else None
@@ -544,7 +557,7 @@ def _read_approved_file(name: str, declared: object, parameters: list[inspect.Pa
     known = {parameter.name: parameter for parameter in parameters}
     if file.proposed not in known or (file.decision is not None and file.decision not in known):
         raise ValueError(f"{name!r}: approval: file: proposed and decision name parameters of the command")
-    if file.decision is not None and known[file.decision].default is inspect.Parameter.empty:
+    if file.decision is not None and known[file.decision].default is ...:
         raise ValueError(f"{name!r}: approval: {file.decision!r} needs a default: callers do not say it")
     if unseen := known.keys() - {file.proposed, file.decision, "justification"}:
         message = f"the operator sees the file, and would not see {', '.join(sorted(unseen))}"
@@ -584,7 +597,7 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
             return result
         raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
 
-    if inspect.iscoroutinefunction(function):
+    if is_coroutine_function(function):
 
         @wraps(function)
         async def run_async(*arguments: Any, **named: Any) -> Any:

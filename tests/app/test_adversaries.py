@@ -92,6 +92,16 @@ def test_a_command_that_kills_its_guardian_gains_nothing(tool: Any, no_survivors
     assert envelope["meta"]["side_effects"] == "unknown"
 
 
+def test_a_command_that_stops_its_guardians_and_theirs_is_answered_for_on_time(
+    tool: Any, no_survivors: Any, validate_envelope: Any
+):
+    [ran] = tool("adversaries.py").each([["stops-its-guardians"]])
+    assert no_survivors.wait_until_alone(1) == []
+    envelope = validate_envelope(ran.json())
+    assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("TIMEOUT", "killed")
+    assert ran.elapsed_s < envelope["meta"]["duration_ms"] / 1000 + 2.5, "the answer was there, and kept waiting"
+
+
 ODD = {
     "leaves-with-sys-exit": ("INTERNAL_ERROR", "SystemExit: 0"),
     "raises-keyboard-interrupt": ("INTERNAL_ERROR", "KeyboardInterrupt"),

@@ -1,5 +1,7 @@
 """Arguments: every problem at once, any name, nothing that was not asked for."""
 
+import functools
+import inspect
 import json
 import math
 import typing
@@ -18,9 +20,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from shotclock.core.arguments import NotSerializable, signature_of, to_jsonable, to_valid_json
+from shotclock.core.arguments import (
+    NotSerializable,
+    parameters_of,
+    signature_of,
+    to_jsonable,
+    to_valid_json,
+)
 from shotclock.core.envelope import Problem, build_envelope, whole_text
 from shotclock.core.errors import Ending
+from shotclock.core.value_types import is_coroutine_function
 
 
 def order(name: str, count: int, *, price: float, tags: list[int] = [], note: str = "none") -> None:  # noqa: B006
@@ -345,6 +354,8 @@ def test_an_envelope_is_written_so_that_every_reader_takes_it(data: str, message
     read = strictly_read(envelope.to_json())
     assert read == envelope.to_dict(), "and what is shown elsewhere is the same"
     assert (read["warnings"] == []) is (len(whole) == 2 or data == whole_text(data))
+    changes = [warning["context"]["changes"] for warning in read["warnings"]]
+    assert all(len(each) >= 3 and each[0].startswith("data.") for each in changes), "what was changed is listed"
 
 
 # --- plain types, which are checked without pydantic ----------------------------------------------
@@ -418,3 +429,48 @@ def test_a_plain_call_is_taken_without_pydantic():
     )
     assert signature._model is None
     assert fields(signature.check({"n": "two"})[1]) == {"n", "name"}
+
+
+def _plain(a: int, b: str = "b", *, c: float = 1.5, d: bool, **more: int) -> None: ...
+def _few(ctx: object) -> None: ...
+async def _async(a: int = ...) -> None: ...  # type: ignore[assignment]
+
+
+class _Callable:
+    def __call__(self, a: int, *, b: int = 2) -> None: ...
+
+    async def method(self, a: int) -> None: ...
+
+
+@functools.wraps(_plain)
+def _wrapping(*arguments: object, **named: object) -> None: ...
+
+
+def _signed(*arguments: object) -> None: ...
+
+
+_signed.__signature__ = inspect.signature(_plain)  # type: ignore[attr-defined]
+
+
+_FUNCTIONS = [
+    _plain,
+    _few,
+    _async,
+    _Callable(),
+    _Callable().method,
+    functools.partial(_plain, b="x"),
+    _wrapping,
+    _signed,
+]
+
+
+@pytest.mark.parametrize("place", range(len(_FUNCTIONS)))
+def test_parameters_are_those_that_inspect_finds(place: int) -> None:
+    function: Any = _FUNCTIONS[place]
+    kinds = {"by place or name": "POSITIONAL_OR_KEYWORD", "by name": "KEYWORD_ONLY", "rest": "VAR_KEYWORD"}
+    expected = [
+        (each.name, each.kind.name, ... if each.default is each.empty else each.default)
+        for each in inspect.signature(function).parameters.values()
+    ]
+    assert [(each.name, kinds[each.kind], each.default) for each in parameters_of(function)] == expected
+    assert is_coroutine_function(function) == inspect.iscoroutinefunction(function)

@@ -15,8 +15,10 @@ from shotclock.core.value_types import (
     as_dict,
     dataclass,
     default_factory,
+    field,
     fields_of,
     record,
+    replace,
     replace_fields,
     value,
 )
@@ -201,18 +203,18 @@ def test_the_first_objects_of_a_class_are_what_later_ones_are_and_refuse_the_sam
 # --- dataclasses ----------------------------------------------------------------------------------------------
 
 
-def _declared(dataclass: Any) -> list[type]:
+def _declared(dataclass: Any, field: Any) -> list[type]:
     @dataclass
     class Plain:
         x: int
-        y: list[int] = dataclasses.field(default_factory=list)
-        z: int = dataclasses.field(default=3, repr=False)
+        y: list[int] = field(default_factory=list)
+        z: int = field(default=3, compare=False)
 
     @dataclass(frozen=True, slots=True)
     class Frozen:
         x: int
         y: tuple[int, ...] = ()
-        z: int = dataclasses.field(init=False)
+        z: int = field(init=False)
 
         def __post_init__(self) -> None:
             object.__setattr__(self, "z", self.x + 1)
@@ -232,23 +234,33 @@ def _declared(dataclass: Any) -> list[type]:
     @dataclass(frozen=True)
     class Single:
         x: int
-        y: int = dataclasses.field(default=0, init=False)
-        z: int = dataclasses.field(default=0, init=False)
+        y: int = field(default=0, init=False)
+        z: int = field(default=0, init=False)
 
     return [Plain, Frozen, Ordered, Same, Single]
 
 
-OURS, THEIRS = _declared(dataclass), _declared(dataclasses.dataclass)
+OURS, THEIRS = _declared(dataclass, field), _declared(dataclasses.dataclass, dataclasses.field)
 
 
 @pytest.mark.parametrize("place", range(len(OURS)), ids=[kind.__name__ for kind in OURS])
 def test_a_dataclass_of_ours_does_what_one_of_pythons_does(place: int) -> None:
     seen: list[list[object]] = []
-    for kind in (OURS[place], THEIRS[place]):
+    for kind, change in ((OURS[place], replace), (THEIRS[place], dataclasses.replace)):
         one, same, other = kind(1), kind(1), kind(2)
         by_name = {field.name: (field.init, field.default) for field in dataclasses.fields(kind)}
         changed_one = dataclasses.replace(one, x=5)
-        notes: list[object] = [repr(one).partition(".")[2], one == same, one == other, one != other, by_name]
+        assert repr(change(one, x=5)) == repr(changed_one)
+        uncompared = copy.copy(one)
+        object.__setattr__(uncompared, "z", 7)
+        notes: list[object] = [
+            one == uncompared,
+            repr(one).partition(".")[2],
+            one == same,
+            one == other,
+            one != other,
+            by_name,
+        ]
         notes += [dataclasses.asdict(one), changed_one.x, repr(copy.deepcopy(one)) == repr(one), kind.__match_args__]
         notes += [kind.__hash__ is None, hasattr(one, "__dict__"), kind.__name__, kind.__qualname__.rpartition(".")[2]]
         for attempt in ("hash(one) == hash(same)", "one < other", "setattr(one, 'x', 3)", "kind()", "kind(1, 2, 3, 4)"):
@@ -258,6 +270,14 @@ def test_a_dataclass_of_ours_does_what_one_of_pythons_does(place: int) -> None:
                 notes.append(type(error))
         seen.append(notes)
     assert seen[0] == seen[1]
+
+
+def test_the_fields_of_a_subclass_are_found_where_they_were_declared() -> None:
+    class Below(FrozenPoint):
+        pass
+
+    assert [field.name for field in dataclasses.fields(Below)] == ["x", "y"]
+    assert dataclasses.is_dataclass(FrozenPoint) and dataclasses.fields(FrozenPoint) == dataclasses.fields(Below)
 
 
 def test_a_frozen_dataclass_can_be_pickled() -> None:
@@ -292,3 +312,13 @@ def test_a_tuple_with_names_is_made_by_position_and_its_last_items_may_be_left_o
 def test_a_tuple_with_too_few_or_too_many_items_is_refused(items: tuple[Any, ...]):
     with pytest.raises(TypeError, match="Note takes number, text, is_last, and was given"):
         Note(*items)
+
+
+def test_a_tuple_with_names_takes_them_and_gives_them_back():
+    note = Note(text="a", number=1)
+    assert note == Note(1, "a") == Note(1, text="a", is_last=False)
+    assert note._asdict() == {"number": 1, "text": "a", "is_last": False}
+    assert note._replace(is_last=True) == (1, "a", True) and note == (1, "a", False)
+    for items, named in ((), {"number": 1}), ((1,), {"number": 1, "text": "a"}), ((1, "a"), {"other": 2}):
+        with pytest.raises(TypeError, match="Note takes number, text, is_last"):
+            Note(*items, **named)  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.ui.browser import find_chromium
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import load_text
 
@@ -250,7 +250,7 @@ def test_output_that_differs_otherwise_does_not(shown: str, came: str) -> None:
 def test_every_command_and_program_on_the_page_does_what_is_shown(
     page: Path, tmp_path: Path, no_survivors: object
 ) -> None:
-    if page.name in NEEDS_BROWSER and not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+    if page.name in NEEDS_BROWSER and find_chromium() is None:
         pytest.skip("no Chromium on this machine")
     wrong: list[str] = []
     for block in blocks_of(page):

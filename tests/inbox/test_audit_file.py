@@ -181,6 +181,13 @@ def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
             "is not what its entries say",
         ),
         ("UPDATE asks SET ask = replace(ask, '86400000', '86400001')", "is not what its entries say"),
+        ("UPDATE proposals SET created_seq = 99 WHERE status = 'rejected'", "not in the order of their entries"),
+        ("UPDATE proposals SET about = 'x' WHERE status = 'rejected'", "cannot be read: it was changed"),
+        ("UPDATE proposals SET outcome = 'x' WHERE used_at > 0", "cannot be read: it was changed"),
+        ("UPDATE proposals SET runner = '[1]' WHERE used_at > 0", "cannot be read: it was changed"),
+        ("UPDATE asks SET ask = '[' WHERE ask LIKE '%\"n\":3%'", "cannot be read: it was changed"),
+        ("UPDATE audit SET details = '{' WHERE seq = 6", "entry 6 of the store was changed"),
+        ("UPDATE audit SET details = '[1]' WHERE seq = 6", "entry 6 of the store was changed"),
     ],
 )
 def test_what_is_changed_in_the_store_is_named_as_well(home: Path, file: Path, statement: str, expected: str):

@@ -93,6 +93,14 @@ def test_an_app_refuses_before_anything_runs(command: str, unfit: Any, tmp_path:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("way", [[], ["--http", "127.0.0.1:0"]], ids=["stdio", "http"])
+def test_a_server_refuses_to_start_and_blames_the_machine(way: list[str], unfit: Any, tmp_path: Path):
+    (tmp_path / "tool.py").write_text(APP.replace("\napp()\n", "\n"))
+    code, envelope, _ = unfit(*SHOTCLOCK, "serve", "tool.py:app", *way)
+    refused(code, envelope)
+    assert not envelope["error"]["retryable"]
+
+
 def test_a_run_is_refused_before_its_first_step(unfit: Any, tmp_path: Path):
     (tmp_path / "flow.yaml").write_text("steps:\n  a: {exec: touch ran}\n")
     code, envelope, _ = unfit(*SHOTCLOCK, "run", "flow.yaml")

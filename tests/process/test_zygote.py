@@ -1,5 +1,7 @@
 """What the process that workers are forked from has imported, and what not."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,29 @@ def test_pydantic_is_there_before_the_fork_where_a_command_of_the_app_needs_it_a
     assert call(moved, {"when": 5.5}, program=program).code == "ARG_ERROR"
 
 
-def test_where_any_function_may_be_called_pydantic_is_there() -> None:
+@pytest.mark.parametrize("has_it", [True, False])
+def test_where_any_function_may_be_called_pydantic_is_there_if_the_program_has_it(
+    has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importlib.import_module("pydantic")
+    if not has_it:
+        monkeypatch.delitem(sys.modules, "pydantic")
     preload = ["tests.runtime.operations"]
-    assert call(Operation("imported", imported), {"name": "pydantic"}, preload=preload).value is True
+    assert call(Operation("imported", imported), {"name": "pydantic"}, preload=preload).value is has_it
     assert call(Operation("typed", next_day), {"when": "2026-01-02"}, preload=preload).data == {"result": "2026-01-03"}
+
+
+def test_a_function_that_is_called_first_and_needs_pydantic_has_it_imported_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    importlib.import_module("pydantic")
+    monkeypatch.delitem(sys.modules, "pydantic")
+
+    async def scenario() -> object:
+        async with Runtime(workers=1, most_workers=1, preload=["tests.runtime.operations"]) as runtime:
+            assert (await runtime.call(Operation("typed", next_day), {"when": "2026-01-02"}, Clocks.of("15s"))).ok
+            (worker,) = runtime._children.pool()._all
+            worker.kill("the next one has called nothing")
+            return (await runtime.call(Operation("imported", imported), {"name": "pydantic"}, Clocks.of("15s"))).value
+
+    assert run(scenario()) is True

@@ -19,6 +19,7 @@ ADVERSARIES = (
     work.blocks_in_finally,
     work.waits_for_a_lock,
     work.stops_its_supervisor,
+    work.stops_its_guardians,
     work.keeps_its_supervisor_stopped,
     work.has_a_child_that_ignores_term,
     work.reads_what_a_grandchild_holds_open,

@@ -83,6 +83,7 @@ KILLABLE = [
     ("hops_from_pid_to_pid", True),
     ("stops_itself", False),
     ("stops_its_supervisor", False),
+    ("stops_its_guardians", False),
     ("keeps_its_supervisor_stopped", True),
     ("writes_for_ever", False),
     ("has_fifty_children", False),
@@ -249,6 +250,10 @@ Reach = Callable[[], contextlib.AbstractAsyncContextManager[Call]]
 REACHES = pytest.mark.parametrize(
     "reach", [by_library, by_mcp("stdio"), by_mcp("http")], ids=["library", "MCP stdio", "MCP HTTP"]
 )
+
+
+def test_every_hostile_case_is_an_async_command_as_well() -> None:
+    assert {adversary for adversary, _ in KILLABLE} <= {adversary.__name__ for adversary in hostile.ADVERSARIES}
 
 
 @pytest.mark.timeout(300)

@@ -124,6 +124,18 @@ def stops_its_supervisor(folder: str) -> None:
     time.sleep(FOREVER_S)
 
 
+def stops_its_guardians(folder: str) -> None:
+    """Stop its supervisor, and the zygotes and supervisors above that one."""
+    import psutil
+
+    above = psutil.Process().parent()
+    mark(folder, "ready")
+    while above is not None and above.name() in ("shotclock-sup", "clock-zygote"):
+        os.kill(above.pid, signal.SIGSTOP)
+        above = above.parent()
+    time.sleep(FOREVER_S)
+
+
 def keeps_its_supervisor_stopped(folder: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it would raise could hit outside of any `try`
     mark(folder, "ready")

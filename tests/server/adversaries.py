@@ -66,6 +66,16 @@ async def swallows_beside_others(folder: str) -> None:
     await swallows_cancellation(folder)
 
 
+@app.command(isolation="loop", timeout=0, grace="700ms")
+async def swallows_through_its_grace(folder: str) -> None:
+    await swallows_cancellation(folder)
+
+
+@app.command(timeout=0, grace="700ms")
+def ignores_through_its_grace(folder: str) -> None:
+    work.swallows_everything(folder)
+
+
 @app.command(isolation="loop", timeout=0)
 async def blocks_others(folder: str) -> None:
     work.sleeps(folder)

@@ -204,6 +204,46 @@ def is_known(port: int, session: str) -> bool:
         return False
 
 
+def ask_in_session(port: int, session: str, tool: str, arguments: dict[str, Any]) -> socket.socket:
+    params = {"name": tool, "arguments": arguments}
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).encode()
+    head = (
+        "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        "Accept: application/json, text/event-stream\r\n"
+        f"Mcp-Session-Id: {session}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    client.sendall(head.encode() + body)
+    return client
+
+
+def test_the_answer_to_an_older_client_comes_in_one_piece_and_of_a_slow_one_the_head_comes_first(
+    tmp_path: Path,
+) -> None:
+    # Where the head may wait for its answer for as long as a busy machine takes, and where it may not.
+    with flooded(tmp_path, "--nofile=256", HEAD_WITHIN_S=20.0) as (port, _, log):
+        session = open_session(port)
+        for tool in ("noop", "noop_async"):
+            with ask_in_session(port, session, tool, {"a": 5}) as client:
+                piece = client.recv(65536)
+                assert piece.startswith(b"HTTP/1.1 200 ") and b'"id":7' in piece and piece.endswith(b"\r\n0\r\n\r\n")
+        assert b"Traceback" not in log.read_bytes()
+    with flooded(tmp_path, "--nofile=256") as (port, _, log):
+        session = open_session(port)
+        with ask_in_session(port, session, "counts_to", {"n": 2, "pause_ms": 1000}) as client:
+            piece = client.recv(65536)
+            assert piece.startswith(b"HTTP/1.1 200 ") and b"text/event-stream" in piece and b'"id":7' not in piece
+            while not piece.endswith(b"\r\n0\r\n\r\n"):
+                more = client.recv(65536)
+                assert more, piece
+                piece += more
+            assert b'"id":7' in piece
+        with ask_in_session(port, session, "counts_to", {"n": 2, "pause_ms": 1000}):
+            pass  # it leaves at once; what it asked for ends by itself
+        assert is_known(port, session)
+        assert b"Traceback" not in log.read_bytes()
+
+
 def test_of_one_clients_sessions_the_one_that_was_idle_longest_makes_room_and_stopping_stays_quick(
     tmp_path: Path,
 ) -> None:

@@ -467,7 +467,7 @@ def test_the_backstop_really_stops_a_tool_that_has_no_timeout_and_warns_when_it_
         assert b"operation timeout of 500ms is not longer than the 20s that 'patient" in process.stderr.read()
 
 
-@pytest.mark.parametrize("tool", ["swallows-beside-others", "blocks-others"])
+@pytest.mark.parametrize("tool", ["swallows-beside-others", "swallows-through-its-grace", "blocks-others"])
 def test_a_backstop_that_cost_the_apps_memory_says_so(tool: str, tmp_path: Path) -> None:
     async def scenario() -> tuple[Any, Any]:
         async with connected("stdio", MODERN, "--operation-timeout", "2s") as (client, _):
@@ -481,6 +481,16 @@ def test_a_backstop_that_cost_the_apps_memory_says_so(tool: str, tmp_path: Path)
     assert envelope["meta"]["ending"] == "killed"
     assert [warning["code"] for warning in envelope["warnings"]] == ["HOST_REPLACED"]
     assert after["data"] == ["b"]
+
+
+def test_a_backstop_that_rang_for_work_that_uses_its_grace_up_says_that_it_was_killed(tmp_path: Path) -> None:
+    async def scenario() -> Any:
+        async with connected("stdio", MODERN, "--operation-timeout", "2s") as (client, _):
+            return await envelope_of(client, "ignores-through-its-grace", {"folder": str(tmp_path)})
+
+    envelope = run(scenario(), within=60)
+    assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("OPERATION_TIMEOUT", "killed")
+    assert not marked(tmp_path)
 
 
 def test_without_a_backstop_a_tool_without_a_timeout_goes_on(tmp_path: Path) -> None:

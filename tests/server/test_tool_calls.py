@@ -39,7 +39,7 @@ class StubbornDesk:
 
     def begin(self, request: CallRequest) -> Call:
         self.asked = as_dict(request)
-        call = admit(request.name, request.clocks or Clocks())
+        call = admit(request.name, request.clocks or Clocks(grace_ms=0))
         call.request = request
         return call
 

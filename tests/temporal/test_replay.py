@@ -5,18 +5,19 @@ needs `workflow.patched` and a history of its own here.
 """
 
 import asyncio
+import importlib
 import time
 from pathlib import Path
 
 import pytest
 from temporalio import workflow
 from temporalio.client import WorkflowHistory
-from temporalio.worker import Replayer
+from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from shotclock.temporal import run_workflow
 from shotclock.temporal.connection import connect, read_address
 from shotclock.temporal.run_workflow import RunWorkflow
-from shotclock.temporal.worker import make_runner
 from tests.temporal.conftest import Cluster, Runs, wait_until
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
@@ -37,6 +38,14 @@ ALL_KINDS = """
       hangs: {type: command, exec: "sleep 300", timeout: 1, grace: 100ms}
     outputs: {a: "{{ outputs.a }}"}
     """
+
+
+def make_runner() -> SandboxedWorkflowRunner:
+    """The sandbox, where it finds out what depends on anything but history. Workers do without: this is what shows that
+    they can. What the workflow uses of ours is shared with it: pure, or only named."""
+    ours = [f"shotclock.{room}" for room in ("core", "process", "store", "runtime", "inbox", "dispatch", "providers")]
+    ours += ["shotclock.workflow", "shotclock.temporal.messages"]
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*ours))
 
 
 def replay(history: WorkflowHistory, workflow_class: type = RunWorkflow) -> None:
@@ -60,6 +69,21 @@ def test_a_history_of_before_is_replayed(file: Path) -> None:
     replay(WorkflowHistory.from_json(file.stem, file.read_text()))
 
 
+def test_a_workflow_that_reads_a_clock_of_its_own_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sandbox sees it, though workers run without."""
+    begins = "        self._given = given\n"
+    source = Path(run_workflow.__file__).read_text().replace("from ..", "from shotclock.")
+    changed = source.replace("from .", "from shotclock.temporal.").replace(begins, f"{begins}        time.time()\n", 1)
+    (tmp_path / "changed_workflow.py").write_text(
+        changed.replace("import asyncio\n", "import asyncio\nimport time\n", 1)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    changed_class = importlib.import_module("changed_workflow").RunWorkflow
+    (file, *_) = HISTORIES
+    with pytest.raises(Exception, match=r"Cannot access time\.time"):
+        replay(WorkflowHistory.from_json(file.stem, file.read_text()), changed_class)
+
+
 def test_there_are_histories_of_before() -> None:
     assert len(HISTORIES) >= 2
 
@@ -71,8 +95,6 @@ def test_a_workflow_that_decides_otherwise_is_found_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(run_workflow, "STEP_ACTIVITY", "another")
 
     async def main() -> None:
-        from temporalio.worker import UnsandboxedWorkflowRunner
-
         replayer = Replayer(workflows=[RunWorkflow], workflow_runner=UnsandboxedWorkflowRunner())
         await replayer.replay_workflow(history)
 

@@ -130,19 +130,26 @@ class Session:
         client.stop(self.device)
 
     def processes(self, *words: str) -> list[int]:
-        """Pids below the daemon, or that have its temporary folder among their words; with these words."""
+        """Pids with these words whose environment or words have the daemon's temporary folder, and pids below those:
+        what Chromium forks from its zygote writes its name over its environment."""
         scratch = (self.home / "ui" / f"{client.stem_of(self.device)}.tmp").read_text()
-        found = []
-        for name in filter(str.isdigit, os.listdir("/proc")):
+        lines: dict[int, str] = {}
+        children: dict[int, list[int]] = {}
+        ours: list[int] = []
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             try:
-                line = Path(f"/proc/{name}/cmdline").read_bytes().decode("utf-8", "replace")
-                environ = Path(f"/proc/{name}/environ").read_bytes().decode("utf-8", "replace")
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+                environ = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            ours = f"TMPDIR={scratch}" in environ or scratch in line
-            if ours and all(word in line for word in words) and line:
-                found.append(int(name))
-        return found
+            lines[pid] = line
+            children.setdefault(parent, []).append(pid)
+            if f"TMPDIR={scratch}" in environ or scratch in line:
+                ours.append(pid)
+        for pid in ours:  # grows meanwhile
+            ours += [child for child in children.get(pid, ()) if child not in ours]
+        return [pid for pid in ours if lines[pid] and all(word in lines[pid] for word in words)]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """When steps run, what becomes of them, and what the one envelope says."""
 
+import asyncio
 import base64
 import dataclasses
 import json
@@ -7,16 +8,21 @@ import os
 import pty
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shotclock.core.clocks import Clocks, WallTime
 from shotclock.core.envelope import Envelope
+from shotclock.providers.provider import StepPart
 from shotclock.store.store import Store
 from shotclock.workflow import step_renderer
 from shotclock.workflow.report import report_of, to_junit, to_markdown
+from shotclock.workflow.scheduler import Scheduler
+from shotclock.workflow.schema import WorkflowFile
+from shotclock.workflow.state import StepState
 
 from .conftest import statuses, step
 
@@ -569,3 +575,26 @@ def test_steps_that_call_for_each_other_for_ever_do_not(run: Run, tmp_path: Path
     assert statuses(envelope) == {"a": "failed", "b": "failed", "c": "failed"}
     assert 2 <= len((tmp_path / "ran").read_text().splitlines()) <= 210
     assert "LOOP_CAP" in [note["code"] for note in envelope.warnings], "also at the top, where somebody looks"
+
+
+def test_an_error_of_ours_outside_of_a_step_ends_the_run_and_stops_the_other_steps() -> None:
+    """The executor answers for what goes wrong in a step. What goes wrong around it must not leave the run waiting."""
+    stopped: list[str] = []
+
+    async def execute(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        if name == "broken":
+            raise RuntimeError("ours")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            stopped.append(name)
+            raise
+
+    async def record(states: Sequence[StepState]) -> None:
+        pass
+
+    steps = {name: {"type": "command", "exec": "true"} for name in ("waits", "broken")}
+    running = Scheduler(WorkflowFile.model_validate({"steps": steps}), execute=execute, record=record, scope={})
+    with pytest.raises(RuntimeError, match="ours"):
+        asyncio.run(asyncio.wait_for(running.run(), 10))
+    assert stopped == ["waits"]

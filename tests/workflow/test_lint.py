@@ -364,6 +364,10 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             ("steps: {a: {exec: 'echo {{ output }}'}}", "steps.a.exec"),
             ("steps: {a: {exec: x, if: always()}}", "steps.a.if"),
             ("steps: {a: {exec: x, if: run.id == null}}", "steps.a.if"),
+            ("steps: {a: {exec: 'echo {{ run.nmae }}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: 'echo {{ deadline.left }}'}}", "steps.a.exec"),
+            ("steps: {a: {exec: x}, b: {exec: 'echo {{ steps.a.exit_code }}', depends_on: a}}", "steps.b.exec"),
+            ("steps: {a: {exec: x}, b: {exec: x, depends_on: a, if: \"steps['a'].state == 'x'\"}}", "steps.b.if"),
         ],
         [
             "steps: {a: {exec: 'echo {{ item }} {{ index }}', for_each: [1], fail_if: item == 1}}",
@@ -373,6 +377,9 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             "steps: {a: {exec: '{% macro m(x) %}{{ x }}{% endmacro %}{{ m(1) }}'}}",
             "steps: {a: {exec: '{{ range(3) | join }}', fail_if: output == run.name, transform: '{{ output | min }}'}}",
             "steps: {a: {exec: x, if: true and none == false}}",
+            "steps: {a: {exec: x}, b: {exec: '{{ steps.a.error.code }} {{ steps.a.items() | list }}', depends_on: a}}",
+            "steps: {a: {exec: x}, b: {exec: '{{ steps.a.output.n | int }} {{ deadline.remaining }}', depends_on: a}}",
+            "steps: {a: {exec: \"{% set steps = {'a': {'n': 1}} %}{{ steps.a.n }}\"}}",
         ],
     ),
     "template/unknown-input": (

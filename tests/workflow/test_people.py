@@ -209,6 +209,36 @@ def test_a_steps_approval_shows_and_binds_its_environment_its_directory_and_its_
         assert ran is not None and ran.outcome is not None and ran.outcome.ok
 
 
+def test_the_approval_of_an_agent_shows_what_the_tools_of_the_file_would_run(runs: Runs) -> None:
+    runs.env["OPENAI_API_KEY"] = "of nobody"
+    text = """
+    tools:
+      wipe: {exec: "rm -rf {{ args.folder }}", shell: bash, env: {DB_PASSWORD: sekret-two}}
+      other: {exec: "true"}
+    steps:
+      agent: {type: ai, prompt: Tidy up, ai: {model: gpt-5.5, tools: wipe}, approval: true}
+    """
+    runs(runs.flow(text), "--run-id", "r1", code=14)
+    shown = runs.decide(YES).ask.text
+    assert 'exec: "rm -rf {{ args.folder }}"' in shown and "bash" in shown and 'DB_PASSWORD: "***"' in shown
+    assert "sekret-two" not in shown and "other" not in shown
+
+
+def test_a_secret_header_of_the_file_is_neither_shown_nor_kept_with_an_approval(runs: Runs) -> None:
+    def asked(token: str, run_id: str) -> str:
+        headers = f'{{Authorization: "Bearer {token}", X-Plain: plain}}'
+        step = f"{{type: http_client, url: 'http://127.0.0.1:9/', headers: {headers}, approval: true}}"
+        runs(runs.flow(f"steps: {{ask: {step}}}"), "--run-id", run_id, code=14)
+        return runs.decide(YES).ask.text
+
+    one, other = asked("sekret-one", "r1"), asked("sekret-two", "r2")
+    assert 'Authorization: "***"' in one and 'X-Plain: "plain"' in one
+    bound = [re.search('- "with.headers.Authorization: [0-9a-f]{16}"', text) for text in (one, other)]
+    assert bound[0] and bound[1] and bound[0][0] != bound[1][0], "another one is another action"
+    kept = b"".join(file.read_bytes() for file in (runs.folder / "home").glob("shotclock.db*"))
+    assert b"sekret" not in kept
+
+
 def test_the_approval_of_a_step_that_failed_says_so(runs: Runs) -> None:
     runs(runs.flow("steps: {ship: {exec: echo no >&2; exit 7, approval: true}}"), "--run-id", "r1", code=14)
     proposal = runs.decide(YES)

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from shotclock.core.clocks import ProcessIdentity, WallTime
 from shotclock.core.visible_text import visible
 from shotclock.store.runs import Run, StepRecord
+from shotclock.ui.browser import find_chromium
 from shotclock.workflow.html_report import to_html
 from shotclock.workflow.report import Report, brief, report_of, to_junit, to_markdown
 from shotclock.workflow.state import Reason, Status, StepState
@@ -402,7 +402,7 @@ def test_links_lead_to_steps_that_are_there() -> None:
 @pytest.fixture
 def chromium(tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """A function that opens a page and returns its document after the scripts ran, and what the console said."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = find_chromium()
     if program is None:
         pytest.skip("no Chromium here: `make test` installs it where it may")
 

@@ -227,9 +227,9 @@ SLOW_PATTERN = '{pattern: "^(a|a)*b$"}'
     ],
 )
 def test_a_run_whose_own_clock_stopped_a_template_says_so(run: Run, written: str) -> None:
-    envelope = run(f"timeout: 3s\nsteps:\n  it: {{{written}}}\n")
+    envelope = run(f"timeout: 1500ms\nsteps:\n  it: {{{written}}}\n")
     assert (envelope.code, envelope.exit_code) == ("TIMEOUT", 10), (step(envelope, "it"), envelope.error)
-    assert envelope.error is not None and envelope.error["message"] == "the run did not end within 3s"
+    assert envelope.error is not None and envelope.error["message"] == "the run did not end within 1.5s"
     assert envelope.error["context"]["clock"]["owner"] == "run flow"  # type: ignore[index]
     assert step(envelope, "it")["error"]["context"]["clock"]["kind"] == "timeout"
 

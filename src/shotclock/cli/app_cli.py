@@ -13,7 +13,6 @@ import os
 import select
 import sys
 from collections.abc import Coroutine, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._version import __version__
@@ -22,7 +21,7 @@ from ..core.clocks import Clocks, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import dataclass, replace, replace_fields
 from ..dispatch.dispatcher import Dispatcher
 from ..process.clock import monotonic_ns, process_began_ns
 from ..process.foreground import fill_standard_descriptors

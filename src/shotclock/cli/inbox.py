@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from functools import partial
 
 from ..core.clocks import parse_duration_ms
@@ -16,7 +15,7 @@ from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalRequest, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
-from ..core.value_types import lazy_pattern, replace_fields
+from ..core.value_types import lazy_pattern, replace, replace_fields
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
 from ..inbox.person_wait import refusal_outcome

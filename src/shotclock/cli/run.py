@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure
-from ..core.value_types import default_factory, lazy_pattern, value
+from ..core.value_types import NamedTuple, default_factory, lazy_pattern, value
 from ..core.visible_text import one_line
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time

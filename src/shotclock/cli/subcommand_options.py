@@ -152,9 +152,15 @@ def _run(
         if options["on"] is None:
             start_zygote_early()
         try:
+            import gc
+
+            gc.disable()
+            from ..runtime import light_asyncio as light_asyncio  # before others import asyncio
             from .run import RunOptions
             from .run import main as run_main
 
+            gc.freeze()  # what is imported stays
+            gc.enable()
             asked = RunOptions(flow, resume=resume, inputs=dict(input), **options)
             return run_main(asked, as_json, is_asked_for=json)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import types
@@ -11,7 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from .envelope import is_whole, make_whole, whole_keys, whole_text
+from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
+from .value_types import NamedTuple
 
 # pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
 
@@ -22,6 +22,57 @@ class NotSerializable(Exception):
     """A result that cannot be put into JSON."""
 
 
+class Parameter(NamedTuple):
+    """One parameter of a function that takes its arguments by name."""
+
+    name: str
+    kind: Literal["by place or name", "by name", "rest"]
+    default: Any
+    """`...`: it has to be given."""
+
+
+def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
+    """Read the parameters of a function. Raises TypeError where one cannot be passed by name."""
+    # What `inspect` would find first. To import it takes longer than all else that is done about a command.
+    written: Any = function
+    while isinstance(written, types.FunctionType) and (attributes := vars(written)):
+        if "__wrapped__" not in attributes or "__signature__" in attributes:
+            return _inspect(function)
+        written = attributes["__wrapped__"]
+    if not isinstance(written, types.FunctionType):
+        return _inspect(function)
+    code = written.__code__
+    if code.co_posonlyargcount or code.co_flags & _TAKES_MORE_BY_PLACE:
+        return _inspect(function)
+    by_place, total = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[: total + bool(code.co_flags & _TAKES_MORE_BY_NAME)]
+    defaults = written.__defaults__ or ()
+    default_of = dict(zip(names[by_place - len(defaults) : by_place], defaults, strict=True))
+    default_of |= written.__kwdefaults__ or {}
+    found = [Parameter(name, "by place or name", default_of.get(name, ...)) for name in names[:by_place]]
+    found += [Parameter(name, "by name", default_of.get(name, ...)) for name in names[by_place:total]]
+    return found + [Parameter(name, "rest", ...) for name in names[total:]]
+
+
+_TAKES_MORE_BY_PLACE, _TAKES_MORE_BY_NAME = 0x04, 0x08  # of a code's flags, as `inspect` has them
+
+
+def _inspect(function: Callable[..., Any]) -> list[Parameter]:
+    import inspect
+
+    found: list[Parameter] = []
+    for each in inspect.signature(function).parameters.values():
+        if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) and each.name != CONTEXT_NAME:
+            raise TypeError(f"{function.__qualname__}: arguments are passed by name, {each} cannot be")
+        default = ... if each.default is each.empty else each.default
+        if each.kind is each.VAR_KEYWORD:
+            found.append(Parameter(each.name, "rest", ...))
+        else:
+            by_place = each.kind is not each.KEYWORD_ONLY
+            found.append(Parameter(each.name, "by place or name" if by_place else "by name", default))
+    return found
+
+
 class Signature:
     """Parameters of a function. Build it once per function with `signature_of`.
 
@@ -30,25 +81,22 @@ class Signature:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        parameters = inspect.signature(function).parameters
+        parameters = parameters_of(function)
         try:
             hints = typing.get_type_hints(function, include_extras=True)
         except NameError as error:
             raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
-        self.wants_context = CONTEXT_NAME in parameters
+        self.wants_context = any(parameter.name == CONTEXT_NAME for parameter in parameters)
         self._title = f"Arguments of {function.__qualname__}"
         self._fields: dict[str, tuple[Any, Any]] = {}
         self._takes_more = False
-        for parameter in parameters.values():
+        for parameter in parameters:
             if parameter.name == CONTEXT_NAME:
                 continue
-            if parameter.kind is parameter.VAR_KEYWORD:
+            if parameter.kind == "rest":
                 self._takes_more = True
                 continue
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-                raise TypeError(f"{function.__qualname__}: arguments are passed by name, {parameter} cannot be")
-            default = ... if parameter.default is parameter.empty else parameter.default
-            self._fields[parameter.name] = (hints.get(parameter.name, Any), default)
+            self._fields[parameter.name] = (hints.get(parameter.name, Any), parameter.default)
         plain = {name: _plain_type(hint) for name, (hint, _) in self._fields.items()}
         are_plain = all(_is_plain_default(default) for _, default in self._fields.values())
         self._plain = {name: kind for name, kind in plain.items() if kind is not None} if are_plain else {}
@@ -142,7 +190,7 @@ class Signature:
         return accepted if seen == len(arguments) else None
 
 
-class _PlainType(typing.NamedTuple):
+class _PlainType(NamedTuple):
     """A type that needs no library: its JSON Schema, and what accepts a value that is just right."""
 
     schema: dict[str, Any]
@@ -227,8 +275,6 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 # What Python writes out in decimal is limited; this is safely below it (4,300 digits).
 _LONGEST_INTEGER_BITS = 14_000
 _PLAIN = frozenset({type(None), bool, int, str})
-# Of what was changed in a result: enough to find the place.
-MOST_CHANGES = 10
 
 
 def to_jsonable(value: object) -> Any:
@@ -301,11 +347,10 @@ def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> 
 
 
 def _note_text(plain: str, otherwise: str, path: str, changes: list[str]) -> None:
-    path = whole_text(path[:200]).lstrip(".") or "the result"
     if plain != otherwise:
-        changes.append(f"{path}: bytes became base64")
+        changes.append(f"{whole_text(path[:200]).lstrip('.') or 'the result'}: bytes became base64")
     elif whole_text(plain) is not plain:
-        changes.append(f"{path}: half characters became U+FFFD")
+        changes.append(note_halves(path))
 
 
 def _is_json_already(value: object) -> bool:

@@ -8,14 +8,12 @@ docs/design.md: R28.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field, fields
 from typing import Any, Literal, Self, get_args
 
 from .clocks import Clocks
 from .proposal_request import Policy
-from .value_types import as_dict, dataclass, lazy_pattern
+from .value_types import as_dict, dataclass, field, fields_of, is_coroutine_function, lazy_pattern
 
 Isolation = Literal["auto", "process", "loop", "thread"]
 RunsIn = Literal["process", "loop", "thread"]
@@ -67,7 +65,7 @@ class Operation:
         if self.isolation not in get_args(Isolation):
             raise ValueError(f"{self.name!r}: isolation must be one of {', '.join(get_args(Isolation))}")
         handler = self.handler
-        is_async = handler.is_async if isinstance(handler, HandlerReference) else inspect.iscoroutinefunction(handler)
+        is_async = handler.is_async if isinstance(handler, HandlerReference) else is_coroutine_function(handler)
         if self.isolation == "loop" and not is_async:
             raise ValueError(f"{self.name!r} is not async: isolate it in a 'process' or a 'thread'")
         if self.isolation == "thread" and is_async:
@@ -221,6 +219,8 @@ class Catalogue:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the catalogue as JSON holds it."""
+        from dataclasses import asdict  # most programs hand theirs to nobody, and it is slow to import
+
         plain = asdict(self)
         for spec, command in zip(plain["commands"], self.commands, strict=True):
             spec["clocks"] = as_dict(command.clocks)
@@ -248,7 +248,7 @@ class Catalogue:
                     }
                 )
             )
-        known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
+        known = {name: plain[name] for name in fields_of(cls) if name in plain}
         return cls(**{**known, "commands": tuple(commands), "clocks": Clocks(**plain.get("clocks", {}))})
 
     def find(self, name: str) -> CommandSpec | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from .clocks import Fired
 from .errors import Ending, ErrorEntry, SideEffects, error_entry, may_retry, side_effects_of, warning_summary
@@ -25,6 +26,8 @@ LONGEST_MESSAGE = 4_000
 _MOST_FRAMES = 40
 # Where the message of an exception is a whole file, its traceback is as long.
 _LONGEST_TRACEBACK = 32_000
+# Of what was changed in a result: enough to find the place.
+MOST_CHANGES = 10
 _HALF = "[\ud800-\udfff]"
 
 Warning_ = dict[str, object]
@@ -139,8 +142,9 @@ class Envelope:
         are replaced."""
         text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         if "\\ud" in text and not is_whole(self.to_dict()):  # half of a pair, and not one of two halves
+            changes = list(islice(_find_halves(self.to_dict(), ""), MOST_CHANGES))
             self.data, self._error, self._meta = make_whole([self.data, self.error, self.meta])
-            self.warnings = [*make_whole(self.warnings), warning("RESULT_CHANGED")]
+            self.warnings = [*make_whole(self.warnings), warning("RESULT_CHANGED", changes=changes)]
             return self.to_json()
         return text
 
@@ -262,6 +266,24 @@ def make_whole(plain: Any) -> Any:
     if isinstance(plain, dict):
         return dict(zip(whole_keys(plain), map(make_whole, plain.values()), strict=True))
     return plain
+
+
+def _find_halves(plain: Any, path: str) -> Iterator[str]:
+    """Yield where plain data has half characters, in words."""
+    if isinstance(plain, str):
+        if whole_text(plain) is not plain:
+            yield note_halves(path)
+    elif isinstance(plain, list):
+        for place, item in enumerate(plain):
+            yield from _find_halves(item, f"{path}[{place}]")
+    elif isinstance(plain, dict):
+        for key, item in plain.items():
+            yield from _find_halves(key, f"{path}.{key}")
+            yield from _find_halves(item, f"{path}.{key}")
+
+
+def note_halves(path: str) -> str:
+    return f"{whole_text(path[:200]).lstrip('.') or 'the result'}: half characters became U+FFFD"
 
 
 def whole_keys(value: dict[Any, Any]) -> list[Any]:

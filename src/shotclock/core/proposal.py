@@ -10,7 +10,6 @@ The transitions here are pure: the store applies them inside a transaction, so t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from .clocks import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .envelope import join_problems
@@ -31,7 +30,7 @@ from .proposal_request import (
     problems_with_answer,
     problems_with_key,
 )
-from .value_types import dataclass
+from .value_types import dataclass, replace
 
 __all__ = [
     "ActionOutcome",

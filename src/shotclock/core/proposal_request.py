@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Literal
 
 from .clocks import MAX_MS
-from .value_types import dataclass
+from .value_types import as_dict, dataclass
 
 JSON = Any  # whatever `json.loads` gives; a recursive alias would say no more to anybody who has to look inside
 
@@ -150,14 +149,14 @@ class ProposalRequest:
         }
 
     def as_json(self) -> dict[str, JSON]:
-        policy = asdict(self.policy) | {"deciders": list(self.policy.deciders)}
+        policy = as_dict(self.policy) | {"deciders": list(self.policy.deciders)}
         return {
             "kind": self.kind.value,
             "title": self.title,
             "justification": self.justification,
             "operation": self.operation,
             "arguments": None if self.arguments is None else dict(self.arguments),
-            "file": None if self.file is None else asdict(self.file),
+            "file": None if self.file is None else as_dict(self.file),
             "choices": list(self.choices),
             "default": self.default,
             "input_schema": self.input_schema,

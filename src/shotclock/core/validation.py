@@ -12,6 +12,7 @@ are dictionaries with pydantic's names for what can be wrong; `json_schema_of` w
 from __future__ import annotations
 
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -415,12 +416,23 @@ class OneOf:
         self.key, self.parts = key, parts
 
 
+def read_hints(part: type) -> dict[str, Any]:
+    """Return the types of a part's fields. `typing.get_type_hints` takes twice as long: it compiles every annotation by
+    way of a ForwardRef, which makes all types of syntax trees first."""
+    found: dict[str, Any] = {}
+    for each in reversed(part.__mro__):
+        known = vars(sys.modules[each.__module__])
+        for name, hint in vars(each).get("__annotations__", {}).items():
+            found[name] = eval(hint, known, dict(vars(each))) if isinstance(hint, str) else hint
+    return found
+
+
 class _PartShape(_Shape):
     has_title = False
 
     def __init__(self, part: type[Part]) -> None:
         self.part = part
-        hints = typing.get_type_hints(part, include_extras=True)
+        hints = read_hints(part)
         self._fields: dict[str, _Shape] = {}
         for name, info in part.model_fields.items():
             shape = _shape(hints[name])

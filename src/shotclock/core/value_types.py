@@ -2,22 +2,26 @@
 
 `dataclasses` imports `inspect` and compiles half a dozen methods per class: as much time again as starting
 Python itself. A `@record` reads the same to people and type checkers, has slots, and costs a tenth. Other modules
-use the `dataclass` of this one: to the functions of `dataclasses` its classes are dataclasses. Either way only
+use `dataclass`, `field` and `replace` of this one: to the functions of `dataclasses` its classes are dataclasses, and
+that module is first imported when one of them is asked about such a class. Either way only
 `__init__` is compiled, and that once several objects of a class are made: to compile one takes as long as a hundred
 objects, and most programs make none, or one, of most classes. Regular expressions are compiled when they are first
-used, for the same reason.
+used, and `inspect` is asked where it has to be, for the same reason.
 
 docs/design.md: R24.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
     from dataclasses import dataclass as dataclass
+    from dataclasses import field as field
+    from dataclasses import replace as replace
     from typing import Any, TypeVar, dataclass_transform
     from typing import NamedTuple as NamedTuple
     from typing import TypedDict as TypedDict
@@ -33,7 +37,7 @@ if not TYPE_CHECKING:
     # Those of `typing` compile a method for each class, and each annotation that is text, at every start.
 
     class NamedTuple(tuple):
-        """Base of tuples whose items have names. They are made by position alone; the last may have defaults."""
+        """Base of tuples whose items have names; the last may have defaults."""
 
         __slots__ = ()
 
@@ -47,13 +51,25 @@ if not TYPE_CHECKING:
             for position, name in enumerate(names):
                 setattr(cls, name, _tuplegetter(position, ""))
 
-        def __new__(cls, *items):
-            missing = len(cls._fields) - len(items)
-            if missing:
-                if not 0 < missing <= len(cls._defaults):
-                    raise TypeError(f"{cls.__name__} takes {', '.join(cls._fields)}, and was given {len(items)} items")
-                items += cls._defaults[-missing:]
+        def __new__(cls, *items, **named):
+            if named or len(items) != len(cls._fields):
+                items = cls._complete(items, named)
             return tuple.__new__(cls, items)
+
+        @classmethod
+        def _complete(cls, items, named):
+            defaults = dict(zip(cls._fields[len(cls._fields) - len(cls._defaults) :], cls._defaults, strict=True))
+            given = dict(zip(cls._fields, items, strict=False))
+            found = {**defaults, **given, **named}
+            if len(items) > len(cls._fields) or given.keys() & named.keys() or found.keys() != set(cls._fields):
+                raise TypeError(f"{cls.__name__} takes {', '.join(cls._fields)}, and was given {(*items, *named)}")
+            return tuple(found[name] for name in cls._fields)
+
+        def _replace(self, /, **named):
+            return type(self)(**{**self._asdict(), **named})
+
+        def _asdict(self):
+            return dict(zip(self._fields, self, strict=True))
 
         def __getnewargs__(self):
             return tuple(self)
@@ -95,8 +111,8 @@ def value(cls: type[T]) -> type[T]:
 
 
 def fields_of(kind: Any) -> tuple[str, ...]:
-    """Return the names of a record's fields, in order."""
-    names: tuple[str, ...] = kind.__slots__
+    """Return the names of the fields that a record or a dataclass is made of, in order."""
+    names: tuple[str, ...] = kind.__match_args__
     return names
 
 
@@ -226,6 +242,15 @@ def _refuse(self: Any, name: str, *rest: object) -> None:
     raise AttributeError(f"{type(self).__name__} cannot be changed; make a new one with changed()")
 
 
+class _Field:
+    """What `field` was told about one field of a dataclass."""
+
+    __slots__ = ("compare", "default", "default_factory", "init")
+
+    def __init__(self, default: Any, default_factory: Callable[[], Any] | None, init: bool, compare: bool) -> None:
+        self.default, self.default_factory, self.init, self.compare = default, default_factory, init, compare
+
+
 if not TYPE_CHECKING:
 
     def dataclass(cls=None, /, **options):
@@ -233,6 +258,43 @@ if not TYPE_CHECKING:
         if cls is None:
             return lambda cls: _dataclass(cls, **options)
         return _dataclass(cls, **options)
+
+    def field(*, default=_ABSENT, default_factory=None, init=True, compare=True):
+        """Declare a field of a dataclass, as `dataclasses.field` does."""
+        return _Field(default, default_factory, init, compare)
+
+    def replace(original, /, **changes):
+        """Return a copy of a dataclass with some fields replaced. What no parameter sets is made anew."""
+        return type(original)(**{**as_dict(original), **changes})
+
+
+class _DataclassFields:
+    """Make `__dataclass_fields__` of a class when the functions of `dataclasses` first look for it."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[str, tuple[object, _Field]]) -> None:
+        self._fields = fields
+
+    def __get__(self, instance: object, cls: type) -> dict[str, Any]:
+        import dataclasses
+
+        found: dict[str, Any] = {}
+        for name, (kind, told) in self._fields.items():
+            default = dataclasses.MISSING if told.default is _ABSENT else told.default
+            make = told.default_factory
+            made: Any = (
+                dataclasses.field(default=default, init=told.init, compare=told.compare)
+                if make is None
+                else dataclasses.field(default_factory=make, init=told.init, compare=told.compare)
+            )
+            # What fields() and replace() look for: private, and the price of the start-up ratios in design R24.
+            made.name, made.type, made._field_type = name, kind, dataclasses._FIELD  # type: ignore[attr-defined]
+            made.kw_only = False
+            found[name] = made
+        owner = next(each for each in cls.__mro__ if vars(each).get("__dataclass_fields__") is self)
+        owner.__dataclass_fields__ = found  # type: ignore[attr-defined]
+        return found
 
 
 def _dataclass(
@@ -244,36 +306,31 @@ def _dataclass(
     order: bool = False,
     weakref_slot: bool = False,
 ) -> Any:
-    import dataclasses
     from operator import attrgetter
 
-    fields: dict[str, Any] = {}
+    fields: dict[str, _Field] = {}
     body = {name: item for name, item in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    for name, kind in cls.__annotations__.items():
-        written = body.pop(name, dataclasses.MISSING)
-        is_declared = isinstance(written, dataclasses.Field)
-        field: Any = written if is_declared else dataclasses.field(default=written)
-        # What dataclasses.fields() and replace() look for: private, and the price of the start-up ratios in design R24.
-        field.name, field.type, field._field_type = name, kind, dataclasses._FIELD  # type: ignore[attr-defined]
-        field.kw_only = False
-        fields[name] = field
-        if not slots and field.default is not dataclasses.MISSING:
-            body[name] = field.default
+    for name in cls.__annotations__:
+        written = body.pop(name, _ABSENT)
+        fields[name] = told = written if isinstance(written, _Field) else _Field(written, None, True, True)
+        if not slots and told.default is not _ABSENT:
+            body[name] = told.default
     names = tuple(fields)
-    read = attrgetter(*names) if names else lambda self: ()
-    values = read if len(names) != 1 else lambda self: (read(self),)
+    values = _reader(attrgetter, names)
+    compared = tuple(name for name in names if fields[name].compare)
+    compared_values = values if compared == names else _reader(attrgetter, compared)
     made = {
-        "__dataclass_fields__": fields,
+        "__dataclass_fields__": _DataclassFields({name: (cls.__annotations__[name], fields[name]) for name in names}),
         "__match_args__": tuple(name for name in names if fields[name].init),
         "__repr__": _dataclass_repr,
     }
     if eq:
         made["__eq__"] = lambda self, other: (
-            values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+            compared_values(self) == compared_values(other) if other.__class__ is self.__class__ else NotImplemented
         )
-        made["__hash__"] = (lambda self: hash(values(self))) if frozen else None
+        made["__hash__"] = (lambda self: hash(compared_values(self))) if frozen else None
     if order:
-        made |= _comparisons(values)
+        made |= _comparisons(compared_values)
     if frozen:
         made["__setattr__"] = made["__delattr__"] = _dataclass_refuse
         if slots:  # or copies and pickles would try to set what cannot be set
@@ -287,16 +344,15 @@ def _dataclass(
     rebuilt = type(cls)(cls.__name__, cls.__bases__, body)
     rebuilt.__qualname__ = cls.__qualname__
     if "__init__" not in body:
-        spec = {
-            name: (
-                field.init,
-                _ABSENT if field.default is dataclasses.MISSING else field.default,
-                None if field.default_factory is dataclasses.MISSING else field.default_factory,
-            )
-            for name, field in fields.items()
-        }
+        spec = {name: (told.init, told.default, told.default_factory) for name, told in fields.items()}
         _give_initialiser(rebuilt, spec, frozen, has_more="__post_init__" in body)
     return rebuilt
+
+
+def _reader(attrgetter: Callable[..., Any], names: tuple[str, ...]) -> Callable[[Any], tuple[object, ...]]:
+    """Return what reads the values of these fields as a tuple."""
+    read = attrgetter(*names) if names else lambda self: ()
+    return read if len(names) != 1 else lambda self: (read(self),)
 
 
 def _set_state(self: Any, names: tuple[str, ...], state: list[object]) -> None:
@@ -305,7 +361,7 @@ def _set_state(self: Any, names: tuple[str, ...], state: list[object]) -> None:
 
 
 def _dataclass_repr(self: Any) -> str:
-    names = [field.name for field in self.__dataclass_fields__.values() if field.repr]
+    names = type(self).__annotations__
     return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
@@ -341,3 +397,17 @@ class _LazyPattern:
 def lazy_pattern(text: str, flags: int = 0) -> re.Pattern[str]:
     """Return what has the methods of a compiled pattern. It is none to the functions of `re` itself."""
     return _LazyPattern(text, flags)  # type: ignore[return-value]
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Say whether a call of it gives a coroutine: what `inspect` says, without importing it for a plain function or
+    method."""
+    plain = function.__func__ if isinstance(function, types.MethodType) else function
+    if isinstance(plain, types.FunctionType) and vars(plain).keys() <= {"__wrapped__"}:
+        return bool(plain.__code__.co_flags & _IS_COROUTINE)
+    import inspect
+
+    return inspect.iscoroutinefunction(function)
+
+
+_IS_COROUTINE = 0x80  # of a code's flags, as `inspect` has them

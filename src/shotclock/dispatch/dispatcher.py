@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 # These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from ..core.arguments import NotSerializable, to_valid_json
@@ -22,7 +21,7 @@ from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure
-from ..core.value_types import replace_fields
+from ..core.value_types import NamedTuple, replace, replace_fields
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Progress
 from ..runtime.call import Call, CallRequest, Outcome, Tool, invalid

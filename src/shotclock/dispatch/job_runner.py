@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem, shorten
 from ..core.errors import Ending, Failure
 from ..core.proposal import ActionOutcome, Runner
+from ..core.value_types import replace
 from ..inbox.approval import Approvals
 from ..inbox.inbox import Inbox
 from ..inbox.overtime_question import ask_person

@@ -71,6 +71,8 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
     described = await runtime.call(describe, {"attribute": target.attribute, "module": module})
     if described.ok and isinstance(described.data, dict):
         return Catalogue.from_plain(described.data)
+    if described.code == "MACHINE_UNFIT":  # nothing was imported, and nothing is to blame but the machine
+        raise Failure("MACHINE_UNFIT", str((described.error or {}).get("message")))
     if described.ending == "not_started":
         limit = format_duration(int(str(described.meta["timeout_ms"])))
         cause = (described.error or {}).get("message")

@@ -8,19 +8,15 @@ docs/design.md: R43.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import pwd
 import re
-import secrets
-from dataclasses import field
 from enum import StrEnum
 
 from ..core.clocks import MAX_MS, WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, Summary, refusal
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import dataclass, field, lazy_pattern
 from ..store.store import Store
 from ..store.tokens import Token
 from .audit_file import AuditFile
@@ -105,6 +101,8 @@ class Access:
             problems.append({"field": "ttl_ms", "message": "must be from 1 ms to ten years"})
         if problems:
             raise refusal(problems)
+        import secrets  # as hashlib and hmac below: slow to import, and most programs read no token
+
         id = "".join(secrets.choice(_LETTERS) for _ in range(8))
         text = f"shotclock_{role}_{id}_{secrets.token_urlsafe(32)}"
         token = Token(id, name, role, _digest(text), now, None if ttl_ms is None else now + ttl_ms)
@@ -127,6 +125,8 @@ class Access:
         """Return whose token this is; None for whatever is not a living one, without saying why."""
         match = _TOKEN.fullmatch(text)
         token = None if match is None else self._tokens.get(match[1])
+        import hmac
+
         proven = hmac.compare_digest(_NOBODY if token is None else token.digest, _digest(text))
         if token is None or not proven or not token.is_active(now):
             return None
@@ -134,4 +134,6 @@ class Access:
 
 
 def _digest(text: str) -> str:
+    import hashlib
+
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

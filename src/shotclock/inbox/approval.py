@@ -16,7 +16,6 @@ import asyncio
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..core.exact_values import Look, Typed, copy_arguments, exact
 from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
 from ..core.proposal_request import FILE_LIMIT
 from ..core.redaction import HIDDEN
+from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, CallRequest, Outcome, invalid
 from .access import Principal

@@ -9,7 +9,6 @@ were taken away, not forgotten.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import stat
@@ -184,6 +183,8 @@ class AuditFile:
 
     def _check_store(self, problems: list[AuditProblem]) -> dict[int, bytes]:
         """Check the chain of entries in the store. Return the hashes of the lines that should be in the file."""
+        import hashlib  # slow to import, and only used to verify
+
         lines: dict[int, bytes] = {}
         previous, last = NOTHING_BEFORE, 0
         for entry in self._entries():
@@ -203,6 +204,8 @@ class AuditFile:
             problems.append(AuditProblem("file", f"others than its owner may use {self.path}"))
         seen: set[int] = set()
         highest = 0
+        import hashlib
+
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             for number, line in enumerate(file, 1):
@@ -235,7 +238,11 @@ class AuditFile:
         ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
         for id in sorted(ids):
             # Each with its entries, as they were in one instant: others go on deciding.
-            kept = self._store.proposals.with_entries(id)
+            try:
+                kept = self._store.proposals.with_entries(id)
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # of what is no row of ours
+                problems.append(AuditProblem("proposal", f"proposal {id} cannot be read: it was changed"))
+                continue
             proposal = kept.proposal
             history = _ProposalHistory()
             for entry in kept.entries:
@@ -247,13 +254,15 @@ class AuditFile:
             elif not history.fits(kept, proposal):
                 message = f"proposal {id} is not what its entries say: it was changed"
                 problems.append(AuditProblem("proposal", message, proposal.seq))
-        seq = 0
-        while found := self._store.proposals.since(seq):
-            for summary, _ in found:
-                seq = summary.seq
-                if summary.id not in ids and not self._store.audit.of(summary.id, 1):
-                    message = f"proposal {summary.id} is in the store without any entry"
-                    problems.append(AuditProblem("proposal", message, seq))
+        before = (0, 0, "")
+        for id, created, made in self._store.proposals.list_order():
+            if made is None:
+                problems.append(AuditProblem("proposal", f"proposal {id} is in the store without any entry"))
+            else:
+                if created <= before[0] or made <= before[1]:
+                    message = f"proposals {before[2]} and {id} are not in the order of their entries: it was changed"
+                    problems.append(AuditProblem("proposal", message, made))
+                before = max(before, (created, made, id))
 
     def _check_tokens(self, problems: list[AuditProblem]) -> None:
         """Check that the tokens are what their entries say. Those of before entries had a digest are known by name."""

@@ -8,10 +8,7 @@ file on the same thread, behind what is already in line, so that a burst of chan
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import os
-import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -118,6 +115,8 @@ class Inbox:
         `since`: whatever was asked under the key from then on answers it, also one that has expired meanwhile.
         Raises Failure (INBOX_FULL) where a new one would be one too many.
         """
+        import secrets  # as those below: slow to import, and most programs propose nothing
+
         id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
         answer: Future[Proposal] = Future()
         with self._lock:
@@ -211,6 +210,9 @@ class Inbox:
     async def digest_of_hidden(self, text: str) -> str:
         """Return a digest that tells hidden values apart without showing them. Keyed, so that nobody finds a short one
         by trying."""
+
+        import hashlib
+        import hmac
 
         def work() -> str:
             if self._key is None:

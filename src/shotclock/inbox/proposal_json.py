@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..core.clocks import DurationError, parse_duration_ms
 from ..core.errors import Failure
@@ -27,16 +26,17 @@ from ..core.proposal import (
     Summary,
     refusal,
 )
+from ..core.value_types import NamedTuple, fields_of, replace
 from ..core.visible_text import visible
 from .access import Principal, Role
 from .person_wait import run_of
 
 # What only we say about a proposal: where it is done, that we do it ourselves, and what we have read.
 _OURS = frozenset(("surroundings", "dispatched", "form", "was_read"))
-_ASK = frozenset(field.name for field in fields(ProposalRequest)) - _OURS
-_POLICY = frozenset(field.name for field in fields(Policy)) | {"ttl", "remind"}
-_DECISION = frozenset(field.name for field in fields(Decision)) | {"arguments_text"}
-_FILE = frozenset(field.name for field in fields(ProposedFile)) - _OURS
+_ASK = frozenset(fields_of(ProposalRequest)) - _OURS
+_POLICY = frozenset(fields_of(Policy)) | {"ttl", "remind"}
+_DECISION = frozenset(fields_of(Decision)) | {"arguments_text"}
+_FILE = frozenset(fields_of(ProposedFile)) - _OURS
 
 
 class _Mistakes:

@@ -215,12 +215,13 @@ def make_private_directory(path: str) -> None:
             os.mkdir(folder, 0o700)
 
 
-def spill_path(name: str) -> str:
-    return os.path.join(state_directory(), "output", name)
+def spill_path(name: str, home: str = "") -> str:
+    """Return the file of output that does not fit. `home` is the state directory, where the caller has looked it up."""
+    return f"{home or state_directory()}/output/{name}"
 
 
-def stop_file_path(name: str) -> str:
-    return os.path.join(state_directory(), "stop", name)
+def stop_file_path(name: str, home: str = "") -> str:
+    return f"{home or state_directory()}/stop/{name}"
 
 
 def prune_spills() -> None:

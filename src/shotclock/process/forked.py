@@ -16,7 +16,6 @@ import pickle
 import select
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, TypeVar
@@ -136,6 +135,8 @@ def _become(function: Callable[[], object], parent: int, answer: int) -> NoRetur
         try:
             reply: tuple[str, object] = ("returned", function())
         except BaseException as error:
+            import traceback  # slow to import, and rarely needed
+
             reply = ("raised", (type(error).__name__, str(error), "".join(traceback.format_exception(error))))
         body = pickle.dumps(reply)
         message = memoryview(len(body).to_bytes(_PREFIX, "little") + body)

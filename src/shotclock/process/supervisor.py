@@ -168,6 +168,7 @@ class Supervisor:
         self._start_afresh()
         self._take_on(task)
         self._stays = True
+        _empty(self._child_signal)  # of the command before: nobody is left who could send one
         becomes = self._pipes(task, [])
         try:
             if not self._orders.has_unread:  # otherwise it was called off at once; without a child, the loop ends
@@ -365,7 +366,7 @@ class Supervisor:
                     self._last_sign_ns = monotonic_ns()
             elif fd in writers:
                 writers[fd].write()
-            elif fd == self._bell_fd and _has_rung(fd):
+            elif fd == self._bell_fd and has_rung(fd):
                 self._hear_bell()
             elif fd == self._start_fd:
                 self._read_start()
@@ -727,7 +728,7 @@ def _forget_standard_streams() -> None:
     os.close(null)
 
 
-def _has_rung(bell_fd: int) -> bool:
+def has_rung(bell_fd: int) -> bool:
     """Return whether the bell still says so: the call may have ended and disarmed it while we were woken."""
     try:
         return len(os.read(bell_fd, 8)) == 8

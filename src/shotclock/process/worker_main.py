@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import inspect
 import itertools
 import os
 import pickle
@@ -22,14 +21,15 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache, partial
+from types import CoroutineType
 from typing import Any, NoReturn
 
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
-from ..core.clocks import Clocks, Deadline
+from ..core.clocks import NS_PER_MS, Clocks, Deadline
 from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of, traceparent_of
-from ..core.value_types import as_dict, compile_initialisers
+from ..core.value_types import as_dict, compile_initialisers, is_coroutine_function
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Stopped
@@ -67,8 +67,13 @@ inside_worker = False
 _LEAKED_NAMED = 50
 # How long a worker watches for its next call before it falls asleep.
 AWAKE_NS = 300_000
+# Between two looks, which take a microsecond or two: somebody else had the processor. How long that is kept in mind.
+PREEMPTED_NS = 100_000
+CROWDED_NS = 100_000_000
 # One that answered this close to its bell may be on the way to be killed: no other call may begin in it.
 CLOSE_CALL_NS = 3_000_000
+# Calls before the first. The interpreter specialises code that has run a few times.
+REHEARSALS = 16
 # How long the tasks that an async function left behind may take to be cancelled. One that will not go runs it out, and
 # takes the worker with it.
 OTHERS_LIMIT_S = 0.1
@@ -264,7 +269,7 @@ class _Call(RunningCall):
         self.behind: list[ipc.Message] = []
 
     def context(self, function: Callable[..., Any]) -> Context:
-        self._is_async = inspect.iscoroutinefunction(function)
+        self._is_async = is_coroutine_function(function)
         self._thread = threading.get_ident()
         self._answers: dict[int, bytes] = {}
         # The function may have threads. One of them reads at a time, and hands the others what they wait for.
@@ -454,11 +459,45 @@ def prepare_forks(*, serves_many: bool = True) -> None:
     garbage is not looked for: that would copy every page of the program for one command."""
     quiet_this_process()
     call_variables.prepare()
+    _read_from(os.devnull)
     # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
     if serves_many:
         compile_initialisers()
+        _rehearse_calls()
         gc.collect()
     gc.freeze()
+
+
+def _rehearse_calls() -> None:
+    """Go through what a worker does for each call until the interpreter has filled its caches and specialised the code.
+    A fork that did it anew would copy a page for each of them, in its first call."""
+    ours, theirs = socket.socketpair()
+    inbox = messages.Reader(theirs)
+    arguments = pickle.dumps({"number": 1})
+    run = Run(0, __name__, _do_nothing.__name__, arguments, "", "0-0", 0, 0, (), None, ("", False, ""))
+    packed = messages.pack(run)
+    with ours, theirs, contextlib.closing(kernel.DeadlineTimer()) as bell:
+        for _ in range(REHEARSALS):
+            ours.sendall(packed)  # its buffer holds all of them, and what is sent back is read at once
+            message = inbox.next()
+            assert isinstance(message, Run)
+            call = _Call(message, theirs, inbox)
+            bell.arm(monotonic_ns() + 1_000 * NS_PER_MS)
+            assert call.trace.traceparent
+            call_variables.prepare()
+            bound = call.bind()
+            assert not isinstance(bound, tuple)
+            reply = reply_to_result(bound())
+            bell.disarm()
+            call.end()
+            _flush()
+            assert not kernel.has_children()
+            _send(theirs, Done(0, *reply, [], monotonic_ns()))
+            ours.recv(len(packed))
+
+
+def _do_nothing(number: int) -> int:
+    return number
 
 
 def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) -> NoReturn:
@@ -471,7 +510,6 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
     inbox = messages.Reader(sock)
     kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
     kernel.name_process("shotclock-work")
-    _read_from(os.devnull)
     me = os.getpid()
     running = asked = False
     call: _Call | None = None
@@ -529,19 +567,25 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
 
 class _Lull:
     """Wait for the next call. Falling asleep and being woken takes longer than a short call; where the last one came
-    quickly, the next is watched for awake, for a moment."""
+    quickly, the next is watched for awake, for a moment. Not where others want the processor: whoever watches takes it
+    from them, and maybe from the caller itself, and is then woken later than one that has slept."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._came_quickly = False
+        self._crowded_until_ns = 0
 
     def wait(self) -> None:
-        began_ns = monotonic_ns()
+        began_ns = now_ns = monotonic_ns()
         poll = self._poller.poll
-        if self._came_quickly:
+        if self._came_quickly and now_ns >= self._crowded_until_ns:
             while not poll(0):
-                if monotonic_ns() - began_ns > AWAKE_NS:
+                before_ns, now_ns = now_ns, monotonic_ns()
+                if now_ns - before_ns > PREEMPTED_NS:
+                    self._crowded_until_ns = now_ns + CROWDED_NS
+                    break
+                if now_ns - began_ns > AWAKE_NS:
                     break
             else:
                 return
@@ -584,7 +628,7 @@ def _perform(call: _Call) -> Reply:
         if isinstance(bound, tuple):
             return bound
         result = bound()
-        if inspect.iscoroutine(result):
+        if isinstance(result, CoroutineType):
             result = _run_async(call, result)
     except Stopped:
         raise

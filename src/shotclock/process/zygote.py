@@ -5,7 +5,8 @@ and for one *preloaded* zygote, which imports the users' modules (an import may 
 other work) and forks a supervisor for every worker and every host process, with everything already imported.
 
     runtime ── clean zygote ─┬─ supervisor ── command
-                             └─ supervisor ── preloaded zygote ── supervisor ── worker
+                             ├─ supervisor ── preloaded zygote ── supervisor ── worker
+                             └─ guard of the runtime itself, where it may not go on for ever without a sign
 
 A supervisor lives and dies by its own socket to the runtime: when the runtime dies it kills what it guards without
 being told, and when a zygote dies it goes on. One whose worker is gone forks the next: it was forked with everything
@@ -13,7 +14,7 @@ imported and has run our code only, so one fork of a large process is enough whe
 command is gone spawns the next, without any. Both
 zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
 
-docs/design.md: R11, R29b.
+docs/design.md: R11, R29b, R58.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from .clock import pause
 from .command_task import CommandReport, CommandTask, News
 from .kernel import DeadlineTimer
 from .kill import Cgroup, kill_below, signal_process
-from .supervisor import SUPERVISOR_NAME, Supervisor
+from .supervisor import SUPERVISOR_NAME, Supervisor, has_rung
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-COMMAND, PRELOADED, WORKER, HOST = b"c", b"z", b"w", b"h"
+COMMAND, PRELOADED, WORKER, HOST, GUARD = b"c", b"z", b"w", b"h", b"g"
 
 # Not named after the program: whoever kills every process called "shotclock" leaves one guard to clean up.
 ZYGOTE_NAME = "clock-zygote"
@@ -260,6 +261,13 @@ def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
     return kill_below(lambda: not find(), lambda wait_ms: pause(wait_ms / 1000), find=find)
 
 
+def continue_ours() -> None:
+    """Let zygotes and supervisors go on that somebody has stopped: they would not hear that they are to end."""
+    for pid in kernel.descendants(os.getpid()):
+        if kernel.name_of(pid) in (ZYGOTE_NAME, SUPERVISOR_NAME):
+            signal_process(pid, signal.SIGCONT)
+
+
 def _is_supervisor(pid: int) -> bool:
     return kernel.name_of(pid) == SUPERVISOR_NAME
 
@@ -300,6 +308,29 @@ def _supervise(note: bytes, fds: list[int]) -> None:
             further, first = supervisor.wait_for_next(), False
     elif note == HOST:
         _supervise_async_worker(control, socket.socket(fileno=fds[1]), fds[2])
+    elif note == GUARD:
+        _guard_runtime(control, *fds[1:])
+
+
+def _guard_runtime(control: socket.socket, timer_fd: int, runtime_fd: int) -> None:
+    """Kill the runtime once its timer rings: then it was frozen, or it would have armed it anew. All that it runs dies
+    with it, and nothing of it can go on when somebody lets it. Until then, wait for its end."""
+    os.setsid()  # what stops the group of the runtime, as Ctrl-Z does, does not stop its guard
+    kernel.name_process(SUPERVISOR_NAME)
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    poller.register(timer_fd, select.POLLIN)
+    while True:
+        # Unbounded on purpose: whoever arms the timer says until when, and we end with its socket.
+        ready = {fd for fd, _ in poller.poll()}
+        if control.fileno() in ready:
+            return
+        if has_rung(timer_fd):
+            os.write(2, b"shotclock: killed, with all that it ran: it stood still for longer than it may\n")
+            signal.pidfd_send_signal(runtime_fd, signal.SIGKILL)
+            if kernel.name_of(os.getppid()) == ZYGOTE_NAME:  # stopped with it, perhaps, and has to clean up and leave
+                signal_process(os.getppid(), signal.SIGCONT)
+            return
 
 
 def _supervise_worker(

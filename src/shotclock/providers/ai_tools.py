@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +18,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import dataclass, field, lazy_pattern
 from ..process.clock import monotonic_ns
 from ..process.command_task import LOOKED_AT
 from ..process.context import CallListener, Scope

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from ..core.clocks import ClockKind, Clocks
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, SideEffects
 from ..core.validation import field
-from ..core.value_types import dataclass, lazy_pattern, replace_fields
+from ..core.value_types import dataclass, lazy_pattern, replace, replace_fields
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome, wound_down_problem

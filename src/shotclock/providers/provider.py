@@ -8,22 +8,23 @@ record of a run are not the provider's: the engine does them.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args
 
 from ..core.clocks import MAX_MS, NS_PER_MS, WORK_CLOCKS, Clocks, DurationError, WallTime, parse_duration_ms
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Proposal
-from ..core.validation import After, Before, Limits, Part, field
+from ..core.validation import After, Before, Limits, Part, field, read_hints
 from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import field as dataclass_field
 from ..process.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -180,8 +181,14 @@ class StepPart(Part):
     def before_field(cls, name: str, written: Any) -> Any:
         if written is None or name not in _CLOCKS:
             return written
-        (kind,) = get_args(get_type_hints(cls)["type"])
-        return _duration_in(STEP_TYPES[kind].unit)(written)
+        return _duration_in(_read_unit(cls))(written)  # type: ignore[arg-type] # a class can be hashed
+
+
+@cache  # a file may have thousands of clocks
+def _read_unit(schema: type[StepPart]) -> Unit:
+    """Return the unit of bare numbers in the clocks of this type of step."""
+    (kind,) = get_args(read_hints(schema)["type"])
+    return STEP_TYPES[kind].unit
 
 
 _CLOCKS = frozenset((*WORK_CLOCKS, "connect_timeout", "min_time"))
@@ -238,7 +245,7 @@ class StepType:
     @property
     def own_keys(self) -> tuple[str, ...]:
         """Return the keys that are the provider's. The others are the engine's own and never templates."""
-        return tuple(name for name in self.schema.model_fields if name not in StepPart.model_fields and name != "type")
+        return _own_keys(self.schema)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
 
     def timeout_ms(self, written: object, step: StepPart | None = None) -> int | None:
         """Return what the file says as milliseconds, or the default; 0 is none. Raises DurationError."""
@@ -252,6 +259,11 @@ class StepType:
             return None
         rule = self.rules.get(code) or _RULES.get(code) or self.other_rule
         return rule if "/" in rule else f"{self.name}/{rule}"
+
+
+@cache
+def _own_keys(schema: type[StepPart]) -> tuple[str, ...]:
+    return tuple(name for name in schema.model_fields if name not in StepPart.model_fields and name != "type")
 
 
 _RULES = {"TIMEOUT": "timeout", "NO_TIME_LEFT": "timeout", "STALLED": "stalled", "CANCELLED": "cancelled"}
@@ -339,13 +351,13 @@ class StepCall:
     """Names this one try of this run's step, also to a process that goes on with the run."""
     run_began_at: WallTime | None = None
     """What was asked for under the key before that was asked for by another run."""
-    waits: Waits = dataclasses.field(default=lambda key, proposal: nullcontext())
+    waits: Waits = dataclass_field(default=lambda key, proposal: nullcontext())
     """Entered while a person is waited for."""
     item: tuple[int, int] = (0, 1)
     """Which of how many items it is done for, counted from 0."""
     parks: bool = False
     """The run is parked once it has waited for people long enough."""
-    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, str] = dataclass_field(default_factory=dict)
     """Variables that hold what was interpolated into a shell command."""
 
     own_env: Mapping[str, str] | None = None
@@ -449,7 +461,7 @@ class RunServices:
     """Where people are asked."""
     aside: Aside = nullcontext
     """Entered while a question is open at the terminal, for whoever else draws on it."""
-    environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
+    environment: Mapping[str, str] = dataclass_field(default_factory=lambda: os.environ)
     """All that the run found there, with its secrets: for what no child gets to see."""
 
 

@@ -19,6 +19,7 @@ from ..process.command_task import (
     CommandTask,
     Output,
     spill_path,
+    state_directory,
     stop_file_path,
 )
 from ..process.environment import STOP_FILE_VARIABLE, child_environment
@@ -79,7 +80,8 @@ def assign(
     deadline = None if leave_children else bound.bell  # what may outlive the deadline is not told of it
     attended = stdin and os.isatty(0)
     variables = child_environment(inherited, env or {}, call.trace, deadline, attended=attended)
-    stop_file = variables[STOP_FILE_VARIABLE] = stop_file_path(call.request_id)
+    home = state_directory()
+    stop_file = variables[STOP_FILE_VARIABLE] = stop_file_path(call.request_id, home)
     return CommandTask(
         argv=list(argv),
         env=variables,
@@ -92,8 +94,8 @@ def assign(
         grace_ms=clocks.grace_ms or 0,
         output=output.name,
         output_limit=output_limit,
-        spill_stdout=spill_path(f"{call.request_id}.stdout"),
-        spill_stderr=spill_path(f"{call.request_id}.stderr"),
+        spill_stdout=spill_path(f"{call.request_id}.stdout", home),
+        spill_stderr=spill_path(f"{call.request_id}.stderr", home),
         leave_children=leave_children,
         stdin=stdin,
         wind_down_ms=DEFAULT_WIND_DOWN_MS if clocks.wind_down_ms is None else clocks.wind_down_ms,

@@ -22,13 +22,13 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, field
+from dataclasses import asdict
 from typing import Literal, TypeVar
 
 from .._version import __version__
 from ..core.clocks import NS_PER_MS, Clocks, format_duration
 from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, field
 from ..process import foreground, forked, kernel, kill
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.command_task import state_directory

@@ -32,7 +32,8 @@ from ..core.value_types import dataclass
 from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Scope
-from ..process.zygote import start_clean_zygote
+from ..process.kernel import DeadlineTimer
+from ..process.zygote import GUARD, continue_ours, start_clean_zygote
 from .asyncio_private import running_loop
 from .call import Call, Outcome, invalid
 from .command_runner import Supervisors, run_shielded
@@ -53,6 +54,8 @@ CLOSE_LIMIT_S = 3.0
 # How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
+# One that is still there after so many looks may have been stopped, by the very work that it was to guard.
+LOOKS_UNTIL_STOPPED = 10
 # All that closing waits for: commands, workers, workers, zygote, three seconds each. A blocked loop runs it out.
 CLOSING_LIMIT_S = 15.0
 
@@ -157,6 +160,21 @@ class ChildProcesses:
             self._drop_zygote()
             ipc.send_fds(self._clean_zygote(), note, fds)
 
+    def start_guard(self, timer: DeadlineTimer) -> socket.socket:
+        """Have another process kill this one, with all that it runs, once the timer rings. It lives as long as the
+        socket that is returned; that ends where somebody has killed it."""
+        ours, theirs = socket.socketpair()
+        runtime = os.pidfd_open(os.getpid())
+        try:
+            with theirs:
+                self._request_fork(GUARD, [theirs.fileno(), timer.fd, runtime])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(runtime)
+        return ours
+
     def _drop_zygote(self) -> None:
         self.commands.dismiss()  # without a zygote to guard them
         if self._zygote is not None:
@@ -183,10 +201,12 @@ class ChildProcesses:
         if self._preloaded is not None:
             self._preloaded.close()
         self._drop_zygote()
-        for _ in range(int(ZYGOTE_LIMIT_S / ZYGOTE_PAUSE_S)):
+        for look in range(int(ZYGOTE_LIMIT_S / ZYGOTE_PAUSE_S)):
             self._collect()
             if not self._zygote_pids:
                 break
+            if look % LOOKS_UNTIL_STOPPED == LOOKS_UNTIL_STOPPED - 1:
+                continue_ours()
             await asyncio.sleep(ZYGOTE_PAUSE_S)
 
     async def _close_workers(self) -> None:

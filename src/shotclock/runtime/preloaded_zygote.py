@@ -12,9 +12,9 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from ..core.catalogue import Handler, HandlerReference
+from ..core.value_types import NamedTuple
 from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.worker_main import MAIN_ALIAS
@@ -133,8 +133,9 @@ class Preloaded:
         program = Program.running_here() if self._program is None else self._program
         path = list(sys.path if program.path is None else program.path)
         modules = [*program.imports, *self._modules]
-        if self._program is None:
-            # Any function may be called, of any types. An App's commands import it with the App, where they need it.
+        if self._program is None and "pydantic" in sys.modules:
+            # Functions of types that need it may be called, which are not known yet; the known ones import it there.
+            # A program without it is spared it: each fork would copy it, and each end tear it down.
             modules.append("pydantic")
         environment = dict(os.environ if self._environment is None else self._environment)
         # Larger than what a socket holds, perhaps; it is read as soon as there is somebody.

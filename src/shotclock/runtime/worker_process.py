@@ -600,8 +600,10 @@ class Worker(WorkerProcess):
                 self.kill("its bell may have rung")
         if self._is_last_call:
             self.kill("its bell was moved")
-        # From the end of the one before, if this one was already waiting then.
-        self._took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
+        # From the end of the one before, if this one was already waiting then. One that took long may only have lost
+        # the processor to others: it takes several of them until the worker counts as slow, and gets one at a time.
+        took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
+        self._took_ns = min(took_ns, 2 * max(self._took_ns, AHEAD_NS // MOST_AHEAD))
         self._finished_ns = finished_ns
         self._finish(task, worker_outcome(done.kind, done.payload), done.leaked)
 

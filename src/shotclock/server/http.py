@@ -21,20 +21,26 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import h11
 import uvicorn
+from anyio.lowlevel import checkpoint
 from mcp.server import _streamable_http_modern as modern_transport
+from mcp.server import streamable_http as sessions_transport
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from sse_starlette import EventSourceResponse
+from sse_starlette.event import ensure_bytes
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..inbox.inbox import Inbox
@@ -45,6 +51,8 @@ from .web.auth import MCP_PATH, AuthMiddleware, Link, Sessions
 from .web.routes import Operators
 
 if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream
+
     from ..temporal.front_end import FrontEnd
 
 HEADERS_WITHIN_S = 10.0
@@ -262,6 +270,11 @@ FAREWELL_S = 1
 # The SDK pings every response that is still open, by itself each 15 s: ten thousand callers who wait for a person would
 # be hundreds of pings a second, in bursts that hold up everybody else. Proxies drop what is silent for a minute.
 PING_S = 45.0
+# A client of a session sees the head of its answer by then, whenever the answer comes. Most are there before.
+HEAD_WITHIN_S = 0.05
+# Turns of the loop that the SDK takes from the last event of an answer to its end.
+TURNS_TO_END = 3
+_PING = b": ping\r\n\r\n"
 # Sessions of older clients cost some 40 kB each. Of one principal the one that was idle longest makes room for the
 # next; its client is told that there is no such session, and begins another.
 MOST_SESSIONS = 2_000
@@ -358,10 +371,58 @@ class HttpServer(uvicorn.Server):
 
 def _with_mcp(server: Server[Any], routes: list[Route]) -> Starlette:
     modern_transport._SSE_PING_INTERVAL = PING_S  # a constant of its module; there is no option
+    sessions_transport.EventSourceResponse = EventStream  # type: ignore[attr-defined]
     sessions = McpSessions(server, security_settings=_SECURITY, max_sessions=MOST_SESSIONS)
     return Starlette(
         routes=[Route(MCP_PATH, StreamableHTTPASGIApp(sessions)), *routes], lifespan=lambda app: sessions.run()
     )
+
+
+class EventStream(EventSourceResponse):
+    """The answer to one POST of an older client, as events: whatever is said meanwhile, and the answer as the last.
+
+    The SDK's own has five tasks for it, and sends the head, the answer and the end one by one, each of which wakes the
+    client. Here what is ready together goes out together.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST" or self.data_sender_callable is None:
+            await super().__call__(scope, receive, send)
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.data_sender_callable)
+            tasks.start_soon(_cancel_when_left, receive, tasks.cancel_scope)
+            await self._send_events(send)
+            tasks.cancel_scope.cancel()
+
+    async def _send_events(self, send: Send) -> None:
+        events = cast("MemoryObjectReceiveStream[dict[str, Any]]", self.body_iterator)
+        has_begun, has_ended, silent_s = False, False, HEAD_WITHIN_S
+        while not has_ended:
+            body = b""
+            with anyio.move_on_after(silent_s) as silence:
+                try:
+                    body = ensure_bytes(await events.receive(), self.sep)
+                    for _ in range(TURNS_TO_END):
+                        await checkpoint()
+                        body += ensure_bytes(events.receive_nowait(), self.sep)
+                except anyio.WouldBlock:
+                    pass
+                except anyio.EndOfStream:
+                    has_ended = True
+            if not has_begun:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            elif silence.cancelled_caught:
+                body = body or _PING
+            has_begun, silent_s = True, self.ping_interval
+            if body or has_ended:
+                await send({"type": "http.response.body", "body": body, "more_body": not has_ended})
+
+
+async def _cancel_when_left(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
 
 
 class McpSessions(StreamableHTTPSessionManager):

@@ -13,14 +13,13 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.value_types import compile_initialisers, dataclass
+from ..core.value_types import compile_initialisers, dataclass, replace
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.targets import learn, parse_target
 from ..inbox.inbox import Inbox

@@ -119,7 +119,9 @@ def _is_duration(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS
 
 
-# Once the backstop has rung, how long the answer waits to be able to say that the work is gone. It comes anyway.
+# Once the backstop has rung, how long the answer waits to be able to say that the work is gone: its grace, up to a
+# bound, and then this. It comes anyway.
+LONGEST_GRACE_MS = 5_000
 STOPPED_WITHIN_S = 0.5
 # The SDK's readers give up on JSON nested deeper than about 200; an answer they drop is an answer that never came.
 MOST_NESTED = 100
@@ -416,7 +418,8 @@ class ToolCallMiddleware:
         self.counts.backstop += 1
         call.stopped_for = self._operation_timeout(call, started_ns)
         self._leave(task, late=True)
-        await asyncio.wait((task,), timeout=STOPPED_WITHIN_S)
+        grace_ms = min(call.bound.grace_ms, LONGEST_GRACE_MS)
+        await asyncio.wait((task,), timeout=grace_ms / 1000 + STOPPED_WITHIN_S)
         envelope = _answer_of(call, task)
         if envelope.code == BACKSTOP:
             envelope.meta.update(timeout_ms=self._limit_ms, remaining_ms=0)

@@ -6,14 +6,14 @@ Each entry carries the hash of the one before it, so none can be taken out, chan
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.clocks import WallTime
 from ..core.proposal import canonical, digest
-from ..core.value_types import dataclass
-from .rows import Database, RowMapper, Transaction
+from ..core.value_types import dataclass, replace
+from .rows import Codec, Database, RowMapper, Transaction, json_text
 
 NOTHING_BEFORE = "0" * 64
 
@@ -48,7 +48,16 @@ class Entry:
         return canonical({**self.content(), "hash": self.hash}) + "\n"
 
 
-_ENTRIES = RowMapper(Entry, "audit")
+def _decode_details(column: str) -> dict[str, Any]:
+    """Return the details, or what stands in their place: whoever verifies the trail has to be able to read on."""
+    try:
+        details = json.loads(column)
+    except (ValueError, RecursionError):
+        details = None
+    return details if isinstance(details, dict) else {"unreadable": str(column)}
+
+
+_ENTRIES = RowMapper(Entry, "audit", codecs={"details": Codec(json_text, _decode_details)})
 
 
 def append(

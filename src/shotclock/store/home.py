@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,10 +104,10 @@ def load_private_key(path: Path) -> bytes:
     """
     try:
         if not path.exists():
-            fresh = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            fresh = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
             descriptor = create_private_file(fresh)
             try:
-                os.write(descriptor, secrets.token_bytes(KEY_BYTES))
+                os.write(descriptor, os.urandom(KEY_BYTES))
                 os.fsync(descriptor)
                 os.link(fresh, path)
             except FileExistsError:

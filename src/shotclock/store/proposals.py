@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.clocks import LATEST_MS, WallTime
@@ -38,7 +37,7 @@ from ..core.proposal import (
     apply_withdrawal,
     digest,
 )
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, replace
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
 from .rows import (
     Codec,
@@ -378,6 +377,16 @@ class Proposals:
                 None if ask is None else digest(ask[0]),
                 entries_of(transaction, id),
             )
+
+    def list_order(self) -> list[tuple[str, int, int | None]]:
+        """Return all of them as they are looked up, by their order of creation, each with the number that this goes by
+        and with that of the entry that made it, if there is one."""
+        query = (
+            "SELECT id, created_seq, (SELECT max(seq) FROM audit WHERE proposal = proposals.id "
+            "AND action IN ('proposed', 'taken-over')) FROM proposals ORDER BY created_seq"
+        )
+        with self._database.read() as transaction:
+            return [(id, created, made) for id, created, made in transaction.execute(query)]
 
     def since(self, after_seq: int, limit: int = 100) -> list[tuple[Summary, str]]:
         """Return those that changed later, in the order of their last change, and what that was."""

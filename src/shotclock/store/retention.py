@@ -14,13 +14,12 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
 from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import as_dict, dataclass, lazy_pattern, replace
 from .runs import belongs_to
 from .store import Store
 
@@ -61,7 +60,7 @@ class Pruned:
     is_all: bool = True
 
     def as_data(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "is_all"}
+        return {name: value for name, value in as_dict(self).items() if name != "is_all"}
 
 
 def read_retention(environment: Mapping[str, str]) -> Retention:

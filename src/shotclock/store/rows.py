@@ -166,7 +166,7 @@ class RowMapper(Generic[T]):
         build: Callable[[dict[str, Any]], T] | None = None,
         codecs: Mapping[str, Codec] | None = None,
     ) -> None:
-        declared = {field.name: field.type for field in kind.__dataclass_fields__.values()}  # type: ignore[attr-defined]
+        declared = dict(kind.__annotations__)
         declared = {name: type for name, type in declared.items() if name not in without} | dict(beside or {})
         self._fields = tuple(declared)
         self._codecs = tuple((codecs or {}).get(name) or _codec_of(type) for name, type in declared.items())

@@ -76,6 +76,8 @@ class StepInput(TypedDict):
     """The end of clean-up, where it is a part of that and the run was stopped."""
     is_clean_up: bool
     heartbeat_ms: int
+    sent_at: NotRequired[int]
+    """When the run has asked for it: the time of a try that goes on elsewhere has not stood still since then."""
     proposals: list[dict[str, Any]]
     """What people have been asked for it."""
     nested: dict[str, dict[str, Any]]
@@ -105,6 +107,8 @@ class StepReply(TypedDict, total=False):
     is_cancelled: bool
     lost: dict[str, int]
     """Its worker was shut down while it ran: the try that it was in, and when that began."""
+    is_unbegun: bool
+    """It came late to a worker that could not learn whether it may still begin it: somebody else may, as if new."""
     is_parked: bool
     """It waits for people or for runs inside it: the workflow does, and then it goes on in another activity."""
     proposals: list[dict[str, Any]]

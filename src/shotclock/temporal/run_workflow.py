@@ -256,7 +256,9 @@ class RunWorkflow:
             if reply.get("is_cancelled"):
                 raise asyncio.CancelledError  # with what it had said until then
             if (lost := reply.get("lost")) is not None:
-                if self._is_over_with_lost_worker(step, state, lost):
+                if reply.get("is_unbegun"):
+                    state.status, state.started_ms = Status.RUNNING, started_ms
+                elif self._is_over_with_lost_worker(step, state, lost):
                     return
                 continue
             if not reply.get("is_parked"):
@@ -327,6 +329,7 @@ class RunWorkflow:
             "clean_up_by": by.at_ns // NS_PER_MS if is_clean_up and by is not None else None,
             "is_clean_up": is_clean_up,
             "heartbeat_ms": self._given["heartbeat_ms"],
+            "sent_at": workflow.time_ns() // NS_PER_MS,
             "proposals": known.proposals,
             "nested": known.nested,
             "may_park": known.may_park,

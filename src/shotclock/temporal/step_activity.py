@@ -3,7 +3,9 @@ renders the outputs of a run.
 
 A worker tells the engine by heartbeats that it has a step, and knows which of them have arrived. It stops the step by
 itself once none has for half the time after which the engine would give the step to somebody else, and it is gone when
-that time is over: so a step never runs twice at once, also behind a cut network.
+that time is over: so a step never runs twice at once, also behind a cut network. A worker that is frozen is killed by
+then; and a step that came to it late, as what was sent to a frozen one does, is begun only if the engine says that it
+is still this worker's.
 
 docs/design.md: R57, R58.
 """
@@ -14,7 +16,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,12 +30,13 @@ from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, 
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
-from ..core.redaction import Redaction, looks_secret
+from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import dataclass
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope
+from ..process.kernel import DeadlineTimer
 from ..providers.provider import ForeignProposal, Providers, RunServices
 from ..providers.workflow import NestedRun
 from ..runtime import control_channel
@@ -48,7 +50,7 @@ from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import run_timeout_ms
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
 from ..workflow.schema import WorkflowFile, check_inputs
-from ..workflow.state import OutputsView, StepState, StepsView, explain_limit
+from ..workflow.state import OutputsView, StepState, StepsView, explain_limit, redaction_for
 from ..workflow.step_executor import StepExecutor, trace_steps
 from ..workflow.step_renderer import StepFailed, StepRenderer
 from .messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, Order, RunInput, StepInput, StepReply
@@ -57,33 +59,85 @@ from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
 BEATS = 8
+# Between two questions whether a step is still this worker's, where the first had no answer.
+ASK_AGAIN_S = 0.05
 # Of the calls of a step, told with each of them: the items of a step may be many.
 CALLS_TOLD = 10
 # A cut-off step is stopped at this share of that time, killed at the second, and at the third the worker ends itself
-# with all that it runs: something in it does not do what it is told.
-STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
+# with all that it runs: something in it does not do what it is told. One that is frozen does not even do that, and is
+# killed by its guard at the last.
+STOP_SHARE, KILL_SHARE, EXIT_SHARE, GUARD_SHARE = 0.5, 0.7, 0.85, 0.9
 
 
 class EngineClock:
     """The clock of the engine, as far as one activity knows it: by the instant at which it was started."""
 
     def __init__(self, started_ms: int, at_ns: int) -> None:
-        self._started_ms, self._at_ns = started_ms, at_ns
+        self.started_ms, self.at_ns = started_ms, at_ns
 
     def now_ms(self) -> int:
         return self.at_ms(monotonic_ns())
 
     def at_ms(self, at_ns: int) -> int:
         """Return an instant of this process on the engine's clock."""
-        return self._started_ms + (at_ns - self._at_ns) // NS_PER_MS
+        return self.started_ms + (at_ns - self.at_ns) // NS_PER_MS
 
     def deadline(self, at_ms: int) -> Deadline:
         """Return the instant as a deadline of this process."""
-        return Deadline(self._at_ns + (at_ms - self._started_ms) * NS_PER_MS)
+        return Deadline(self.at_ns + (at_ms - self.started_ms) * NS_PER_MS)
 
     def ahead_ms(self) -> int:
         """Return how far it is ahead of the wall clock here."""
         return self.now_ms() - wall_time().ms
+
+
+class StartDelays:
+    """How late steps come to this worker, measured by the fastest of them: only the engine knows when it gave them
+    away, and by a clock that is not ours."""
+
+    def __init__(self) -> None:
+        self._least_ns: int | None = None
+
+    def measure(self, started_ns: int, at_ns: int) -> int | None:
+        """Return how much later than the fastest one this step has come. None: there is nothing to measure by."""
+        apart_ns = at_ns - started_ns
+        if self._least_ns is None:
+            return None
+        self._least_ns = min(self._least_ns, apart_ns)
+        return apart_ns - self._least_ns
+
+    def adopt(self, started_ns: int, at_ns: int) -> None:
+        """Measure by this step from now on: it was in time by the engine's word, or the engine's clock was set back."""
+        self._least_ns = at_ns - started_ns
+
+
+class Leases:
+    """By when each step has to be gone, unless the engine is heard of before."""
+
+    def __init__(self) -> None:
+        self._held: dict[object, tuple[int, int]] = {}
+        self.timer = DeadlineTimer()
+        """Rings for the worker's guard, a process of its own, once the worker should have ended itself."""
+
+    def hold(self, step: object, heard_ns: int, limit_ns: int) -> None:
+        """Have the worker end, for the sake of a step that the engine has heard of then, before the limit is over."""
+        self._held[step] = heard_ns + int(limit_ns * EXIT_SHARE), heard_ns + int(limit_ns * GUARD_SHARE)
+        self._arm()
+
+    def end(self, step: object) -> None:
+        self._held.pop(step, None)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._held:
+            self.timer.arm(min(guard_ns for _, guard_ns in self._held.values()))
+        else:
+            self.timer.disarm()
+
+    @property
+    def is_overdue(self) -> bool:
+        now_ns = monotonic_ns()
+        return any(now_ns >= exit_ns for exit_ns, _ in list(self._held.values()))
 
 
 @dataclass(frozen=True)
@@ -99,10 +153,9 @@ class WorkerServices:
     """Where steps run whose file's own folder is not on this machine."""
     own_queue: str
     """Where this worker alone hears orders for the steps that it has."""
-    own_variables: Mapping[str, str] = field(default_factory=dict)
+    leases: Leases
+    own_variables: Mapping[str, str]
     """What the worker itself gets in with. No step sees it, and what is secret of it is taken out of what steps say."""
-    leases: dict[object, int] = field(default_factory=dict)
-    """By when each step has to be gone, unless the engine is heard of before. Looked after by a thread of its own."""
 
 
 class Activities:
@@ -110,6 +163,7 @@ class Activities:
 
     def __init__(self, services: WorkerServices) -> None:
         self._services = services
+        self._delays = StartDelays()
         self._under_way: dict[tuple[str, str], _StepWork] = {}
         """By run and step."""
 
@@ -117,12 +171,13 @@ class Activities:
     async def carry_out_step(self, given: dict[str, Any]) -> dict[str, Any]:
         if given["version"] > VERSION:
             raise RuntimeError(f"a later version asks for this step (messages {given['version']}, here {VERSION})")
-        work = _StepWork(given, self._services, _engine_clock())  # type: ignore[arg-type]
+        work = _StepWork(given, self._services, _engine_clock(), self._delays)  # type: ignore[arg-type]
         key = (given["run"]["run_id"], given["step"])
         self._under_way[key] = work
         try:
             return dict(await work.carry_out())
         finally:
+            self._services.leases.end(work)
             if self._under_way.get(key) is work:
                 del self._under_way[key]
 
@@ -199,7 +254,7 @@ async def _open_context(
         deadlines=make_deadlines(bell),
         environment=everything,
         base_env={name: value for name, value in everything.items() if not looks_secret(name)},
-        redaction=Redaction({**everything, **services.own_variables}),
+        redaction=redaction_for(workflow, {**everything, **services.own_variables}),
         on_change=None,
         on_news=None,
         call=call,
@@ -233,11 +288,18 @@ def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock
 class _StepWork:
     """One step, while this worker has it."""
 
-    def __init__(self, given: StepInput, services: WorkerServices, clock: EngineClock) -> None:
+    def __init__(self, given: StepInput, services: WorkerServices, clock: EngineClock, delays: StartDelays) -> None:
         self._given = given
         self._services = services
         self._clock = clock
+        self._delays = delays
+        self._limit_ns = given["heartbeat_ms"] * NS_PER_MS
+        self._heard_ns = monotonic_ns()
+        """Since when the engine has heard nothing of the step, at worst."""
+        self._handle = services.client.get_async_activity_handle(task_token=activity.info().task_token)
         self.state = StepState.from_record(given["state"])
+        if self.state.cut_off_ms and "sent_at" in given:
+            self.state.cut_off_ms += max(0, clock.now_ms() - given["sent_at"])
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._run_call: Call | None = None
         self._deadlines: Deadlines | None = None
@@ -256,6 +318,14 @@ class _StepWork:
         """Execute the step, and return its state, whatever ends it. A step that this worker may not have any more has
         no reply: its tree is gone."""
         given = self._given
+        try:
+            may_begin = await self._is_still_ours()
+        except asyncio.CancelledError:  # the worker is being shut down
+            may_begin = False
+        if not may_begin:
+            return {"state": given["state"], "lost": self._describe_try(), "is_unbegun": True}
+        if self._is_ordered_off:
+            return {"state": given["state"], "is_cancelled": True}
         workflow = WorkflowFile.model_validate(given["workflow"])
         step = workflow.steps[given["step"]]
         unpack_proposals(given["proposals"], self._services.store, self._clock.ahead_ms())
@@ -287,7 +357,7 @@ class _StepWork:
                     await asyncio.wait([working])  # bounded: a cancelled step is killed after its grace
                 holding.cancel()
                 await asyncio.wait([holding])
-                self._services.leases.pop(self, None)
+                self._services.leases.end(self)
                 leave(context.call)
             return self._reply(working, context)
 
@@ -396,54 +466,82 @@ class _StepWork:
 
     # --- holding on to it ---------------------------------------------------------------------------------
 
+    async def _is_still_ours(self) -> bool:
+        """Return whether the step may be begun, with its lease held. One that has come late may be somebody else's by
+        now, so the engine is asked first; and so is it before the first step, whose delay nobody knows."""
+        started_ns, at_ns = self._clock.started_ms * NS_PER_MS, self._clock.at_ns
+        delay_ns = self._delays.measure(started_ns, at_ns)
+        if delay_ns is not None and delay_ns <= self._limit_ns // BEATS:
+            self._heard_ns = at_ns - delay_ns
+        elif await self._ask_until(monotonic_ns() + int(self._limit_ns * STOP_SHARE)):
+            self._delays.adopt(started_ns, at_ns)
+        else:
+            return False
+        self._services.leases.hold(self, self._heard_ns, self._limit_ns)
+        # Not if it was frozen meanwhile. From here on its guard sees to that.
+        return monotonic_ns() < self._heard_ns + int(self._limit_ns * STOP_SHARE)
+
+    async def _ask_until(self, by_ns: int) -> bool:
+        """Return whether the engine says that the step is this worker's. An engine that is busy is asked again."""
+        while not await self._beat(by_ns):
+            if self._is_cut_off or monotonic_ns() >= by_ns:
+                return False
+            await asyncio.sleep(ASK_AGAIN_S)
+        return True
+
     async def _hold(self, working: asyncio.Future[None]) -> None:
         """Tell the engine that the step is here, and stop it where that has not been heard for too long."""
-        limit_ns = self._given["heartbeat_ms"] * NS_PER_MS
-        pause_s = limit_ns / BEATS / 1e9
-        handle = self._services.client.get_async_activity_handle(task_token=activity.info().task_token)
-        heard_ns = monotonic_ns()
+        pause_s = self._limit_ns / BEATS / 1e9
         while True:
-            stop_ns = heard_ns + int(limit_ns * STOP_SHARE)
-            self._services.leases[self] = heard_ns + int(limit_ns * EXIT_SHARE)
+            stop_ns = self._heard_ns + int(self._limit_ns * STOP_SHARE)
+            self._services.leases.hold(self, self._heard_ns, self._limit_ns)
             await asyncio.sleep(min(pause_s, max(0, stop_ns - monotonic_ns()) / 1e9))
-            sent_ns = monotonic_ns()
-            try:
-                # Not only the call's own bound: it is made again where nobody answers.
-                async with asyncio.timeout(max(0.0, stop_ns - sent_ns) / 1e9):
-                    await handle.heartbeat(self._describe_beat(), rpc_timeout=timedelta(seconds=pause_s))
-                    if not self._is_announced:
-                        await self._announce(timedelta(seconds=pause_s))
-                heard_ns = sent_ns
-            except AsyncActivityCancelledError:
-                self._is_ordered_off = True
+            is_heard = await self._beat(stop_ns)
+            if self._is_ordered_off:
                 working.cancel()
-                heard_ns = sent_ns
-            except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND:  # it is not ours any more
-                    stop_ns = 0
-            except Exception:  # no answer in time, or anything else: it was not heard
-                pass
-            if heard_ns != sent_ns and monotonic_ns() >= stop_ns:
+            elif is_heard and not self._is_announced:
+                await self._announce(pause_s)
+            if self._is_cut_off or (not is_heard and monotonic_ns() >= stop_ns):
                 self._is_cut_off = True
-                await self._give_up(working, limit_ns)
+                await self._give_up(working)
                 return
 
-    async def _give_up(self, working: asyncio.Future[None], limit_ns: int) -> None:
+    async def _beat(self, by_ns: int) -> bool:
+        """Tell the engine that the step is here, and return whether it has heard that. Bounded."""
+        sent_ns = monotonic_ns()
+        within = timedelta(seconds=self._limit_ns / BEATS / 1e9)
+        try:
+            # Not only the call's own bound: it is made again where nobody answers.
+            async with asyncio.timeout(max(0, by_ns - sent_ns) / 1e9):
+                await self._handle.heartbeat(self._describe_beat(), rpc_timeout=within)
+        except AsyncActivityCancelledError:
+            self._is_ordered_off = True
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:  # it is not ours any more
+                self._is_cut_off = True
+            return False
+        except Exception:  # no answer in time, or anything else: it was not heard
+            return False
+        self._heard_ns = sent_ns
+        return True
+
+    async def _give_up(self, working: asyncio.Future[None]) -> None:
         """Have the step gone before somebody else starts it."""
         working.cancel()
-        await asyncio.wait([working], timeout=limit_ns * (KILL_SHARE - STOP_SHARE) / 1e9)
+        await asyncio.wait([working], timeout=self._limit_ns * (KILL_SHARE - STOP_SHARE) / 1e9)
         for call in list(calls_inside(self._run_call)) if self._run_call is not None else ():
             if call.work is not None:
                 call.work.kill()
         # If that does not help either, the lease runs out, and with it the worker.
 
-    async def _announce(self, within: timedelta) -> None:
+    async def _announce(self, within_s: float) -> None:
         """Tell the workflow where orders for the step are heard. Short steps have ended by now, and need none."""
         run_id, queue = self._given["run"]["run_id"], self._services.own_queue
         self._is_announced = True
         handle = self._services.client.get_workflow_handle(run_id)
-        with contextlib.suppress(RPCError):  # then it hears none
-            await handle.signal("hold", [self._given["step"], queue], rpc_timeout=within)
+        with contextlib.suppress(RPCError, TimeoutError):  # then it hears none
+            async with asyncio.timeout(within_s):
+                await handle.signal("hold", [self._given["step"], queue], rpc_timeout=timedelta(seconds=within_s))
 
     def _describe_beat(self) -> dict[str, Any]:
         """Return which try the step is in, and how the clocks of its calls stand, for those who look at the run."""

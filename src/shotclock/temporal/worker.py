@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 import os
 import secrets
+import select
+import socket
 import tempfile
 import threading
 from collections.abc import Callable
@@ -14,14 +16,12 @@ from datetime import timedelta
 from pathlib import Path
 
 from temporalio.client import Client
-from temporalio.worker import Worker
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from ..core.redaction import looks_secret
 from ..core.value_types import value
 from ..inbox.inbox import KEY_FILE
 from ..process import kernel
-from ..process.clock import monotonic_ns, pause
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import create_private_file
@@ -31,7 +31,7 @@ from .connection import API_KEY, SETTINGS, Address, check_namespace, connect
 from .messages import DEFAULT_QUEUE
 from .payloads import KEY_VARIABLE, read_key
 from .run_workflow import RunWorkflow
-from .step_activity import Activities, WorkerServices
+from .step_activity import Activities, Leases, WorkerServices
 
 DEFAULT_PARALLEL = 8
 # A run's workflow waits so long for the worker that has it in memory before another one takes it.
@@ -41,7 +41,7 @@ POLLS = 2
 # How long steps that run have to end once the worker was told to leave. Then they are handed to others.
 DEFAULT_DRAIN_MS = 30_000
 # How often it is looked whether a step is overdue: a fraction of what is left between that and the next one's start.
-LEASE_LOOK_S = 0.05
+LEASE_LOOK_MS = 50
 # After a worker that could not stop a step in time: all that it started dies with it.
 EXIT_CUT_OFF = 70
 # What the worker itself gets in with, and no step.
@@ -76,12 +76,16 @@ async def serve_worker(
         await check_namespace(client)
         folder = None if options.folder is None else Path(options.folder)
         own_queue = f"{options.queue}@{secrets.token_hex(6)}"
+        leases = Leases()
         environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
         own = {name: value for name, value in os.environ.items() if name in OWN_VARIABLES}
         if address.api_key is not None:
             own[API_KEY.variable] = address.api_key
-        services = WorkerServices(client, runtime, store, inbox, environment, folder, own_queue, own)
-        threading.Thread(target=_end_when_overdue, args=(services.leases,), daemon=True).start()
+        services = WorkerServices(client, runtime, store, inbox, environment, folder, own_queue, leases, own)
+        guard = stack.enter_context(runtime.start_guard(leases.timer)) if kernel.LINUX else None
+        is_over = threading.Event()
+        stack.callback(is_over.set)
+        threading.Thread(target=_end_when_overdue, args=(leases, guard, is_over), daemon=True).start()
         steps, orders = make_workers(client, services, options)
         async with orders, steps:
             on_ready()
@@ -96,19 +100,19 @@ def _share_approval_key(store: Store) -> None:
             file.write(hashlib.sha256(b"shotclock approvals " + key).digest())
 
 
-def _end_when_overdue(leases: dict[object, int]) -> None:
-    """End the worker, and with it all that it runs, once a step is still there that others may begin now. In a thread:
-    nothing that blocks the event loop may keep it from that."""
-    while not any(monotonic_ns() >= by_ns for by_ns in list(leases.values())):
-        pause(LEASE_LOOK_S)
+def _end_when_overdue(leases: Leases, guard: socket.socket | None, is_over: threading.Event) -> None:
+    """End the worker, and with it all that it runs, once a step is still there that others may begin now, or nobody
+    would end the worker if it were frozen. In a thread: nothing that blocks the event loop may keep it from that."""
+    poller = select.poll()
+    if guard is not None:
+        poller.register(guard, select.POLLIN)
+    while not leases.is_overdue:
+        is_unguarded = poller.poll(LEASE_LOOK_MS)
+        if is_over.is_set():
+            return
+        if is_unguarded:
+            break
     os._exit(EXIT_CUT_OFF)
-
-
-def make_runner() -> SandboxedWorkflowRunner:
-    """Return the sandbox that the workflow runs in. What it uses of ours is shared with it: pure, or only named."""
-    ours = [f"shotclock.{room}" for room in ("core", "process", "store", "runtime", "inbox", "dispatch", "providers")]
-    ours += ["shotclock.workflow", "shotclock.temporal.messages"]
-    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*ours))
 
 
 def make_workers(client: Client, services: WorkerServices, options: WorkerOptions) -> tuple[Worker, Worker]:
@@ -119,7 +123,9 @@ def make_workers(client: Client, services: WorkerServices, options: WorkerOption
         task_queue=options.queue,
         workflows=[RunWorkflow],
         activities=[activities.carry_out_step, activities.render_outputs],
-        workflow_runner=make_runner(),
+        # The workflow is our own code and no user's. Tests replay it in Temporal's sandbox, which would cost a worker a
+        # quarter of its time.
+        workflow_runner=UnsandboxedWorkflowRunner(),
         max_concurrent_activities=options.most_steps,
         max_concurrent_activity_task_polls=POLLS,
         max_concurrent_workflow_task_polls=POLLS,

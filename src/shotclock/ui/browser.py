@@ -24,7 +24,8 @@ from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 T = TypeVar("T")
 
 CHROMIUM_VARIABLE = "SHOTCLOCK_CHROMIUM"
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Devices have no window. The headless shell is the same engine and starts with half the work, so it comes first.
+_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--disable-gpu",
     "--disable-quic",

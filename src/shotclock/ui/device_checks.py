@@ -86,7 +86,7 @@ async def _check_playwright() -> tuple[Status, str]:
 async def _check_chromium(services: RuntimeServices) -> tuple[Status, str]:
     program = find_chromium()
     if program is None:
-        missing = "no Chromium is on PATH: install one (Debian: apt install chromium)"
+        missing = "no Chromium is on PATH: install one (Debian: apt install chromium-headless-shell)"
         return "warn", f"{missing}, or name it in {CHROMIUM_VARIABLE}"
     output = await services.run_command([program, "--version"], within_ms=VERSION_LIMIT_MS)
     said = output.stdout.decode("utf-8", "replace").strip().split("\n")[0][:100]

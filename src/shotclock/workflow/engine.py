@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets as tokens
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +17,9 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
 from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.proposal import Proposal, result_of
-from ..core.redaction import Redaction, looks_secret
+from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import dataclass, field, replace, replace_fields
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.overtime_question import ask_person
@@ -75,6 +73,7 @@ from .state import (
     park_outcome,
     read_record,
     record_workflow,
+    redaction_for,
     restore_secrets,
 )
 from .step_executor import StepExecutor, record_skipped_span, trace_steps
@@ -91,7 +90,7 @@ class RunRequest:
     workflow: WorkflowFile
     file: str
     folder: Path
-    run_id: str = field(default_factory=lambda: tokens.token_hex(8))
+    run_id: str = field(default_factory=lambda: os.urandom(8).hex())
     inputs: Mapping[str, Any] = field(default_factory=dict)
     timeout_ms: int | None = None
     """The caller's own limit, where it is shorter than the file's."""
@@ -377,7 +376,7 @@ class _Run:
                 deadlines=Deadlines(self.call.bound.bell, kept_ms, clean_up_steps(request.workflow)),
                 environment=everything,
                 base_env={name: value for name, value in everything.items() if not looks_secret(name)},
-                redaction=Redaction(everything),
+                redaction=redaction_for(request.workflow, everything),
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 call=self.call,

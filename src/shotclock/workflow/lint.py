@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from ..core.clocks import WORK_CLOCKS, format_duration, reserve_ms_for
 from ..core.errors import Failure
 from ..core.json_values import as_text
 from ..core.overtime import OvertimeError
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, field, replace
 from ..providers.command import CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep

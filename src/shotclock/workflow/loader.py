@@ -9,14 +9,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Collection, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..core.validation import Part, ValidationError
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, field
 from ..providers.provider import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart
 from ..runtime.call import Outcome
 from .schema import DefaultsPart, InputPart, ToolPart, WorkflowFile

@@ -12,12 +12,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
 from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import as_dict, dataclass, lazy_pattern, replace
 from ..core.visible_text import one_line, visible
 from ..store.runs import Run, StepRecord
 from .plan import Groups, Plan, needs, plan_of
@@ -153,7 +152,7 @@ class Report:
 
 
 def _step_dict(step: ReportedStep) -> dict[str, Any]:
-    made = asdict(step) | {"depends_on": ["|".join(group) for group in step.depends_on]}
+    made = as_dict(step) | {"depends_on": ["|".join(group) for group in step.depends_on]}
     made["status"] = step.status.value
     made["warnings"] = list(step.warnings)
     made["overtime"] = list(step.overtime)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from ..core.value_types import lazy_pattern
+from ..core.value_types import NamedTuple, lazy_pattern
 from .shell_programs import (
     ASSIGNED,
     AWK,

@@ -9,10 +9,9 @@ docs/design.md: R50.
 from __future__ import annotations
 
 import re
-from dataclasses import field
 from enum import StrEnum
 
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import dataclass, field, lazy_pattern
 
 # Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
 DEPTH_LIMIT = 50

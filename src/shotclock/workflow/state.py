@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, fields
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from ..core.clocks import ClockKind, Fired, WallTime, format_duration
 from ..core.envelope import Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, field, fields_of
 from ..providers.provider import STEP_TYPES
 from ..runtime.call import Call, Outcome, wound_down_problem
 from .schema import REFERENCE, WorkflowFile
@@ -194,11 +194,13 @@ class StepState:
 
     def to_answer(self) -> dict[str, Any]:
         """Return what the envelope shows of it."""
-        return {name: value for name in _SHOWN if (value := getattr(self, name)) or name in _ALWAYS_SHOWN}
+        values = zip(_SHOWN, _read_shown(self), strict=True)
+        return {name: value for name, value in values if value or name in _ALWAYS_SHOWN}
 
     def to_record(self) -> dict[str, Any]:
         """Return what the store keeps of it: what differs from a fresh step, because every step is written twice."""
-        return {name: value for name in _FIELDS if (value := getattr(self, name)) or name in _ALWAYS_RECORDED}
+        values = zip(_FIELDS, _read_fields(self), strict=True)
+        return {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> StepState:
@@ -213,10 +215,11 @@ class StepState:
 
 
 _PASSING = ("try_began_ns", "used_ms", "earlier_effects")
-_FIELDS = tuple(field.name for field in fields(StepState) if field.name not in _PASSING)
+_FIELDS = tuple(name for name in fields_of(StepState) if name not in _PASSING)
 _KEPT_BACK = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
 _KEPT_BACK |= {"has_begun", "cut_off_ms"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)
+_read_fields, _read_shown = attrgetter(*_FIELDS), attrgetter(*_SHOWN)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}
@@ -303,6 +306,12 @@ def literal_secrets(written: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def redaction_for(workflow: WorkflowFile, environment: Mapping[str, str]) -> Redaction:
+    """Return what hides the secrets of the environment, and those that the file itself holds, from all that is kept or
+    shown of a run."""
+    return Redaction({**environment, **literal_secrets(workflow.model_dump(exclude_unset=True))})
+
+
 def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
     """Return the workflow as it may be kept: no literal secret in `env` and `headers`, no known one in its texts."""
     kept: dict[str, Any] = json.loads(json.dumps(written))
@@ -368,8 +377,7 @@ def read_record(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepSta
 def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the workflow as it is written down: without secrets, and saying so where there were some."""
     written = workflow.model_dump(exclude_unset=True)
-    redaction = Redaction({**environment, **literal_secrets(written)})
-    kept = without_secrets(written, redaction)
+    kept = without_secrets(written, redaction_for(workflow, environment))
     return kept if kept == written else {**kept, HIDES: True}
 
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from contextvars import Token
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, Problem
@@ -25,6 +25,7 @@ from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalSta
 from ..core.proposal_request import TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
+from ..core.value_types import NamedTuple
 from ..inbox.access import Principal
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
 from ..inbox.person_wait import NOT_BOUND, RunWait, action_changed, ask_and_wait, refusal_outcome
@@ -134,6 +135,11 @@ class StepApproval:
             file = rendered.folder / str(rendered.settings["workflow"])
             self._files = await asyncio.to_thread(digests_of, file)
             surroundings["files"] = await self._hide_secrets(self._files, "files", hidden)
+        overtime = step.overtime if step.overtime is not None else self._run.workflow.defaults.overtime
+        if overtime:  # who is asked about it may be a program of the file
+            surroundings["overtime"] = await self._hide_secrets(overtime, "overtime", hidden)
+        if tools := _find_tools(step, self._run):
+            surroundings["tools of the file"] = await self._hide_secrets(tools, "tools of the file", hidden)
         if hidden:
             surroundings[HIDDEN_VALUES] = hidden
         return ProposalRequest(
@@ -155,6 +161,15 @@ class StepApproval:
 
     async def _hide_secrets(self, value: Any, place: str, hidden: list[str]) -> Any:
         return await hide_secrets(self._inbox, self._run.redaction.text, value, place, hidden)
+
+
+def _find_tools(step: StepPart, run: RunContext) -> dict[str, Any]:
+    """Return, as the file has them, the tools that an agent may call by itself: their arguments are not known yet."""
+    from ..providers.ai import AiStep
+
+    if not isinstance(step, AiStep):
+        return {}
+    return {name: run.workflow.tools[name].model_dump(exclude_unset=True) for name in step.ai.tools}
 
 
 def _with_real_paths(step: StepPart, rendered: RenderedStep) -> RenderedStep:

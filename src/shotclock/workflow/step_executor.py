@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline, Fired
 from ..core.envelope import Envelope
@@ -27,7 +25,7 @@ from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import NamedTuple, dataclass, replace_fields
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
@@ -323,6 +321,8 @@ class StepExecutor:
                 return verdict
             pause_ms = delay_ms(retry, tries)
             if retry.backoff.jitter:
+                import random  # slow to import, and most steps do not wait for another attempt
+
                 pause_ms = int(pause_ms * random.uniform(0.5, 1.0))
             wanted = result.envelope.error or {}
             pause_ms = max(pause_ms, int(wanted.get("retry_after_ms") or 0))  # type: ignore[call-overload]
@@ -423,7 +423,7 @@ class StepExecutor:
         outer = current_scope.get()
         assert outer is not None, "steps are tried inside of a run"
         # That of the run, which may have been extended since the step began.
-        token = current_scope.set(replace(outer, deadline=run.deadlines.of(work.name)))
+        token = current_scope.set(outer.changed(run.deadlines.of(work.name), outer.span, outer.call))
         try:
             with left:
                 may_start = run.deadlines.may_start(work.name)  # the run's clock may have rung for another item
@@ -539,7 +539,7 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
     if step.overtime is not None:
         call.overtime = Overtime(step.overtime)
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
-    token = current_scope.set(replace(outer, call=call))
+    token = current_scope.set(outer.changed(outer.deadline, outer.span, call))
     work = call.work = _TryWork(call, provider.step_type.can_extend)
     enter(call)
     start_control(call, runtime.observe)
@@ -700,7 +700,7 @@ def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None])
         assert outer is not None, "steps are executed inside of a run"
         run = outer.span.trace
         own, began_ns = run.below(new_span_id()), monotonic_ns()
-        token = current_scope.set(replace(outer, span=own, deadline=deadline_of(name)))
+        token = current_scope.set(outer.changed(deadline_of(name), own, outer.call))
         try:
             await execute(name, step, state, scope)
         finally:

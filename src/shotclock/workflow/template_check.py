@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..core.value_types import dataclass
+from ..core.value_types import NamedTuple, dataclass, field, replace
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
@@ -66,11 +65,12 @@ def _check_names(text: str, visible: VisibleNames) -> Checked:
     """Check a template of plain names without Jinja, which takes longer to load than most files to check."""
     flaws: list[Flaw] = []
     mentions: list[tuple[str, str]] = []
-    for head, first in names_in(text):
+    for head, *parts in names_in(text):
         if head not in visible.names:
             flaws.append(_unknown_name(head, visible))
-        elif first is not None:
-            flaws += _check_member(head, first, visible, mentions)
+        elif parts:
+            flaws += _check_member(head, parts[0], visible, mentions)
+            flaws += _check_step_member(head, parts)
     return Checked(list(dict.fromkeys(flaws))[:MOST_FLAWS], list(dict.fromkeys(mentions)))
 
 
@@ -131,6 +131,18 @@ def _check_member(head: str, name: str, visible: VisibleNames, mentions: list[tu
         yield Flaw("template/unknown-input", f"`inputs.{name}`: `inputs` has no {name!r}", hint)
     elif head in ("outputs", "steps"):
         mentions.append((head, name))
+    elif head in _MEMBERS and name not in _MEMBERS[head]:
+        yield _unknown_member(f"{head}.{name}", name, _MEMBERS[head])
+
+
+def _check_step_member(head: str, parts: list[str]) -> Iterator[Flaw]:
+    if head == "steps" and len(parts) > 1 and parts[1] not in _MEMBERS["steps.NAME"]:
+        yield _unknown_member(f"steps.{parts[0]}.{parts[1]}", parts[1], _MEMBERS["steps.NAME"])
+
+
+def _unknown_member(written: str, name: str, known: Collection[str]) -> Flaw:
+    hint = suggest(name, known, otherwise="there are ")
+    return Flaw("template/unknown-name", f"`{written}`: there is no {name!r} in it", hint)
 
 
 class _Walk:
@@ -184,6 +196,10 @@ class _Walk:
             message = "`.length` is what JavaScript calls it; here it is a key of an object"
             self.flaws.append(Flaw("template/foreign", message, hint, is_error=False))
         head = node.node
+        if isinstance(head, nodes.Getattr | nodes.Getitem) and isinstance(head.node, nodes.Name):
+            if head.node.name not in bound and not is_called and (step := _member(head)) is not None:
+                self.flaws += _check_step_member(head.node.name, [step, name])
+            return
         if not isinstance(head, nodes.Name) or head.name in bound or head.name not in self._visible.names:
             return
         if is_called and is_method and name in dir(dict) and name not in self._visible.steps:
@@ -256,6 +272,12 @@ def _methods() -> frozenset[str]:
 # chance, so that is said before anything runs.
 
 _EVERYWHERE = frozenset({"outputs", "steps", "inputs", "env", "run"})
+# What there is behind names that are ours, whatever the file says.
+_MEMBERS = {
+    "run": ("id", "name"),
+    "deadline": ("remaining",),
+    "steps.NAME": ("status", "output", "error", "attempts", "partial"),
+}
 # About the step as a whole, or about its output: no try of it is under way then.
 _AROUND = frozenset({"if", "for_each", "transform", "fail_if"})
 _NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"

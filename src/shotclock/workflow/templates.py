@@ -13,11 +13,11 @@ import re
 import resource
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.errors import Failure
 from ..core.json_values import as_plain, as_text, is_true, read_json, write_json
-from ..core.value_types import lazy_pattern
+from ..core.value_types import NamedTuple, lazy_pattern
 from .schema import is_template
 from .shell_quoting import has_marks, mark, marks_in, unmarked
 
@@ -109,15 +109,17 @@ def is_simple(text: str) -> bool:
     return "{%" not in text and "{{" not in _PLACEHOLDER.sub("", text)
 
 
-def names_in(text: str) -> list[tuple[str, str | None]]:
-    """Return the plain names that a template looks up: each one's head, and the first name behind it."""
+def names_in(text: str) -> list[list[str]]:
+    """Return the plain names that a template looks up, each as its head and the names behind it, up to a number."""
     found = []
     for name in _PLACEHOLDER.findall(text):
         head = re.match(r"[A-Za-z_][\w-]*", name)
         assert head is not None
-        part = _PART.match(name, head.end())
-        first = None if part is None else part[1] or part[3] or part[4]
-        found.append((head[0], first))
+        parts, at = [head[0]], head.end()
+        while (part := _PART.match(name, at)) is not None and part[2] is None:
+            parts.append(part[1] or part[3] or part[4] or "")
+            at = part.end()
+        found.append(parts)
     return found
 
 

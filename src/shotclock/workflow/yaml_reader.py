@@ -10,10 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Any
 
-from ruamel.yaml import YAML
+from ..core.lazy_names import import_lazily
+from ..core.value_types import dataclass, field, lazy_pattern
+
+import_lazily("ruamel.yaml")  # before its parts: what we do not use of it is two thirds of its import
+
+# ruff: noqa: E402
+from ruamel.yaml.docinfo import DocInfo
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
@@ -24,9 +29,10 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
     StreamEndEvent,
 )
-from ruamel.yaml.reader import ReaderError
-
-from ..core.value_types import dataclass, lazy_pattern
+from ruamel.yaml.parser import Parser
+from ruamel.yaml.reader import Reader, ReaderError
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.scanner import Scanner
 
 # Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
 # the largest file there may be has half as many characters.
@@ -128,6 +134,33 @@ class _Anchored:
     """As it was written, if it can be a key."""
 
 
+class _Loader:
+    """The parts of ruamel that make events of a text; they look for each other here, as in its own YAML("safe")."""
+
+    typ = "safe"
+    comment_handling = None
+
+    def __init__(self, text: str) -> None:
+        self.version: Any = None
+        self.tags: dict[str, str] = {}
+        self.doc_infos = [DocInfo(requested_version=None)]
+        self.reader = Reader(text, loader=self)
+        self.scanner = Scanner(loader=self)
+        self.parser = Parser(loader=self)
+        self._resolver: Any = None
+        self._resolver_version: Any = None
+
+    @property
+    def resolver(self) -> Any:
+        if self._resolver is None or self._resolver_version != self.version:  # a directive has named another
+            self._resolver, self._resolver_version = VersionedResolver(self.version, loader=self), self.version
+        return self._resolver
+
+    def events(self) -> Iterator[Any]:
+        while self.parser.check_event():
+            yield self.parser.get_event()
+
+
 class _Reading:
     def __init__(self) -> None:
         self.flaws: list[Flaw] = []
@@ -136,7 +169,7 @@ class _Reading:
         self._events: Iterator[Any] = iter(())
 
     def document(self, text: str) -> tuple[Any, Spot]:
-        self._events = YAML(typ="safe", pure=True).parse(text)
+        self._events = _Loader(text).events()
         value, spot = None, Spot()
         for event in self._events:
             if isinstance(event, DocumentStartEvent):

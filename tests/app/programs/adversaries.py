@@ -12,6 +12,8 @@ import threading
 import time
 from typing import Any
 
+import psutil
+
 from shotclock import App
 
 app = App("adversaries", default_timeout="700ms", grace="200ms")
@@ -140,6 +142,16 @@ def kills_its_group() -> None:
 @app.command
 def kills_its_parent() -> None:
     os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(FOR_EVER)
+
+
+@app.command
+def stops_its_guardians() -> None:
+    """Stop the supervisor of this process, and the zygotes above it."""
+    above = psutil.Process().parent()
+    while above is not None and above.name() in ("shotclock-sup", "clock-zygote"):
+        os.kill(above.pid, signal.SIGSTOP)
+        above = above.parent()
     time.sleep(FOR_EVER)
 
 

@@ -1,12 +1,12 @@
 """What tests of the operators' page share: a real Chromium, and the page opened in it."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shotclock.ui.browser import find_chromium
 from tests.server.web.serving import Served
 
 SCREENSHOTS = Path(__file__).parent / "screenshots"
@@ -18,7 +18,7 @@ WIDE, PHONE = {"width": 1280, "height": 820}, {"width": 375, "height": 740}
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = find_chromium()
     if program is None:
         pytest.skip("no Chromium here: `make test` installs it where it may")
     SCREENSHOTS.mkdir(exist_ok=True)

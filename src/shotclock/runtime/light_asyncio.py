@@ -1,0 +1,67 @@
+"""Import of asyncio without what few programs use of it. To import this module first is enough.
+
+What it leaves out is imported where asyncio first uses it. To all others nothing changes: they import those modules
+themselves. Where asyncio is imported already, nothing happens.
+
+docs/design.md: R24.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..core.value_types import is_coroutine_function
+
+# What asyncio and the modules below it import at the top and rarely use: for TLS, for source lines in tracebacks,
+# for callbacks that are no plain functions. Together a quarter of its import, and the price of the start-up ratios.
+_RARELY_USED = ("ssl", "asyncio.sslproto", "inspect", "tokenize", "textwrap", "locale")
+_MODULES: dict[str, Any] = sys.modules
+
+
+def _import_asyncio() -> None:
+    stand_ins = {name: _DeferredModule(name) for name in _RARELY_USED if name not in sys.modules}
+    if "ssl" in stand_ins:
+        stand_ins["ssl"] = _DeferredTLS("ssl")
+    if "inspect" in stand_ins:  # asked about each handler of a signal
+        stand_ins["inspect"].iscoroutinefunction = is_coroutine_function  # type: ignore[attr-defined]
+    _MODULES.update(stand_ins)
+    try:
+        import asyncio
+    finally:
+        for name, stand_in in stand_ins.items():
+            if _MODULES.get(name) is stand_in:
+                del _MODULES[name]
+    if not hasattr(asyncio, "sslproto"):  # which importing it would have set, and some libraries read
+        asyncio.sslproto = stand_ins["asyncio.sslproto"]  # type: ignore[attr-defined]
+
+
+class _DeferredModule:
+    """Stands for a module where another one has imported it. The first use imports it."""
+
+    __spec__ = None  # `import` looks at it where a module is there already
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> object:
+        from importlib import import_module
+
+        if _MODULES.get(self.__name__) is self:  # used while asyncio is still being imported
+            del _MODULES[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
+class _DeferredTLS(_DeferredModule):
+    @property
+    def SSLSocket(self) -> type:
+        """Return what asyncio compares every socket with. Without the module there is no such socket."""
+        return getattr(sys.modules.get("ssl"), "SSLSocket", _NoSocket)
+
+
+class _NoSocket:
+    pass
+
+
+if "asyncio" not in sys.modules:
+    _import_asyncio()
