@@ -582,3 +582,15 @@ def test_a_worker_whose_guard_is_killed_ends(workers: Workers) -> None:
     guard.kill()
     wait_until(lambda: worker.process.poll() is not None, "its end", 10)
     assert worker.process.poll() == 70
+
+
+def test_a_step_may_take_longer_than_its_heartbeat_and_the_clock_of_the_sdk(cluster: Cluster, tmp_path: Path) -> None:
+    """The SDK gives a step up five seconds after the heartbeat time, unless it hears of it as well."""
+    runs = Runs(tmp_path, cluster.url)
+    try:
+        code, envelope = runs.run(
+            'steps: {long: {type: command, exec: "sleep 14; echo done", timeout: 50}}', "--heartbeat", "4s"
+        )
+    finally:
+        runs.close()
+    assert code == 0 and envelope["data"]["steps"]["long"]["output"] == "done", envelope

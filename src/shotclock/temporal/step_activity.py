@@ -349,8 +349,12 @@ class _StepWork:
             parked = context.person_wait.parked
             try:
                 await asyncio.wait([working, parked], return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:  # the worker is being shut down: the run's orders come with heartbeats
-                self._is_cut_off = True
+            except asyncio.CancelledError:  # the run's orders come with heartbeats, also with those of the SDK
+                details = activity.cancellation_details()
+                if details is not None and details.cancel_requested:
+                    self._is_ordered_off = True
+                else:  # the worker is being shut down
+                    self._is_cut_off = True
             finally:
                 if not working.done():
                     working.cancel()
@@ -509,11 +513,14 @@ class _StepWork:
     async def _beat(self, by_ns: int) -> bool:
         """Tell the engine that the step is here, and return whether it has heard that. Bounded."""
         sent_ns = monotonic_ns()
-        within = timedelta(seconds=self._limit_ns / BEATS / 1e9)
+        within, beat = timedelta(seconds=self._limit_ns / BEATS / 1e9), self._describe_beat()
         try:
             # Not only the call's own bound: it is made again where nobody answers.
             async with asyncio.timeout(max(0, by_ns - sent_ns) / 1e9):
-                await self._handle.heartbeat(self._describe_beat(), rpc_timeout=within)
+                await self._handle.heartbeat(beat, rpc_timeout=within)
+            # The SDK has a clock of its own for this, and takes a step that it hears nothing of for lost: five seconds
+            # after the heartbeat time it would cancel it, and keep its reply to itself. It sends few of these.
+            activity.heartbeat(beat)
         except AsyncActivityCancelledError:
             self._is_ordered_off = True
         except RPCError as error:
