@@ -179,7 +179,9 @@ def test_one_step_is_wound_down_and_the_others_go_on(run_flow: Any, tmp_path: Pa
 
 def test_mistakes_are_said_all_at_once(home: Path) -> None:
     for words, fields in {
-        ("run", "--extend", "r"): {"step", "by"},
+        ("run", "--extend", "r"): {"by"},
+        ("run", "--extend", "r", "step"): {"by"},
+        ("run", "--extend", "r", "5"): {"by"},
         ("run", "--extend", "r", "step", "soon"): {"by"},
         ("run", "--extend", "r", "step", "5s", "--timeout", "5s", "--force"): {"timeout", "force"},
         ("run", "--wind-down", "r", "step", "5s"): {"by"},

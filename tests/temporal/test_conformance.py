@@ -1,6 +1,7 @@
 """One suite for both engines: the same file gives the same answer, wherever its steps are carried out."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.temporal.conftest import Runs, is_alive, steps_of, wait_until
+from tests.temporal.conftest import Program, Runs, is_alive, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -407,6 +408,93 @@ def test_an_operator_gives_a_step_more_time_but_never_more_than_the_run_has(
     longer = envelope["data"]["steps"]["longer"]
     assert code == 0 and longer["output"] == "done" and len(longer["overtime"]) == 2, envelope
     assert longer["timeout_ms"] > 22_000
+
+
+WAITS_FOR_GO = "touch begun; while test ! -e go; do sleep 0.05; done; echo done"
+
+
+def test_a_whole_run_is_given_more_time_and_so_are_its_steps(runs: Runs, validate_envelope: Valid) -> None:
+    run_id = f"longer-{time.monotonic_ns()}"
+    began = time.monotonic()
+    running = runs.start(
+        f"""
+        timeout: 20
+        steps:
+          slow: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 120}}
+          next: {{type: command, exec: "echo $SHOTCLOCK_REMAINING_MS", depends_on: [slow]}}
+        """,
+        *("--run-id", run_id, "--force"),
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    code, told = runs.call("run", "--extend", run_id, "60s")
+    assert code == 0, told
+    (extended,) = told["data"]["extended"]
+    assert (extended["name"], extended["granted_ms"], extended["timeout_ms"]) == ("run flow", 60_000, 80_000)
+    assert 55_000 < extended["remaining_ms"] <= 80_000
+    wait_until(lambda: time.monotonic() - began > 22, "the deadline that it had")
+    (runs.folder / "go").touch()
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    assert code == 0 and envelope["data"]["steps"]["slow"]["output"] == "done", envelope
+    assert 20_000 < int(envelope["data"]["steps"]["next"]["output"]) < 60_000
+    assert envelope["meta"]["timeout_ms"] == 80_000 and envelope["meta"]["overtime"]["granted_ms"] == 60_000
+    code, told = runs.call("run", "--extend", run_id, "60s")
+    assert code == 5, told  # it has ended
+
+
+def test_a_long_run_with_a_short_step_is_extended_as_well(runs: Runs) -> None:
+    run_id = f"long-{time.monotonic_ns()}"
+    running = runs.start(
+        f'{{timeout: 3h, steps: {{short: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 60}}}}}}', "--run-id", run_id
+    )
+    wait_until((runs.folder / "begun").exists, "the step")
+    code, told = runs.call("run", "--extend", run_id, "30m")
+    assert code == 0 and told["data"]["extended"][0]["granted_ms"] == 1_800_000, told
+    (runs.folder / "go").touch()
+    assert running.ended()[0] == 0
+
+
+def test_a_run_inside_another_follows_it_and_has_never_more(runs: Runs, validate_envelope: Valid) -> None:
+    runs.write(f'steps: {{slow: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 100}}}}', "inner.yaml")
+    run_id = f"outer-{time.monotonic_ns()}"
+    began = time.monotonic()
+    running = runs.start(
+        """
+        timeout: 20
+        steps:
+          nested: {type: workflow, workflow: inner.yaml}
+        """,
+        *("--run-id", run_id, "--force"),
+    )
+    wait_until((runs.folder / "begun").exists, "the step inside")
+    code, refused = runs.call("run", "--extend", f"{run_id}.nested", "60s")
+    assert code != 0 and refused["error"]["code"] in ("NOT_EXTENDABLE", "RUN_NOT_FOUND"), refused
+    assert runs.call("run", "--extend", run_id, "30s")[0] == 0
+    wait_until(lambda: time.monotonic() - began > 22, "the deadline that it had")
+    (runs.folder / "go").touch()
+    code, envelope = running.ended()
+    validate_envelope(envelope)
+    assert code == 0, envelope
+
+
+def test_a_run_gets_no_more_than_its_caller_has(runs: Runs) -> None:
+    run_id = f"within-{time.monotonic_ns()}"
+    runs.write(f'{{timeout: 20, steps: {{slow: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 20}}}}}}')
+    words = ["run", "flow.yaml", "--run-id", run_id, "--json", "--force", *runs.where]
+    outer = ["exec", "--timeout", "70s", "--", sys.executable, "-m", "shotclock"]
+    program = Program([*outer, *words], runs.folder, "outer")
+    try:
+        wait_until((runs.folder / "begun").exists, "the step")
+        code, told = runs.call("run", "--extend", run_id, "1h")
+        assert code == 0, told
+        assert 20_000 < told["data"]["extended"][0]["granted_ms"] < 50_000, told
+        code, told = runs.call("run", "--extend", run_id, "1h")
+        assert code == 4 and told["error"]["code"] == "NOT_EXTENDABLE", told
+        assert told["error"]["message"].startswith("run flow has all the time that its caller"), told
+        (runs.folder / "go").touch()
+        assert program.ended()[0] == 0
+    finally:
+        program.kill()
 
 
 def test_an_operator_winds_a_step_down_and_what_it_says_is_kept(runs: Runs, validate_envelope: Valid) -> None:

@@ -155,7 +155,7 @@ def test_what_a_stopped_run_asked_is_withdrawn(front_ends: FrontEnds, runs: Runs
     before = front_ends.pending(0).keys()
     running = runs.start(ASKS, "--run-id", run_id)
     id = front_ends.wait_for_proposal(0, set(before))
-    assert runs.call("engine", "cancel", run_id)[0] == 0
+    assert runs.call("job", "cancel", run_id)[0] == 0
     running.ended()
     wait_until(lambda: id not in front_ends.pending(0), "the end of the proposal")
     assert front_ends.servers[0].whole(id, front_ends.operators[0])["status"] == "withdrawn"
@@ -207,8 +207,9 @@ def test_runs_are_seen_with_their_clocks_and_wound_down_from_a_front_end(front_e
         lambda: (run := see(1)) and step_of(run, "works")["calls"][0]["timeout_ms"] == 80_000,
         "the time that was given at the other front end",
     )
-    refused = front_ends.ask(1, "POST", "/api/running/extend", {"run": run_id, "by_ms": 1_000})
-    assert refused.code == "NOT_EXTENDABLE"
+    extended = front_ends.ask(1, "POST", "/api/running/extend", {"run": run_id, "by_ms": 50_000}).data["extended"]
+    assert (extended[0]["name"], extended[0]["timeout_ms"]) == ("run flow", 150_000)
+    wait_until(lambda: see(0)["call"]["timeout_ms"] == 150_000, "the time of the run at the other front end")
     agent = front_ends.servers[0].ask("POST", "/api/running/stop", target, token=front_ends.agent)
     assert agent.code == "NOT_ALLOWED"
     stopped = front_ends.ask(1, "POST", "/api/running/stop", {**target, "reason": "enough"})
@@ -303,9 +304,40 @@ def test_the_page_shows_runs_and_questions_of_the_engine(front_ends: FrontEnds, 
     page.locator("#rows li.row", has_text="from afar").click()
     step = page.locator("li.step", has_text="works")
     expect(step.get_by_role("button", name="+5 m")).to_be_visible()
-    expect(page.get_by_role("button", name="+5 m")).to_have_count(1)  # a whole run on Temporal has no more time to get
+    expect(page.get_by_role("button", name="+5 m")).to_have_count(2)
+    page.get_by_role("button", name="+5 m").first.click()  # that of the run
+    wait_until(lambda: front_ends.running(1)[run_id]["call"]["timeout_ms"] == 400_000, "more time for the run")
     step.get_by_role("button", name="Wind down").click()
     step.get_by_role("button", name="Wind down: press again").click()
     _, envelope = running.ended()
     assert steps_of(envelope)["deploy"] == "succeeded", envelope
     expect(page.get_by_role("heading", name="It does not run any more")).to_be_visible()
+
+
+def test_what_is_changed_on_the_page_is_what_runs(front_ends: FrontEnds, runs: Runs, opened: Any) -> None:
+    before = front_ends.pending(0).keys() | front_ends.pending(1).keys()
+    running = runs.start("""
+        name: careful
+        timeout: 100
+        steps:
+          deploy: {type: command, exec: "echo everywhere | tee -a deployed", approval: true}
+          after: {type: command, exec: "echo {{ outputs.deploy }}", depends_on: [deploy]}
+        """)
+    id = front_ends.wait_for_proposal(0, before)
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page = opened(front_ends.servers[0], front_ends.operators[0])
+    page.locator("#rows li.row", has_text="deploy").first.click()
+    page.get_by_role("button", name="Modify").click()
+    page.get_by_label("exec").fill("echo here alone | tee -a deployed")
+    expect(page.locator(".dl.new .code")).to_contain_text("here alone")
+    page.get_by_role("button", name="Approve with changes").click()
+    expect(page.get_by_text("Approved with changes").first).to_be_visible()
+    code, envelope = running.ended()
+    assert code == 0 and (runs.folder / "deployed").read_text() == "here alone\n", envelope
+    assert envelope["data"]["steps"]["after"]["output"] == "here alone"
+    wait_until(lambda: id not in front_ends.pending(1), "the decision at the other front end")
+    for at in (0, 1):
+        seen = front_ends.servers[at].whole(id, front_ends.operators[at])
+        assert (seen["status"], seen["decided_by"]) == ("modified", "operator0"), seen
+        told = front_ends.servers[at].result(id, front_ends.operators[at])
+        assert told["arguments"]["exec"] == "echo here alone | tee -a deployed"

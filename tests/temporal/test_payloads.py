@@ -4,117 +4,19 @@ import asyncio
 import http.server
 import json
 import secrets
-import ssl
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.temporal.connection import Address, connect, parse_address, read_address
+from shotclock.temporal.connection import connect, read_address
 from shotclock.temporal.payloads import THRESHOLD, EncryptingCodec, make_converter, read_key
 from tests.temporal.conftest import Cluster, Runs, wait_until
 
 WITHIN_S = 30
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("temporal://localhost", ("localhost", 7233, "default")),
-        ("temporal://10.0.0.1:17233", ("10.0.0.1", 17233, "default")),
-        ("temporal://ns.acct.tmprl.cloud:7233/ns.acct", ("ns.acct.tmprl.cloud", 7233, "ns.acct")),
-        ("temporal://[::1]:7233/prod", ("[::1]", 7233, "prod")),
-    ],
-)
-def test_an_address_names_host_port_and_namespace(text: str, found: tuple[str, int, str]) -> None:
-    assert parse_address(text) == found
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["localhost:7233", "http://localhost", "temporal://", "temporal://a:99999", "temporal://a b", "temporal://u@h"],
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_address(text)
-
-
-def test_tls_and_keys_are_read_from_the_variables_of_temporal_itself() -> None:
-    plain = read_address("temporal://h", {})
-    assert not plain.tls and plain.api_key is None
-    with_key = read_address("temporal://h", {"TEMPORAL_API_KEY": "k"})
-    assert with_key.tls and with_key.api_key == "k"
-    mutual = read_address(
-        "temporal://h",
-        {"TEMPORAL_TLS_CLIENT_CERT_PATH": "/c", "TEMPORAL_TLS_CLIENT_KEY_PATH": "/k", "TEMPORAL_TLS_SERVER_NAME": "n"},
-    )
-    assert mutual.tls and (mutual.cert_file, mutual.key_file, mutual.server_name) == ("/c", "/k", "n")
-    assert read_address("temporal://h", {"TEMPORAL_TLS": "true"}).tls
-
-
-def certificate(folder: Path, name: str, issuer: tuple[object, object] | None) -> tuple[object, object]:
-    """Make a key and a certificate, in files of this name."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    building = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer[1].subject)  # type: ignore[attr-defined]
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-    )
-    made = building.sign(key if issuer is None else issuer[0], hashes.SHA256())  # type: ignore[arg-type]
-    pem = serialization.Encoding.PEM
-    (folder / f"{name}.pem").write_bytes(made.public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / f"{name}.key").write_bytes(private)
-    return key, made
-
-
-def test_a_client_shows_its_certificate_to_a_server_that_it_trusts(tmp_path: Path) -> None:
-    authority = certificate(tmp_path, "authority", None)
-    certificate(tmp_path, "server", authority)
-    certificate(tmp_path, "worker-7", authority)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
-    context.load_verify_locations(tmp_path / "authority.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols(["h2"])
-    seen: list[str] = []
-
-    async def main() -> None:
-        def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            shown = writer.get_extra_info("peercert")
-            seen.append(dict(pair[0] for pair in shown["subject"])["commonName"])
-            writer.close()
-
-        server = await asyncio.start_server(greet, "localhost", 0, ssl=context)
-        port = server.sockets[0].getsockname()[1]
-        files = {name: str(tmp_path / name) for name in ("authority.pem", "worker-7.pem", "worker-7.key")}
-        address = Address(
-            "localhost", port, tls=True,
-            ca_file=files["authority.pem"], cert_file=files["worker-7.pem"], key_file=files["worker-7.key"],
-        )  # fmt: skip
-        with pytest.raises(Failure) as refused:  # it is no Temporal, and says nothing
-            await connect(address)
-        assert refused.value.code == "CONNECT_FAILED"
-        server.close()
-
-    asyncio.run(asyncio.wait_for(main(), WITHIN_S))
-    assert seen and set(seen) == {"worker-7"}
 
 
 def test_an_engine_that_is_not_there_is_said_so_soon(tmp_path: Path) -> None:
@@ -270,6 +172,18 @@ def test_no_secret_and_nothing_large_is_in_the_history_of_a_run(
 
         told = asyncio.run(asyncio.wait_for(history(), WITHIN_S))
         assert SECRET.encode() not in told and len(told) < 200_000
+
+        # Whoever has not the key sees that there is a run, and is told why not more.
+        for other in (None, secrets.token_hex(32)):
+            monkeypatch.delenv("SHOTCLOCK_CODEC_KEY")
+            if other is not None:
+                monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", other)
+            code, listed = runs.call("job", "list")
+            assert code == 0 and run_id in [job["job_id"] for job in listed["data"]["jobs"]], listed
+            for words in (["report", run_id], ["run", "--resume", run_id], ["job", "wait", run_id]):
+                code, refused = runs.call(*words)
+                assert code == 4 and "SHOTCLOCK_CODEC_KEY" in refused["error"]["suggestion"], (words, refused)
+            monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", "")
     finally:
         worker.stop()
         wait_until(lambda: worker.process.poll() is not None, "the end of the worker")

@@ -126,8 +126,44 @@ def test_a_cancelled_run_is_replayed(cluster: Cluster, tmp_path: Path) -> None:
         *("--run-id", run_id),
     )
     wait_until((tmp_path / "begun").exists, "the first step")
-    code, told = runs.call("engine", "cancel", run_id)
+    code, told = runs.call("job", "cancel", run_id)
     assert code == 0 and told["data"]["code"] == "CANCELLED", told
     code, envelope = running.ended()
     assert code == 143 and envelope["error"]["code"] == "CANCELLED" and (tmp_path / "tidied").exists()
     replay(fetch(cluster, run_id))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_given_more_time_keeps_it_without_its_worker_and_is_replayed(
+    own_cluster: Cluster, tmp_path: Path
+) -> None:
+    own_cluster.start_engine()
+    lost = own_cluster.start_worker()
+    runs, run_id, began = Runs(tmp_path, own_cluster.url), f"longer-{time.monotonic_ns()}", time.monotonic()
+    running = runs.start(
+        """
+        timeout: 25
+        steps:
+          slow:
+            type: command
+            exec: "echo begun >> begun; while test ! -e go; do sleep 0.05; done; echo done"
+            timeout: 100
+            idempotent: true
+          ask: {type: command, exec: "echo yes", approval: true}
+        """,
+        *("--run-id", run_id, "--heartbeat", "2s", "--budget", "0s", "--force"),
+    )
+    runs.wait_for("begun")
+    (asked,) = wait_until(lambda: runs.call("inbox", "list")[1]["data"]["proposals"], "the question")
+    code, told = runs.call("run", "--extend", run_id, "60s")
+    assert code == 0 and told["data"]["extended"][0]["timeout_ms"] == 85_000, told
+    lost.kill()
+    own_cluster.start_worker()
+    runs.wait_for("begun", 2)
+    wait_until(lambda: time.monotonic() - began > 27, "the deadline that it had")
+    assert runs.call("inbox", "approve", asked["id"])[0] == 0
+    (tmp_path / "go").touch()
+    code, envelope = running.ended()
+    assert code == 0 and envelope["meta"]["timeout_ms"] == 85_000, envelope
+    assert envelope["data"]["steps"]["ask"]["output"] == "yes"
+    replay(fetch(own_cluster, run_id))

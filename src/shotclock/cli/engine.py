@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..core.envelope import Envelope
+from ..core.clocks import NS_PER_MS, ClockKind, Fired
+from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import value
+from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal
 from ..inbox.person_wait import refusal_outcome
-from ..process.clock import wall_time
-from ..runtime.call import Outcome
-from ..runtime.outcomes import failure_outcome
+from ..process.clock import monotonic_ns, wall_time
+from ..runtime.call import Call, Outcome
+from ..runtime.outcomes import outcome_of_error
 from ..store.home import HOME_VARIABLE
 from ..store.store import Store
-from ..temporal.connection import connect, read_address, require_sdk
+from ..temporal.connection import Address, connect, require_sdk
 from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.report import Report
+from ..workflow.state import Status, count_steps, describe_as_job
 from .control import show_control
-from .output import StopSignal, raise_on_stop, say_line
-from .subcommand import Work, admit_call, conclude, deliver
+from .output import Signalled, StopSignal, raise_on_stop, say_line
+from .subcommand import Verb, Work, admit_call, conclude, deliver
+
+if TYPE_CHECKING:
+    from ..temporal.client import RunSummary
+
+# Runs in a list of jobs.
+MOST_LISTED = 100
+# A run that is cancelled cleans up, which has five minutes; one that no worker takes does not even begin with it.
+CANCEL_LIMIT_S = 320.0
 
 
 def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Awaitable[str]], as_json: bool) -> int:
@@ -37,22 +49,26 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
 
     def body() -> Outcome:
         raise_on_stop()
-        require_sdk()
-        return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
+        try:
+            require_sdk()
+            return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
+        except (Failure, Signalled):
+            raise
+        except Exception as error:  # of the SDK, or ours; whoever waits for an envelope gets one
+            return outcome_of_error(error)
 
     return deliver(conclude(call, body), as_json)
 
 
-def worker_main(on: str, options: dict[str, Any], as_json: bool) -> int:
+def worker_main(on: Address, options: dict[str, Any], as_json: bool) -> int:
     """Serve as a worker until told to stop."""
 
     async def serve(stop: asyncio.Future[str]) -> str:
         from ..temporal.worker import WorkerOptions, serve_worker
 
-        address = read_address(on, os.environ)
         asked = WorkerOptions(options["queue"], options["max_parallel"], options["drain_ms"], options["folder"])
-        ready = f"worker: takes up to {asked.most_steps} steps at a time from {asked.queue} of {address}"
-        return await serve_worker(address, asked, stop, lambda: say_line(ready))
+        ready = f"worker: takes up to {asked.most_steps} steps at a time from {asked.queue} of {on}"
+        return await serve_worker(on, asked, stop, lambda: say_line(ready))
 
     return _serve_until_stopped("worker", serve, as_json)
 
@@ -76,38 +92,92 @@ def dev_main(options: dict[str, Any], as_json: bool) -> int:
     return _serve_until_stopped("engine dev", serve, as_json)
 
 
-def cancel_on_engine(on: str, run_id: str) -> Outcome:
-    """Stop a run that an engine has, and say how it ended."""
+async def perform_on_runs(verb: Verb, on: Address, call: Call, budget_ms: int | None) -> Outcome | Envelope:
+    """Do one of list, status, wait and cancel with the runs of an engine, as with jobs; an envelope is the run's own.
+    Raises Failure."""
     require_sdk()
-    from ..temporal.client import cancel
+    from ..temporal.client import SEEN_LIMIT, cancel, list_runs, read_progress, read_summary, wait_at_most
 
-    async def main() -> Envelope:
-        client = await connect(read_address(on, os.environ))
-        return await cancel(client.get_workflow_handle(run_id))
+    client = await connect(on)
+    if verb.name == "list":
+        found = await list_runs(client, MOST_LISTED, active_only=bool(verb.values["active"]))
+        return Outcome(Ending.FINISHED, data={"jobs": [_describe_as_job(run, on) for run in found]})
+    run_id = str(verb.values["job_id"])
+    run = await read_summary(client, run_id)
+    problem, ended = None, None
+    if verb.name == "cancel":
+        if await cancel(client, run_id, CANCEL_LIMIT_S) is None:
+            problem = Problem("TIMEOUT", f"run {run_id} was asked to stop and has not stopped yet")
+        run = await read_summary(client, run_id)
+    if verb.name == "wait":
+        until_ns, waits_ms = JobClient.patience(call, budget_ms)
+        left_s = None if until_ns is None else max(0, until_ns - monotonic_ns()) / 1e9
+        if (ended := await wait_at_most(client, run_id, left_s)) is not None:
+            return ended
+        fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS)
+        run = await read_summary(client, run_id)
+        message = f"run {run_id} is {run.status.value}; data.continue_command goes on with it"
+        problem = Problem("INCOMPLETE", message, fired=fired)
+    data = _describe_as_job(run, on)
+    with contextlib.suppress(Failure):  # no worker answers for it
+        told = await read_progress(client.get_workflow_handle(run_id), SEEN_LIMIT)
+        data["timeout_ms"] = told["limit_ms"]
+        data["progress"] = count_steps([Status(step["status"]) for step in told["steps"].values()])
+    if verb.name == "wait":
+        data["state"] = "paused" if run.status is Status.PARKED else "running"
+        return Outcome(Ending.DETACHED, problem, data)
+    return Outcome(Ending.FINISHED, problem, data)
 
-    try:
-        ended = asyncio.run(main())
-    except Failure as failure:
-        return failure_outcome(failure)
-    data: Any = ended.data
-    shown = {"run_id": run_id, "code": ended.code, "ok": ended.ok, "steps": data["steps"] if data else {}}
-    return Outcome(Ending.FINISHED, data=shown)
+
+def _describe_as_job(run: RunSummary, on: Address) -> dict[str, Any]:
+    shown = describe_as_job(run.run_id, run.name, run.status, run.started_at, run.ended_at, on.on_command_line)
+    return shown if run.code is None else {**shown, "code": run.code}
 
 
-def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: int | None) -> Work:
-    """Return the work of giving a step of a run more time, or of winding it or its run down."""
+def list_on_engine(on: Address, most: int) -> list[dict[str, object]]:
+    """Return the last runs of an engine, as `shotclock report` lists those of the store. Raises Failure."""
+    require_sdk()
+    from ..temporal.client import list_runs
+
+    async def main() -> list[RunSummary]:
+        return await list_runs(await connect(on), most)
+
+    return [
+        {
+            "run_id": run.run_id,
+            "name": run.name,
+            "status": run.status.value,
+            "started_at": run.started_at.iso(),
+            "ended_at": None if run.ended_at is None else run.ended_at.iso(),
+            "duration_ms": None if run.ended_at is None else run.ended_at.since_ms(run.started_at),
+            "why": run.code or "",
+        }
+        for run in asyncio.run(main())
+    ]
+
+
+def order_on_engine(
+    name: str,
+    on: Address,
+    run_id: str,
+    step: str | None,
+    by_ms: int | None,
+    within_ms: int | None = None,
+    reason: str = "",
+) -> Work:
+    """Return the work of giving a run or a step of it more time, or of winding it down."""
 
     def body() -> Outcome:
         async def main() -> dict[str, Any]:
             require_sdk()
             from ..temporal.client import send_order
 
-            client = await connect(read_address(on, os.environ))
+            client = await connect(on)
             who = Principal.local().name
             handle = client.get_workflow_handle(run_id)
             return await send_order(
                 handle,
-                {"run_id": run_id, "step": step, "who": who, "by_ms": by_ms, "within_ms": None, "reason": ""},
+                {"run_id": run_id, "step": step, "who": who, "by_ms": by_ms, "within_ms": within_ms, "reason": reason},
             )
 
         try:
@@ -118,30 +188,34 @@ def order_on_engine(name: str, on: str, run_id: str, step: str | None, by_ms: in
     return Work(name, body, mutates=True, show=show_control)
 
 
-def report_on_engine(on: str, run_id: str) -> Report:
+def report_on_engine(on: Address, run_id: str) -> Report:
     """Return the report of a run that an engine has. Raises Failure."""
     require_sdk()
-    from ..temporal.client import read_report
+    from ..temporal.client import find_run, read_report
 
     async def main() -> Report:
-        return await read_report(await connect(read_address(on, os.environ)), run_id, wall_time())
+        client = await connect(on)
+        try:
+            return await read_report(client, run_id, wall_time(), on.on_command_line)
+        except Failure as failure:
+            if failure.code != "RUN_NOT_FOUND":
+                raise
+            return await read_report(client, await find_run(client, run_id), wall_time(), on.on_command_line)
 
     return asyncio.run(main())
 
 
-def decide_on_engine(on: str, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
+def decide_on_engine(on: Address, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
     """Do something with what the runs of an engine ask people. `decides`: it decides about the proposal of this id, and
     only what its run has taken counts. Raises Failure."""
     require_sdk()
     from ..temporal.client import pull_proposals, push_decision
 
-    address = read_address(on, os.environ)
-
     async def pull(store: Store) -> dict[str, str]:
-        return await pull_proposals(await connect(address), store, id)
+        return await pull_proposals(await connect(on), store, id)
 
     async def push(store: Store, run_id: str) -> None:
-        await push_decision(await connect(address), run_id, store, str(id))
+        await push_decision(await connect(on), run_id, store, str(id))
 
     before = os.environ.get(HOME_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="shotclock-inbox-") as home, Store.open(Path(home)) as store:
@@ -162,7 +236,7 @@ def decide_on_engine(on: str, id: str | None, decides: bool, perform: Callable[[
 class RunOnEngine:
     """A run that is given to an engine, or the id of one that it has."""
 
-    on: str
+    on: Address
     request: RunRequest | str
     queue: str | None
     heartbeat_ms: int | None
@@ -170,11 +244,11 @@ class RunOnEngine:
     async def carry_out(self, caller: RunCaller) -> Envelope:
         """Return the envelope of the run. Raises Failure where it cannot be begun or found."""
         require_sdk()
-        from ..temporal.client import EngineOptions, start, wait_for_end
+        from ..temporal.client import EngineOptions, start, wait_again
         from ..temporal.messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE
 
-        client = await connect(read_address(self.on, os.environ))
+        client = await connect(self.on)
         if isinstance(self.request, str):
-            return await wait_for_end(client, self.request, caller, self.on)
+            return await wait_again(client, self.request, caller, self.on.on_command_line)
         options = EngineOptions(self.queue or DEFAULT_QUEUE, self.heartbeat_ms or DEFAULT_HEARTBEAT_MS)
-        return await start(client, self.request, caller, options, self.on)
+        return await start(client, self.request, caller, options, self.on.on_command_line)

@@ -33,6 +33,7 @@ from .subcommand import (
     admit_call,
     conclude,
     deliver,
+    engine_options,
     problem_in,
     read_serve_options,
     read_verb,
@@ -92,15 +93,8 @@ def _asker(text: str) -> str:
     return text
 
 
-def read_engine_url(text: str) -> str:
-    from ..temporal.connection import parse_address
-
-    parse_address(text)
-    return text
-
-
 _ID = argument("proposal-id", "The proposal.")
-_ON = option("--on", "URL", "Of the runs on Temporal: temporal://HOST:PORT[/NAMESPACE].", read=read_engine_url)
+_ENGINE = engine_options("Of the runs on Temporal: temporal://HOST:PORT[/NAMESPACE].")
 _JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 _NOTES = option("--notes", "TEXT", "For whoever asked.", default="")
 _LIMIT = option("--limit", "N", "So many at most.", default=str(LISTED), read=_limit)
@@ -123,7 +117,7 @@ TABLE = CommandTable(
                     choices=tuple(status.value for status in ProposalStatus),
                 ),
                 _LIMIT,
-                _ON,
+                *_ENGINE,
                 _JSON,
             ),
             usage="[--all | --status STATUS]",
@@ -132,7 +126,7 @@ TABLE = CommandTable(
         Command(
             "show",
             "Show one proposal: what would be done, why, what would change in the file, and what became of it so far.",
-            (_ID, _ON, _JSON),
+            (_ID, *_ENGINE, _JSON),
             usage="ID",
             heading=_DECIDING,
         ),
@@ -147,7 +141,7 @@ TABLE = CommandTable(
                     "TEXT",
                     'To a question: one of its choices, or any text where it has none ("yes" if nothing is said).',
                 ),
-                _ON,
+                *_ENGINE,
                 _JSON,
             ),
             usage="ID [--notes TEXT] [--answer TEXT]",
@@ -164,7 +158,7 @@ TABLE = CommandTable(
                     "What it is to be is in this file. Without it, $VISUAL or $EDITOR is opened, at a terminal.",
                 ),
                 _NOTES,
-                _ON,
+                *_ENGINE,
                 _JSON,
             ),
             usage="ID [--file FILE] [--notes TEXT]",
@@ -176,7 +170,7 @@ TABLE = CommandTable(
             (
                 _ID,
                 option("--notes", "TEXT", "For whoever asked: why, and what would be better.", default=""),
-                _ON,
+                *_ENGINE,
                 _JSON,
             ),
             usage="ID [--notes TEXT]",
@@ -229,7 +223,7 @@ TABLE = CommandTable(
             (
                 option("--http", "HOST:PORT", "On this address; port 0 is any free one.", default=SERVED_AT),
                 flag("--require-token", "Let nobody in without an access token, on this machine either."),
-                _ON,
+                *_ENGINE,
                 _JSON,
             ),
             usage="[--http HOST:PORT] [--on URL]",

@@ -15,7 +15,7 @@ from ..runtime.call import OURSELVES, Call, Outcome, Tool
 from ..store.store import Store
 from .output import StopSignal, is_terminal, say_line, signals_heard, write_quietly
 from .parser import Command, CommandTable, argument, duration, flag, option
-from .subcommand import TIMEOUT_MS, Verb, Work, admit_call, conclude, deliver, perform, read_verb
+from .subcommand import TIMEOUT_MS, Verb, Work, admit_call, conclude, deliver, engine_options, perform, read_verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..store.runs import Run
     from ..store.tokens import Token
+    from ..temporal.connection import Address
 
 _JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 _JOB_ID = argument("job-id", "The job, or the beginning of its id.")
@@ -63,9 +64,11 @@ _JOB_COMMANDS = (
 )
 
 
-def job_table(command: list[str]) -> CommandTable:
-    """Return the table of `job`. `command` is how the job commands are called."""
-    return CommandTable(f"{' '.join(command)} job", "Work that goes on after its caller left.", _JOB_COMMANDS, "verb")
+def job_table(command: list[str], *, has_engine: bool = False) -> CommandTable:
+    """Return the table of `job`. `command` is how the job commands are called; `has_engine`: they take runs of one."""
+    more = engine_options("The runs on Temporal instead: temporal://HOST:PORT[/NAMESPACE].") if has_engine else ()
+    commands = tuple(replace_fields(each, parameters=(*each.parameters, *more)) for each in _JOB_COMMANDS)
+    return CommandTable(f"{' '.join(command)} job", "Work that goes on after its caller left.", commands, "verb")
 
 
 def job_main(words: list[str], *, app: str | None, command: list[str], tool: Tool = OURSELVES) -> int:
@@ -77,7 +80,7 @@ def job_main(words: list[str], *, app: str | None, command: list[str], tool: Too
         if verb == "extend" and not said["by"]:
             report("by", "by how much? `job extend JOB 30s`")
 
-    verb = read_verb(job_table(command), words, check, names_verb=True, tool=tool)
+    verb = read_verb(job_table(command, has_engine=app is None), words, check, names_verb=True, tool=tool)
     if isinstance(verb, int):
         return verb
     # Waiting is bounded by the budget, and without one by the job's own clocks.
@@ -90,6 +93,12 @@ def job_main(words: list[str], *, app: str | None, command: list[str], tool: Too
         tool=tool,
         since_start=True,
     )
+    on: Address | None = verb.values.get("on")
+    if verb.name in ("extend", "stop") and on is not None:
+        from .engine import order_on_engine
+
+        how = (verb.values.get("by"), verb.values.get("within"), verb.values.get("reason") or "")
+        return perform(order_on_engine(call.name, on, str(verb.values["job_id"]), None, *how), verb.as_json)
     if verb.name in ("extend", "stop"):
         from .control import show_control
 
@@ -135,6 +144,10 @@ def _perform_job(verb: Verb, call: Call, app: str | None, command: list[str]) ->
     said, budget_ms = verb.values, _budget(verb.values.get("budget"))
 
     async def perform() -> Outcome | Envelope:
+        if (on := verb.values.get("on")) is not None:
+            from .engine import perform_on_runs
+
+            return await perform_on_runs(verb, on, call, budget_ms)
         with Store.open() as store:
             try:
                 return await JobClient(store, command).perform(
@@ -151,7 +164,7 @@ def _perform_job(verb: Verb, call: Call, app: str | None, command: list[str]) ->
                 run = await asyncio.to_thread(store.runs.get, str(said["job_id"]))
                 if run is None:
                     raise
-                return await _perform_on_run(verb.name, run, store, call, command, budget_ms)
+                return await _perform_on_run(verb.name, run, store, call, budget_ms)
 
     return asyncio.run(_unless_signalled(perform))
 
@@ -197,22 +210,18 @@ def _jobs_in_words(data: dict[str, Any]) -> str:
 
 
 def _job_line(job: dict[str, Any]) -> str:
-    progress = job["progress"]
-    of = f"/{progress['total']}" if "total" in progress else ""
-    unit = f" {progress['unit']}" if "unit" in progress else ""
+    progress = job.get("progress")  # nobody is asked how far each run of an engine is
+    of = f"/{progress['total']}" if progress and "total" in progress else ""
+    unit = f" {progress['unit']}" if progress and "unit" in progress else ""
+    done = f"  {progress['done']}{of}{unit}" if progress else ""
     code = f"  {job['code']}" if "code" in job else ""
-    return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}  {progress['done']}{of}{unit}{code}\n"
+    return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}{done}{code}\n"
 
 
 # --- runs as jobs: one that is parked tells its caller its id as that of a job ----------------------------------
 
-# What a job can be; how the run is stands beside it.
-_JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "running", "parked": "running"}
 
-
-async def _perform_on_run(
-    verb: str, run: Run, store: Store, call: Call, command: list[str], budget_ms: int | None
-) -> Outcome | Envelope:
+async def _perform_on_run(verb: str, run: Run, store: Store, call: Call, budget_ms: int | None) -> Outcome | Envelope:
     """Do with a run what is done with a job. Raises Failure where a run is to be cancelled that a process has."""
     import asyncio
 
@@ -227,7 +236,7 @@ async def _perform_on_run(
         notes = tuple(note for note in ended.warnings if note["code"] == "CLEAN_UP_MISSING")
         run = store.runs.get(run.id) or run
     if verb != "wait":
-        return Outcome(Ending.FINISHED, data=_describe_run(run, store, command), warnings=notes)
+        return Outcome(Ending.FINISHED, data=_describe_run(run, store), warnings=notes)
     until_ns, waits_ms = JobClient.patience(call, budget_ms)
     # One that no process has does not go on by itself, however long it is waited for.
     while run.envelope is None and run.parked_at is None and is_alive(run.holder):
@@ -240,45 +249,22 @@ async def _perform_on_run(
     if run.envelope is not None:
         told = run.envelope
         return Envelope(told["data"], told["error"], list(told["warnings"]), told["meta"])
-    shown = _describe_run(run, store, command)
+    shown = _describe_run(run, store)
     data = {**shown, "state": "running" if shown["run_status"] == "running" else "paused"}
     fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // 1_000_000)
     message = f"run {run.id} is {shown['run_status']}; data.continue_command goes on with it"
     return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
 
 
-def _describe_run(run: Run, store: Store, command: list[str]) -> dict[str, object]:
-    """Describe a run as a job is described."""
-    import shlex
-
-    from ..dispatch.job_client import POLL_INTERVAL_MS
+def _describe_run(run: Run, store: Store) -> dict[str, object]:
     from ..process.kernel import is_alive
     from ..workflow.report import report_of
+    from ..workflow.state import count_steps, describe_as_job
 
     made = report_of(run, store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
-    status = made.status.value
-    goes_on = ("job", "wait", run.id) if status == "running" else ("run", "--resume", run.id)
-    shown: dict[str, object] = {
-        "job_id": run.id,
-        "run_id": run.id,
-        "command": f"run {run.name}",
-        "status": _JOB_STATUSES.get(status, "failed"),
-        "run_status": status,
-        "terminal": run.ended_at is not None,
-        "status_command": shlex.join([*command, "job", "status", run.id]),
-        "continue_command": shlex.join([*command, *goes_on]),
-        "cancel_command": shlex.join([*command, "job", "cancel", run.id]),
-        "poll_interval_ms": POLL_INTERVAL_MS,
-        "timeout_ms": made.budget_ms or 0,
-        "progress": {
-            "done": sum(step.status.is_final for step in made.steps),
-            "total": len(made.steps),
-            "unit": "steps",
-        },
-        "created_at": run.created_at.iso(),
-    }
-    if run.ended_at is not None:
-        shown["ended_at"] = run.ended_at.iso()
+    shown = describe_as_job(run.id, run.name, made.status, run.created_at, run.ended_at)
+    shown["timeout_ms"] = made.budget_ms or 0
+    shown["progress"] = count_steps([step.status for step in made.steps])
     if made.error is not None:
         shown["code"] = made.error["code"]
     return shown

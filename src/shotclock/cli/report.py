@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..core.errors import Ending, Failure
@@ -19,6 +19,9 @@ from ..workflow.report import Report, report_of
 from ..workflow.state import Status
 from .output import is_terminal, say_line
 
+if TYPE_CHECKING:
+    from ..temporal.connection import Address
+
 # Runs in a list, and those among which a mistyped or shortened id is looked for.
 RUNS_LISTED = 20
 RUNS_KNOWN = 200
@@ -27,7 +30,13 @@ PAGE_NAME_LENGTH = 200
 
 
 def report(
-    run_id: str, *, html: str | None, output: str, output_file: str | None, keeps: bool = False, on: str | None = None
+    run_id: str,
+    *,
+    html: str | None,
+    output: str,
+    output_file: str | None,
+    keeps: bool = False,
+    on: Address | None = None,
 ) -> Outcome:
     """Report a run. The value is the text that was asked for instead of the envelope, if one was.
 
@@ -84,8 +93,13 @@ def show(outcome: Outcome, *, says: bool) -> None:
         say_line(say_where(data))
 
 
-def list_runs() -> Outcome:
+def list_runs(on: Address | None = None) -> Outcome:
+    """List the last runs, of the store or of an engine."""
     try:
+        if on is not None:
+            from .engine import list_on_engine
+
+            return Outcome(Ending.FINISHED, data={"runs": list_on_engine(on, RUNS_LISTED)})
         with Store.open() as store:
             runs = [_describe_run(run) for run in store.runs.list(RUNS_LISTED)]
     except Failure as failure:

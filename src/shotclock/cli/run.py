@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
@@ -47,6 +47,9 @@ from .parser import Mistakes
 from .report import ensure_writable, stored_report, text_of, write_file
 from .subcommand import answer_at_once, problem_of
 
+if TYPE_CHECKING:
+    from ..temporal.connection import Address
+
 # It is a word of the commands that go on with a run, and a part of other names.
 RUN_ID = lazy_pattern(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
@@ -67,8 +70,8 @@ class RunOptions:
     output_file: str | None = None
     budget_ms: int | None = None
     """How long a person is waited for; 0 is for as long as it takes."""
-    on: str | None = None
-    """The engine that it is given to, as temporal://HOST:PORT/NAMESPACE; None runs it here."""
+    on: Address | None = None
+    """The engine that it is given to; None runs it here."""
     queue: str | None = None
     heartbeat_ms: int | None = None
 
@@ -339,12 +342,14 @@ def _deliver(envelope: Envelope, asked: RunOptions, as_json: bool) -> int:
             write_file(asked.output_file, text if text is not None else envelope.to_json() + "\n")
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
-            return _deliver_on_streams(envelope, data, None, as_json) or EX_IOERR
+            return _deliver_on_streams(envelope, data, None, asked, as_json) or EX_IOERR
         text = None
-    return _deliver_on_streams(envelope, data, text, as_json)
+    return _deliver_on_streams(envelope, data, text, asked, as_json)
 
 
-def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | None, as_json: bool) -> int:
+def _deliver_on_streams(
+    envelope: Envelope, data: dict[str, Any], text: str | None, asked: RunOptions, as_json: bool
+) -> int:
     code = envelope.exit_code
     if text is not None:
         code = emit_text(text, code, signals_heard)
@@ -355,7 +360,7 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     if as_json:  # the text has said it all
         return code
     if "run_id" in data:
-        say_line(_closing_line(envelope, data))
+        say_line(_closing_line(envelope, data, asked))
     if envelope.error is not None and envelope.code != "STEPS_FAILED":  # that has just been said
         say_line(summary_line(envelope))
     else:
@@ -364,17 +369,19 @@ def _deliver_on_streams(envelope: Envelope, data: dict[str, Any], text: str | No
     return code
 
 
-def _closing_line(envelope: Envelope, data: dict[str, Any]) -> str:
+def _closing_line(envelope: Envelope, data: dict[str, Any], asked: RunOptions) -> str:
+    if envelope.code == "INCOMPLETE":
+        name, waiting = one_line(data.get("name", data["run_id"]), 40), data.get("waiting", ())
+        asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in waiting)
+        return f"◌ {name} {f'waits for a person:{asks}' if waiting else 'goes on'}\n  {data['continue_command']}"
     kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:
         counts = counts.replace(" failed", " failed and may")
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
-    if envelope.code == "INCOMPLETE":
-        asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in data["waiting"])
-        return f"◌ {one_line(data['name'], 40)} waits for a person:{asks}\n  {data['continue_command']}"
-    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open"
+    where = "" if asked.on is None else f" {asked.on.on_command_line}"
+    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open{where}"
 
 
 def _text(envelope: Envelope, asked: RunOptions) -> str | None:

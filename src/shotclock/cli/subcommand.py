@@ -10,7 +10,7 @@ import os
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
 from ..core.errors import Ending, Failure
-from ..core.value_types import value
+from ..core.value_types import replace_fields, value
 from ..process.clock import monotonic_ns, process_began_ns
 from ..runtime.call import (
     DEFAULT_CLOCKS,
@@ -34,7 +34,7 @@ from .output import (
     summary_line,
     wants_json,
 )
-from .parser import CommandTable, Mistakes, command_help, read_command, table_help
+from .parser import CommandTable, Mistakes, Parameter, command_help, flag, option, read_command, table_help
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def read_verb(
         if field not in reported:
             mistakes.append({"field": field, "message": message})
 
+    mistakes += settle_engine(values, mistakes)
     check(name, values, report)
     if mistakes:
         if check_rest is not None and name:
@@ -111,6 +112,64 @@ def read_verb(
         noun = table.name.split()[-1]
         return refuse(f"{noun} {name}".strip() if names_verb else noun, mistakes, as_json, tool=tool)
     return Verb(name, values, as_json)
+
+
+# --- engines --------------------------------------------------------------------------------------------------
+
+_ENGINE = "Reaching Temporal"
+_OPENING = tuple(
+    replace_fields(each, heading=_ENGINE)
+    for each in (
+        flag("--tls", "Over TLS. Each of the next options says so as well; --tls=false does not.", default=None),
+        option("--tls-ca-path", "FILE", "The certificates to trust, instead of those of this machine."),
+        option("--tls-cert-path", "FILE", "Our certificate, for mTLS."),
+        option("--tls-key-path", "FILE", "Its key."),
+        option("--tls-server-name", "NAME", "The name in the server's certificate, if it is not the host of the URL."),
+        option(
+            "--api-key-file",
+            "FILE",
+            "The file that holds the API key; without it the variable TEMPORAL_API_KEY. The others have the variables "
+            "of Temporal's own tools as well: TEMPORAL_TLS, TEMPORAL_TLS_SERVER_CA_CERT_PATH and so on.",
+        ),
+    )
+)
+
+
+def engine_options(help: str, *, required: bool = False) -> tuple[Parameter, ...]:
+    """Return --on, and all that opens an engine. Whoever takes them gets the Address as `on`."""
+    on = option("--on", "URL", help, read=_engine_url, required=required)
+    return (replace_fields(on, heading=_ENGINE), *_OPENING)
+
+
+def _engine_url(text: str) -> str:
+    from ..temporal.connection import parse_address
+
+    parse_address(text)
+    return text
+
+
+def settle_engine(values: dict[str, Any], known: Mistakes) -> Mistakes:
+    """Make one Address of --on and of what opens the engine, in place. Return what is wrong with them."""
+    if "on" not in values:
+        return []
+    said = {each.key: values.pop(each.key) for each in _OPENING}
+    url: str | None = values["on"]
+    if url is None:
+        if any(mistake["field"] == "on" for mistake in known):
+            return []
+        alone = [each for each in _OPENING if said[each.key] is not None]
+        return [{"field": each.field, "message": "goes with --on URL, which is missing"} for each in alone]
+    from ..temporal.connection import Address, AddressError, parse_address, read_address
+
+    try:
+        values["on"] = read_address(url, os.environ, said)
+    except AddressError as error:
+        values["on"] = Address(*parse_address(url))  # nothing is done with it
+        return error.mistakes
+    return []
+
+
+# --- the way of a call ----------------------------------------------------------------------------------------
 
 
 def perform(work: Work, as_json: bool) -> int:

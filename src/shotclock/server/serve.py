@@ -33,6 +33,7 @@ from .addresses import check_reach, listen_on, parse_address
 from .nonblocking_stderr import Complaints, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
+    from ..temporal.connection import Address
     from ..temporal.front_end import FrontEnd
     from .http import HttpServer
     from .tool_calls import McpServer
@@ -57,8 +58,8 @@ class Options:
     """Also from those who are on this machine."""
     elicitation: bool = False
     """Whether clients may ask their own person for approvals, also where the app does not say so."""
-    on: str | None = None
-    """The engine whose runs the operators' page shows as well, as temporal://HOST:PORT/NAMESPACE."""
+    on: Address | None = None
+    """The engine whose runs the operators' page shows as well."""
 
 
 class ServedApp(Protocol):
@@ -79,7 +80,7 @@ def options_of(
     operation_timeout_ms: object = None,
     require_token: bool = False,
     elicitation: bool = False,
-    on: str | None = None,
+    on: Address | None = None,
 ) -> tuple[Options, list[dict[str, str]]]:
     """Read the options as people write them. Returns them, and every mistake in them."""
     mistakes: list[dict[str, str]] = []
@@ -134,18 +135,18 @@ def serve_target(text: str, options: Options) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _look_at_engine(on: str | None, store: Callable[[], Store]) -> AsyncIterator[FrontEnd | None]:
+async def _look_at_engine(on: Address | None, store: Callable[[], Store]) -> AsyncIterator[FrontEnd | None]:
     """Look at the engine while this is entered, if there is one. One that does not answer is no reason not to serve.
     Raises Failure where it could never be asked."""
     if on is None:
         yield None
         return
-    from ..temporal.connection import read_address, require_sdk
+    from ..temporal.connection import require_sdk
 
     require_sdk()
     from ..temporal.front_end import FrontEnd
 
-    front_end = FrontEnd(read_address(on, os.environ), store)
+    front_end = FrontEnd(on, store)
     async with front_end.looking():
         yield front_end
 

@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, TemporalError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
@@ -30,13 +40,13 @@ from ..store.store import Store
 from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.lint import identity
 from ..workflow.plan import run_timeout_ms
-from ..workflow.report import Report, report_of
+from ..workflow.report import Report, judge_code, report_of
 from ..workflow.schema import check_inputs
-from ..workflow.state import StepState, describe_steps, effects_of
+from ..workflow.state import Status, StepState, park_outcome
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
-from .payloads import read_key, write_workflow
+from .payloads import KEY_VARIABLE, read_key, write_workflow
 from .proposals import pack_record, unpack_proposals
-from .search_attributes import KEYS, STATUS, WAITING, describe_beginning
+from .search_attributes import ENDING, KEYS, STATUS, WAITING, describe_beginning
 
 # How often the caller looks how far the run is, where anybody wants to know.
 LOOK_S = 0.5
@@ -55,6 +65,8 @@ END_MARGIN_MS = 60_000
 STOP_LIMIT_S = 360.0
 # The holder of a run that no process of this machine has.
 NOWHERE = ProcessIdentity("", "", 0, 0)
+
+T = TypeVar("T")
 
 
 @value
@@ -77,6 +89,7 @@ async def start(
         parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
     )
     inputs = check_inputs(request.workflow, request.inputs)
+    outer = call.parent
     attributes = await find_attributes(client)
     given: RunInput = {
         "version": VERSION,
@@ -95,7 +108,10 @@ async def start(
         "queue": options.queue,
         "env": {},
         "attributes": attributes,
+        "is_extendable": True,
     }
+    if outer is not None:
+        given["caller_ms"] = max(1, outer.remaining_ms(monotonic_ns()))
     try:
         await client.start_workflow(
             RUN_WORKFLOW,
@@ -107,7 +123,7 @@ async def start(
             task_timeout=timedelta(seconds=TASK_LIMIT_S),
             static_summary=request.name,
             search_attributes=describe_beginning(request.name, attributes),
-            memo={"name": request.name, "file": request.file},
+            memo={"name": request.name, "file": request.file, "limit_ms": given["limit_ms"]},
             rpc_timeout=RPC_LIMIT,
         )
     except WorkflowAlreadyStartedError:
@@ -144,13 +160,18 @@ async def wait_for_end(
     """Wait for the end of a run and return its envelope. A signal to the caller stops the run. Where all that is left
     to do needs a person, the caller waits for its budget, and the answer says how to go on; so it does where the run
     has not ended within this time, because no worker takes it or the engine is gone."""
-    handle = client.get_workflow_handle(run_id)
+    handle, began_ns = client.get_workflow_handle(run_id), monotonic_ns()
     ending = asyncio.ensure_future(_read_envelope(handle))
     looking = asyncio.ensure_future(_look(client, handle, caller))
     waits: list[asyncio.Future[Any]] = [ending, looking, *([caller.stop] if caller.stop is not None else [])]
     try:
-        limit_s = None if within_ms is None else within_ms / 1000  # without one, as long as the run may take
-        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        while True:
+            waited_ms = (monotonic_ns() - began_ns) // NS_PER_MS
+            limit_s = None if within_ms is None else max(0, within_ms - waited_ms) / 1000  # as long as the run may take
+            done, _ = await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if done or within_ms is None or (longer_ms := await _read_limit_ms(handle) + END_MARGIN_MS) <= within_ms:
+                break
+            within_ms = longer_ms  # somebody has given it more time
         if ending.done():
             return ending.result()
         if looking.done():
@@ -166,6 +187,26 @@ async def wait_for_end(
         await asyncio.wait([looking, ending])
 
 
+async def wait_again(client: Client, run_id: str, caller: RunCaller, address: str) -> Envelope:
+    """Wait for the end of a run that somebody has started, for as long as one that begins now may take. Raises
+    Failure if there is none."""
+    handle = client.get_workflow_handle(run_id)
+    try:
+        described = await handle.describe(rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+    limit_ms = int(await _read_memo(described, "limit_ms", 0))
+    return await wait_for_end(client, run_id, caller, address, limit_ms + END_MARGIN_MS if limit_ms else None)
+
+
+async def _read_limit_ms(handle: WorkflowHandle[Any, Any]) -> int:
+    """Return how long a run may take now; 0 where nobody says so."""
+    try:
+        return int((await read_progress(handle))["limit_ms"])
+    except Failure:
+        return 0
+
+
 async def _send_stop(handle: WorkflowHandle[Any, Any], by: str) -> None:
     try:
         await handle.signal("stop", by, rpc_timeout=RPC_LIMIT)
@@ -176,18 +217,20 @@ async def _send_stop(handle: WorkflowHandle[Any, Any], by: str) -> None:
 
 def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
     """Return the envelope of a run of whose end nobody has heard."""
-    data: dict[str, object] = {"run_id": run_id, "job_id": run_id, "state": "running", **_ways_on(run_id, address)}
-    message = f"nothing was heard of the end of run {run_id}: no worker takes it, or the engine does not answer"
+    data: dict[str, object] = {
+        "run_id": run_id,
+        "job_id": run_id,
+        "state": "running",
+        "continue_command": f"shotclock run --resume {run_id} {address}",
+        "cancel_command": f"shotclock job cancel {run_id} {address}",
+    }
+    why = (
+        "no worker takes it" if read_key(os.environ) is None else f"no worker takes it, or none has our {KEY_VARIABLE}"
+    )
+    message = f"nothing was heard of the end of run {run_id}: {why}, or the engine does not answer"
     fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
     call = admit(f"run {run_id}", Clocks(timeout_ms=0))
     return answer(call, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
-
-
-def _ways_on(run_id: str, address: str) -> dict[str, object]:
-    return {
-        "continue_command": f"shotclock run --resume {run_id} --on {address}",
-        "cancel_command": f"shotclock engine cancel {run_id} --on {address}",
-    }
 
 
 async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
@@ -201,6 +244,8 @@ async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
         told = cause.details[0]
     except RPCError as error:
         raise _not_reached(handle, error) from None
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise _unreadable(handle, error) from None
     return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
 
 
@@ -211,12 +256,29 @@ async def read_progress(handle: WorkflowHandle[Any, Any], limit: timedelta = RPC
         return told
     except RPCError as error:
         raise _not_reached(handle, error) from None
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise _unreadable(handle, error) from None
+
+
+def _unreadable(handle: WorkflowHandle[Any, Any], error: Exception) -> Failure:
+    message = f"what is told of run {handle.id!r} cannot be read: {error}"
+    return Failure("PRECONDITION", message, suggestion=f"is {KEY_VARIABLE} the one that it was started with?")
 
 
 def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
     if error.status is RPCStatusCode.NOT_FOUND:
-        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}")
+        if "already completed" in error.message:
+            return Failure("CALL_NOT_FOUND", f"run {handle.id!r} has ended")
+        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}", suggestion=_LISTED_BY)
+    if error.status in _UNANSWERED:
+        return Failure("CONNECT_FAILED", f"no worker answers for run {handle.id!r}", suggestion=_NO_WORKER)
     return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
+
+
+_LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
+_NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
+# What the engine says where it has asked for a while, or too many wait for an answer already.
+_UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
 
 
 async def _read_with_nested(client: Client, told: dict[str, Any]) -> dict[str, Any]:
@@ -258,45 +320,128 @@ def _parked_answer(run_id: str, told: Mapping[str, Any], budget_ms: int, address
     """Return the envelope of a run that waits for people, and how to go on with it."""
     states = {name: StepState.from_record(record) for name, record in told["steps"].items()}
     waiting = [result_of(read_exported(each["record"])) for each in told["waiting"] if "record" in each]
-    data: dict[str, object] = {
-        **describe_steps(run_id, told["name"], states),
-        "waiting": waiting,
-        "status": "parked",
-        "state": "paused",
-        "job_id": run_id,
-        "progress": {
-            "done": sum(state.status.is_final for state in states.values()),
-            "total": len(states),
-            "unit": "steps",
-        },
-        **_ways_on(run_id, address),
-    }
-    ids = ", ".join(str(each["proposal_id"]) for each in waiting)
-    message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
-    problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
     call = admit(f"run {told['name']}", Clocks(timeout_ms=0), caller=TraceContext(told["trace_id"]))
-    return answer(call, Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values())))
+    return answer(call, park_outcome(run_id, told["name"], states, waiting, budget_ms, address))
 
 
-async def cancel(handle: WorkflowHandle[Any, Any]) -> Envelope:
-    """Stop a run, wait until its clean-up is over, and return its envelope. One that has ended answers as it did."""
+@value
+class RunSummary:
+    """What the engine itself knows of a run, or a worker has told of it in passing."""
+
+    run_id: str
+    name: str
+    status: Status
+    started_at: WallTime
+    ended_at: WallTime | None
+    code: str | None
+    """Of an ended one that did not succeed."""
+
+
+async def list_runs(client: Client, most: int, *, active_only: bool = False) -> list[RunSummary]:
+    """Return the runs that the engine has, the newest first, without those inside others. Raises Failure."""
+    query = f"WorkflowType = '{RUN_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if active_only else "")
+    found: list[WorkflowExecution] = []
+    try:
+        async for each in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
+            if each.parent_id is None:
+                found.append(each)
+            if len(found) == most:
+                break
+    except RPCError as error:
+        raise Failure("CONNECT_FAILED", f"the engine does not list its runs: {error}") from None
+    found.sort(key=lambda each: each.start_time, reverse=True)
+    return list(await asyncio.gather(*(_summarise(client, each) for each in found)))
+
+
+async def read_summary(client: Client, run_id: str) -> RunSummary:
+    """Return what is known of a run, also where no worker answers for it. Raises Failure if there is none."""
+    handle = client.get_workflow_handle(run_id)
+    try:
+        described = await handle.describe(rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+    if described.workflow_type != RUN_WORKFLOW:
+        raise Failure("RUN_NOT_FOUND", f"{run_id!r} is a workflow of somebody else, and no run of ours")
+    return await _summarise(client, described)
+
+
+async def find_run(client: Client, beginning: str) -> str:
+    """Return the id of the one run whose id begins like this. Raises Failure unless there is just one."""
+    found: list[str] = []
+    if re.fullmatch(r"[A-Za-z0-9._-]+", beginning):
+        query = f"WorkflowType = '{RUN_WORKFLOW}' AND WorkflowId STARTS_WITH '{beginning}'"
+        found = [each.id async for each in client.list_workflows(query, limit=5, rpc_timeout=RPC_LIMIT)]
+    if len(found) == 1:
+        return found[0]
+    message = f"there is no run {beginning!r}" if not found else f"several runs begin with {beginning!r}"
+    hint = f"did you mean {' or '.join(found)}?" if found else _LISTED_BY
+    raise Failure("RUN_NOT_FOUND", message, context={"near": found}, suggestion=hint)
+
+
+async def _summarise(client: Client, found: WorkflowExecution) -> RunSummary:
+    shown, handle = found.typed_search_attributes, client.get_workflow_handle(found.id)
+    status, code = Status.RUNNING, None
+    with contextlib.suppress(Failure, TemporalError):  # nobody answers for it now
+        if found.close_time is not None:
+            ending = shown.get(ENDING)
+            code = (await _read_envelope(handle)).code if ending is None else None if ending == "OK" else ending
+            status = judge_code(code)
+        elif shown.get(STATUS) != "running" and (await read_progress(handle, SEEN_LIMIT))["only_waits"]:
+            status = Status.PARKED
+    if status is Status.RUNNING and found.close_time is not None:  # ended by others, or long ago
+        status = Status.SUCCEEDED if found.status is WorkflowExecutionStatus.COMPLETED else Status.FAILED
+    ended_at = None if found.close_time is None else _read_instant(found.close_time)
+    name = str(await _read_memo(found, "name", found.id))
+    return RunSummary(found.id, name, status, _read_instant(found.start_time), ended_at, code)
+
+
+async def _read_memo(found: WorkflowExecution, name: str, default: T) -> T:
+    """Return what a run was given to be known by; the default where we have not its key."""
+    try:
+        told: T = await found.memo_value(name, default=default)
+        return told
+    except (KeyError, ValueError, RuntimeError):
+        return default
+
+
+def _read_instant(at: datetime) -> WallTime:
+    return WallTime(int(at.timestamp() * 1000))
+
+
+async def wait_at_most(client: Client, run_id: str, limit_s: float | None) -> Envelope | None:
+    """Return the envelope of a run, or None where it has not ended within the limit. Raises Failure."""
+    reading = asyncio.ensure_future(_read_envelope(client.get_workflow_handle(run_id)))
+    try:
+        done, _ = await asyncio.wait([reading], timeout=limit_s)
+        return reading.result() if done else None
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def cancel(client: Client, run_id: str, limit_s: float) -> Envelope | None:
+    """Stop a run, wait until its clean-up is over, and return its envelope. One that has ended answers as it did. None
+    where it has not ended within the limit."""
     with contextlib.suppress(RPCError):  # it has ended, or is not there, which is said below
-        await handle.cancel(rpc_timeout=RPC_LIMIT)
-    return await _read_envelope(handle)
+        await client.get_workflow_handle(run_id).cancel(rpc_timeout=RPC_LIMIT)
+    return await wait_at_most(client, run_id, limit_s)
 
 
-async def read_report(client: Client, run_id: str, now: WallTime) -> Report:
+async def read_report(client: Client, run_id: str, now: WallTime, address: str) -> Report:
     """Return the report of a run. Raises Failure if there is none."""
     handle = client.get_workflow_handle(run_id)
     told, described = await read_progress(handle), await handle.describe(rpc_timeout=RPC_LIMIT)
     envelope, ended_at = None, None
     if described.close_time is not None:
         envelope = (await _read_envelope(handle)).to_dict()
-        ended_at = WallTime(int(described.close_time.timestamp() * 1000))
+        ended_at = _read_instant(described.close_time)
     run, records = make_run(run_id, told)
     parked_at = now if told["only_waits"] and ended_at is None else None
     run = replace_fields(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
-    return report_of(run, records, now=now, is_alive=True)
+    made = report_of(run, records, now=now, is_alive=True)
+    if made.status is Status.PARKED:
+        made = replace(made, why=f"it waits for a person: `shotclock inbox list {address}`")
+    return made
 
 
 def make_run(run_id: str, told: Mapping[str, Any]) -> tuple[Run, dict[str, StepRecord]]:
@@ -343,8 +488,12 @@ async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str
         return told
     except WorkflowUpdateFailedError as error:
         cause = error.cause
-        code = cause.type if isinstance(cause, ApplicationError) and cause.type else "CALL_NOT_FOUND"
-        raise Failure(code, str(cause)) from None
+        if isinstance(cause, ApplicationError) and cause.type:
+            raise Failure(cause.type, cause.message) from None
+        raise Failure("CALL_NOT_FOUND", str(cause)) from None
+    except WorkflowUpdateRPCTimeoutOrCancelledError:
+        message = f"no worker answers for run {handle.id!r}; it may still hear of this later"
+        raise Failure("CONNECTION_LOST", message, suggestion=_NO_WORKER) from None
     except RPCError as error:
         raise _not_reached(handle, error) from None
 
@@ -383,8 +532,8 @@ async def send_decision(client: Client, run_id: str, decided: dict[str, Any]) ->
         await handle.execute_update("decide", {**decided, "step": step}, rpc_timeout=RPC_LIMIT)
     except WorkflowUpdateFailedError as error:
         raise Failure("ALREADY_DECIDED", f"{id} is not open any more: {error.__cause__ or error}") from None
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
+    except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+        if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
             raise Failure("ALREADY_DECIDED", f"{id} is not open any more: its run has ended") from None
         message = f"whether run {run_id} has taken the decision about {id} is not known: {error}"
         raise Failure("CONNECTION_LOST", message, suggestion="look at it again before you decide again") from None

@@ -6,11 +6,12 @@ temporal://HOST:PORT[/NAMESPACE]
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import Failure
@@ -31,6 +32,32 @@ CONNECT_LIMIT_S = 10.0
 
 
 @value
+class Setting:
+    """Something that opens an engine: an option of the command line, and the variable of Temporal's own tools that it
+    goes before."""
+
+    option: str
+    variable: str
+
+    @property
+    def key(self) -> str:
+        return self.option.removeprefix("--").replace("-", "_")
+
+
+TLS = Setting("--tls", "TEMPORAL_TLS")
+CA = Setting("--tls-ca-path", "TEMPORAL_TLS_SERVER_CA_CERT_PATH")
+CERT = Setting("--tls-cert-path", "TEMPORAL_TLS_CLIENT_CERT_PATH")
+KEY = Setting("--tls-key-path", "TEMPORAL_TLS_CLIENT_KEY_PATH")
+SERVER_NAME = Setting("--tls-server-name", "TEMPORAL_TLS_SERVER_NAME")
+# Temporal's own tools take the key itself, as --api-key. There everybody on the machine could read it, in `ps`.
+API_KEY = Setting("--api-key-file", "TEMPORAL_API_KEY")
+SETTINGS = (TLS, CA, CERT, KEY, SERVER_NAME, API_KEY)
+_YES, _NO = ("1", "true", "yes"), ("", "0", "false", "no")
+# Longer ones are no certificate and no key.
+LONGEST_FILE = 1_000_000
+
+
+@value
 class Address:
     """An engine and a namespace of it, and what opens it."""
 
@@ -38,14 +65,29 @@ class Address:
     port: int = DEFAULT_PORT
     namespace: str = DEFAULT_NAMESPACE
     tls: bool = False
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
+    ca: bytes | None = None
+    cert: bytes | None = None
+    key: bytes | None = None
     server_name: str | None = None
     api_key: str | None = None
+    options: tuple[str, ...] = ()
+    """Those that were given beside --on. The names of files, never what is in them."""
 
     def __str__(self) -> str:
         return f"temporal://{self.host}:{self.port}/{self.namespace}"
+
+    @property
+    def on_command_line(self) -> str:
+        """Return the words by which another command of ours finds the same engine."""
+        return shlex.join(["--on", str(self), *self.options])
+
+
+class AddressError(ValueError):
+    """Every mistake in what is said of an engine."""
+
+    def __init__(self, mistakes: list[dict[str, str]]) -> None:
+        super().__init__("; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes))
+        self.mistakes = mistakes
 
 
 def parse_address(text: str) -> tuple[str, int, str]:
@@ -59,24 +101,118 @@ def parse_address(text: str) -> tuple[str, int, str]:
     return found["host"], port, found["namespace"] or DEFAULT_NAMESPACE
 
 
-def read_address(text: str, environ: Mapping[str, str]) -> Address:
-    """Return the address of a URL, with what the variables of Temporal's own tools say about TLS and keys. Raises
-    ValueError."""
-    host, port, namespace = parse_address(text)
-    api_key = environ.get("TEMPORAL_API_KEY") or None
-    ca_file, cert_file = environ.get("TEMPORAL_TLS_SERVER_CA_CERT_PATH"), environ.get("TEMPORAL_TLS_CLIENT_CERT_PATH")
-    tls = environ.get("TEMPORAL_TLS", "").lower() in ("1", "true", "yes") or bool(ca_file or cert_file or api_key)
-    return Address(
-        host,
-        port,
-        namespace,
-        tls,
-        ca_file,
-        cert_file,
-        environ.get("TEMPORAL_TLS_CLIENT_KEY_PATH"),
-        environ.get("TEMPORAL_TLS_SERVER_NAME"),
-        api_key,
-    )
+def read_address(text: str, environ: Mapping[str, str], said: Mapping[str, object] | None = None) -> Address:
+    """Return the address of a URL, with what opens it: `said` are the values of options by the keys of their settings,
+    the rest is in the variables of Temporal's own tools. Raises AddressError for what cannot be right, before anybody
+    is asked."""
+    return _AddressReader(environ, said or {}).read(text)
+
+
+class _AddressReader:
+    """The reading of what opens an engine."""
+
+    def __init__(self, environ: Mapping[str, str], said: Mapping[str, object]) -> None:
+        self._environ, self._said = environ, said
+        self._mistakes: list[dict[str, str]] = []
+
+    def read(self, text: str) -> Address:
+        host, port, namespace = parse_address(text)
+        ca, cert, key = (self._read_file(setting) for setting in (CA, CERT, KEY))
+        api_key, server_name = self._read_api_key(), self._find(SERVER_NAME)
+        if self._find(KEY) and not self._find(CERT):
+            self._refuse(KEY, f"a key without its certificate: {CERT.option} names it")
+        if self._find(CERT) and not self._find(KEY):
+            self._refuse(CERT, f"a certificate without its key: {KEY.option} names it")
+        wanted, needs_tls = self._read_tls(), bool(ca or cert or server_name)
+        if wanted is False and needs_tls:
+            self._refuse(TLS, "certificates and names are for TLS: leave them out, or this")
+        if not self._mistakes:
+            self._check_certificates()
+        if self._mistakes:
+            raise AddressError(self._mistakes)
+        tls = bool(needs_tls or api_key) if wanted is None else wanted
+        return Address(host, port, namespace, tls, ca, cert, key, server_name, api_key, self._list_options())
+
+    def _refuse(self, setting: Setting, message: str) -> None:
+        """Report a mistake where it was made: at the option, or at --on, by the name of the variable."""
+        if self._said.get(setting.key) is not None:
+            self._mistakes.append({"field": setting.option.removeprefix("--"), "message": message})
+        else:
+            self._mistakes.append({"field": "on", "message": f"the variable {setting.variable}: {message}"})
+
+    def _find(self, setting: Setting) -> str | None:
+        said = self._said.get(setting.key)
+        return str(said) if said is not None else self._environ.get(setting.variable) or None
+
+    def _read_tls(self) -> bool | None:
+        """Return whether TLS is wanted; None where nobody says so, or the other way."""
+        said = self._said.get(TLS.key)
+        if said is not None:
+            return bool(said)
+        written = self._environ.get(TLS.variable, "").strip().lower()
+        if written not in (*_YES, *_NO):
+            self._refuse(TLS, f"{written[:40]!r} is neither true nor false")
+        return None if not written else written in _YES
+
+    def _read_file(self, setting: Setting) -> bytes | None:
+        path = self._find(setting)
+        if path is None:
+            return None
+        # Whoever knows Temporal's own --api-key may have put the key itself there: it is not repeated.
+        shown = "it" if setting is API_KEY else repr(path)
+        try:
+            if not os.path.isfile(path):  # a pipe would be waited for
+                self._refuse(setting, f"{shown} is no file" if os.path.exists(path) else f"{shown} is not there")
+                return None
+            with open(path, "rb") as file:
+                return file.read(LONGEST_FILE)
+        except (OSError, ValueError) as error:
+            self._refuse(setting, f"{shown} cannot be read: {getattr(error, 'strerror', None) or error}")
+            return None
+
+    def _read_api_key(self) -> str | None:
+        if self._said.get(API_KEY.key) is None:
+            text = self._environ.get(API_KEY.variable, "").strip()
+            if not text:
+                return None
+        else:
+            found = self._read_file(API_KEY)
+            if found is None:
+                return None
+            text = found.decode("ascii", "replace").strip()
+        if not re.fullmatch(r"[!-~]+", text):  # and not what it is
+            self._refuse(API_KEY, "it holds no API key: one word of ASCII")
+        return text
+
+    def _check_certificates(self) -> None:
+        """See that the files hold what their names say, and that the key is that of the certificate."""
+        ca, cert, key = self._find(CA), self._find(CERT), self._find(KEY)
+        if ca is None and cert is None:
+            return
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if ca is not None:
+                context.load_verify_locations(ca)
+        except (ssl.SSLError, OSError) as error:
+            self._refuse(CA, f"{ca!r} holds no certificates (PEM): {error}")
+        try:
+            if cert is not None:
+                context.load_cert_chain(cert, key, password=lambda: "")  # or a terminal would be asked for it
+        except (ssl.SSLError, OSError, ValueError) as error:
+            self._refuse(CERT, f"{cert!r} and {key!r} are no certificate and its key (PEM, unencrypted): {error}")
+
+    def _list_options(self) -> tuple[str, ...]:
+        given: list[str] = []
+        for setting in SETTINGS:
+            said = self._said.get(setting.key)
+            if isinstance(said, bool):
+                given.append(setting.option if said else f"{setting.option}=false")
+            elif said is not None:
+                path = str(said)
+                given += [setting.option, path if setting is SERVER_NAME else os.path.abspath(path)]
+        return tuple(given)
 
 
 def require_sdk() -> None:
@@ -109,9 +245,9 @@ async def connect(address: Address) -> Client:
     tls: TLSConfig | bool = False
     if address.tls:
         tls = TLSConfig(
-            server_root_ca_cert=_read(address.ca_file),
-            client_cert=_read(address.cert_file),
-            client_private_key=_read(address.key_file),
+            server_root_ca_cert=address.ca,
+            client_cert=address.cert,
+            client_private_key=address.key,
             domain=address.server_name,
         )
     try:
@@ -126,14 +262,37 @@ async def connect(address: Address) -> Client:
                 connect_timeout=timedelta(seconds=CONNECT_LIMIT_S),
             )
     except (RPCError, RuntimeError, TimeoutError, OSError) as error:
-        why = str(error) or f"no answer within {CONNECT_LIMIT_S:g}s"
-        raise Failure("CONNECT_FAILED", f"{address} cannot be reached: {why}") from None
+        text = str(error)
+        why, hint = next((said for part, *said in _REASONS if part in text), (text, _IS_IT_THERE))
+        message = f"{address} cannot be reached: {why or f'no answer within {CONNECT_LIMIT_S:g}s'}"
+        raise Failure("CONNECT_FAILED", message, context={"sdk": text[:500]}, suggestion=hint) from None
 
 
-def _read(path: str | None) -> bytes | None:
-    if not path:
-        return None
+_IS_IT_THERE = "is it there, and is the address right? `shotclock engine dev` starts one to try things out"
+_IS_IT_TLS = "--tls, --tls-cert-path and --tls-key-path, or --api-key-file, are for what it asks of its clients"
+# What the SDK says, the first that fits; in words, and what to do.
+_REASONS = (
+    ("dns error", "nobody knows this name", _IS_IT_THERE),
+    ("Connection refused", "nobody listens there", _IS_IT_THERE),
+    ("NotValidForName", "its certificate is for another name", "--tls-server-name says which one it has"),
+    ("UnknownIssuer", "its certificate is from nobody that is trusted here", "--tls-ca-path names whom to trust"),
+    ("InvalidCertificate", "its certificate is not valid", "look at it: openssl s_client -connect HOST:PORT"),
+    ("close_notify", "it has closed the connection, as one that does not know our certificate", _IS_IT_TLS),
+    ("BrokenPipe", "it has closed the connection, as one that speaks TLS", _IS_IT_TLS),
+    ("Unauthenticated", "it does not let us in", _IS_IT_TLS),
+    ("PermissionDenied", "it does not let us in", _IS_IT_TLS),
+)
+
+
+async def check_namespace(client: Client) -> None:
+    """Raise Failure where the engine has no such namespace. Who starts work learns it from that; a worker would not."""
+    from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+    from temporalio.service import RPCError, RPCStatusCode
+
+    request = DescribeNamespaceRequest(namespace=client.namespace)
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise Failure("FILE_NOT_FOUND", f"{path}: {error.strerror}") from None
+        await client.workflow_service.describe_namespace(request, timeout=timedelta(seconds=CONNECT_LIMIT_S))
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            hint = f"temporal operator namespace create --namespace {client.namespace}"
+            raise Failure("CONNECT_FAILED", f"there is no namespace {client.namespace!r}", suggestion=hint) from None

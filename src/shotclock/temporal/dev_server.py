@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from importlib import metadata
 
@@ -61,6 +62,7 @@ def find_program() -> str:
 async def run_dev_server(server: DevServer, runtime: Runtime) -> AsyncIterator[InteractiveProcess]:
     """Start the server and wait until it answers; it is gone when this is left. Raises Failure where it does not start
     within its time."""
+    _check_port(server.port)
     call = runtime.begin("engine dev", {}, Clocks(timeout_ms=0))
     async with runtime.open(call, server.argv()) as process:
         said = bytearray()
@@ -71,6 +73,18 @@ async def run_dev_server(server: DevServer, runtime: Runtime) -> AsyncIterator[I
         finally:
             reading.cancel()
             await asyncio.wait([reading])
+
+
+def _check_port(port: int) -> None:
+    """Raise Failure where somebody has the port: whoever answers there would be taken for the server."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", port))
+        except OSError as error:
+            hint = "choose another with --port, or use what is there: --on temporal://127.0.0.1:" + str(port)
+            message = f"port {port} cannot be had: {error.strerror}"
+            raise Failure("PRECONDITION", message, suggestion=hint) from None
 
 
 async def _wait_until_ready(server: DevServer, process: InteractiveProcess, said: bytearray) -> None:

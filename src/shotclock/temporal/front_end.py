@@ -23,9 +23,8 @@ from ..core.proposal import (
     Proposal,
     ProposalStatus,
     apply_decision,
+    check_decision,
     must_be_open,
-    problems_with_decision,
-    refusal,
 )
 from ..core.value_types import value
 from ..inbox.access import Principal
@@ -259,9 +258,7 @@ class FrontEnd:
         known whether the run has taken it."""
         by.must_be_operator("decide")
         asked, proposal = self._open[id], await self._read(id)
-        must_be_open(proposal)
-        if problems := problems_with_decision(proposal, decision):
-            raise refusal(problems)
+        check_decision(proposal, decision, by.name)
         decided = apply_decision(
             proposal,
             decision,
@@ -346,5 +343,4 @@ def _describe_run_call(run: Run) -> dict[str, Any]:
         "overtime": None,
         "winding_down": None,
         "progress": None,
-        "is_extendable": False,
     }

@@ -50,6 +50,12 @@ class RunInput(TypedDict):
     """Variables of its own, which the step that it is a run of has set."""
     attributes: NotRequired[list[str]]
     """The search attributes that it may set. Runs of before there were any have none."""
+    is_extendable: NotRequired[bool]
+    """Whether it may be given more time: its steps have a backstop that leaves room for it. Not in runs of before."""
+    caller_ms: NotRequired[int]
+    """What whoever started it had left then, which no extension may pass."""
+    latest_at: NotRequired[int]
+    """Of a run inside another: the end of its step's own time. The rest of `deadline_at` is that of the run around."""
 
 
 class StepInput(TypedDict):
@@ -90,6 +96,8 @@ class Order(TypedDict):
     """How much more time; None is for winding down."""
     within_ms: int | None
     reason: str
+    deadline_at: NotRequired[int]
+    """To the worker of a step: the run has until then, now."""
 
 
 class StepReply(TypedDict, total=False):

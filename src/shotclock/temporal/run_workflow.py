@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey
@@ -29,10 +30,24 @@ from temporalio.exceptions import (
 )
 
 with workflow.unsafe.imports_passed_through():
-    from ..core.clocks import DEFAULT_WIND_DOWN_MS, MAX_MS, NS_PER_MS, ClockKind, Clocks, Deadline, Fired, nest
+    from ..core.clocks import (
+        DEFAULT_WIND_DOWN_MS,
+        MAX_MS,
+        NS_PER_MS,
+        Bound,
+        ClockKind,
+        Clocks,
+        Deadline,
+        Fired,
+        latest_bell,
+        move_bell,
+        nest,
+    )
     from ..core.envelope import Problem, stop_problem
     from ..core.errors import Ending, SideEffects
+    from ..core.overtime import Overtime, OvertimeRequest
     from ..core.trace import TraceContext
+    from ..core.value_types import replace_fields
     from ..providers.provider import STEP_TYPES, StepPart
     from ..runtime.call import DEFAULT_CLOCKS, Call, Outcome, WindDown, answer_at
     from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, most_tries, plan_of, retry_of
@@ -71,6 +86,8 @@ LAST_WORD_MS = 1_000
 CANCEL = "cancel"
 ONCE = RetryPolicy(maximum_attempts=1)
 
+T = TypeVar("T")
+
 
 @workflow.defn(name=RUN_WORKFLOW)
 class RunWorkflow:
@@ -84,6 +101,9 @@ class RunWorkflow:
         self._given = given
         self._workflow = WorkflowFile.model_validate(given["workflow"])
         self._began_ns = int(workflow.info().start_time.timestamp() * 1000) * NS_PER_MS
+        self._parent = self._find_parent()
+        self._own_ms = given["limit_ms"]
+        """The limit of its own, with what it was given on top."""
         self._call = self._admit()
         self._kept_ms = kept_for_clean_up_ms(self._workflow, self._call.bound.limit_ms)
         self._clean_up = clean_up_steps(self._workflow)
@@ -96,11 +116,14 @@ class RunWorkflow:
         """What has become of those that were decided or have expired, without what was asked."""
         self._holders: dict[str, str] = {}
         """The queues at which orders for steps are heard that have run for a while."""
+        self._under_way: dict[str, _UnderWay] = {}
+        """The steps that a worker has, or is to take."""
         self._attributes = given.get("attributes", [])
         self._shown: dict[str, Any] = {"ShotclockStatus": "running", "ShotclockStep": []}
         """The search attributes that are set."""
         self._children: dict[str, str] = {}
         """The runs inside this one that have not ended, with the step of each."""
+        self._child_deadlines: dict[str, _ChildDeadline] = {}
         self._scheduler = Scheduler(
             self._workflow,
             execute=self._execute,
@@ -110,6 +133,14 @@ class RunWorkflow:
                 ParallelSlots(self._workflow.max_parallelism), self._deadlines, self._began_ns, workflow.time_ns
             ),
         )
+
+    def _find_parent(self) -> Deadline | None:
+        """Return the deadline of whoever started the run: never more than that."""
+        given = self._given
+        if given["deadline_at"] is not None:
+            return Deadline(given["deadline_at"] * NS_PER_MS)
+        caller_ms = given.get("caller_ms")
+        return None if caller_ms is None else Deadline(self._began_ns + caller_ms * NS_PER_MS)
 
     def _admit(self) -> Call:
         """Begin the call of the run, at the instant at which its workflow was started."""
@@ -202,6 +233,7 @@ class RunWorkflow:
         try:
             await self._execute_until_over(name, step, state)
         finally:
+            self._under_way.pop(name, None)
             if self._holders.pop(name, None) is not None:
                 self._show_progress()
 
@@ -240,14 +272,20 @@ class RunWorkflow:
 
     async def _carry_out(self, name: str, step: StepPart, state: StepState, known: _Known) -> StepReply:
         deadline, heartbeat_ms = self._deadlines.of(name), self._given["heartbeat_ms"]
-        left_ms = None if deadline is None else max(1, deadline.remaining_ms(workflow.time_ns()))
+        now_ns = workflow.time_ns()
+        left_ms = None if deadline is None else max(1, deadline.remaining_ms(now_ns))
+        own_ms, run_ms = self._backstops_ms(name, step, left_ms)
+        backstop_ms = min(own_ms, run_ms)
+        # One that is its own is behind all that the step may take, however long the run is.
+        end = Deadline(now_ns + run_ms * NS_PER_MS) if run_ms < own_ms else None
+        self._under_way[name] = _UnderWay(self._call.bound.bell, end)
         reply: StepReply = await workflow.execute_activity(
             STEP_ACTIVITY,
             self._describe_step(name, step, state, known),
             result_type=dict,
             task_queue=step.runs_on,
             schedule_to_start_timeout=None if left_ms is None else timedelta(milliseconds=left_ms),
-            start_to_close_timeout=timedelta(milliseconds=self._backstop_ms(name, step, left_ms)),
+            start_to_close_timeout=timedelta(milliseconds=backstop_ms + REPLY_MARGIN_MS),
             heartbeat_timeout=timedelta(milliseconds=heartbeat_ms),
             retry_policy=ONCE,
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
@@ -255,13 +293,16 @@ class RunWorkflow:
         )
         return reply
 
-    def _backstop_ms(self, name: str, step: StepPart, left_ms: int | None) -> int:
-        """Return after how long a step is given up whose worker lives and does not end it."""
+    def _backstops_ms(self, name: str, step: StepPart, left_ms: int | None) -> tuple[int, int]:
+        """Return after how long a step is given up whose worker lives and does not end it: by its own clocks, and by
+        what is left of the run."""
         planned = self._plan.step(name)
         most = MAX_MS
         if planned.worst_ms and not planned.is_per_item:
             most = 2 * (planned.worst_ms + planned.attempts * grace_ms(self._workflow, step)) + GIFT_MS
-        return min(most, MAX_MS if left_ms is None else left_ms) + REPLY_MARGIN_MS
+        if left_ms is None:
+            return most, MAX_MS
+        return most, left_ms + (GIFT_MS if self._given.get("is_extendable") else 0)
 
     def _describe_run(self) -> dict[str, Any]:
         given, bell = self._given, self._call.bound.bell
@@ -301,6 +342,8 @@ class RunWorkflow:
         cause = error.cause
         kind = cause.type if isinstance(cause, TimeoutError) else None
         if kind is TimeoutType.SCHEDULE_TO_START:
+            if self._under_way[name].bell is not self._call.bound.bell:  # the run has more time than it had then
+                return False
             self._note_untaken(name, state)
             return True
         if kind is not TimeoutType.HEARTBEAT:  # the backstop, or an error of ours
@@ -386,6 +429,8 @@ class RunWorkflow:
         if self._attributes:
             given["attributes"] = self._attributes
         self._children[given["run_id"]] = name
+        if given["deadline_at"] is not None and given["deadline_owner"] != f"step {name}":
+            self._child_deadlines[given["run_id"]] = _ChildDeadline(given["deadline_at"], given.get("latest_at"))
         try:
             envelope: dict[str, Any] = await workflow.execute_child_workflow(
                 RUN_WORKFLOW,
@@ -407,6 +452,7 @@ class RunWorkflow:
             raise
         finally:
             del self._children[given["run_id"]]
+            self._child_deadlines.pop(given["run_id"], None)
 
     async def _wait_for_people(self, name: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Wait until one of the proposals is decided or expires, or the run has no more time. No worker waits before
@@ -414,17 +460,9 @@ class RunWorkflow:
         ids = [proposal["id"] for proposal in asked]
         self._waiting |= {proposal["id"]: proposal for proposal in asked}
         self._show_progress()
-        deadline = self._deadlines.of(name)
-        now_ms = workflow.time_ns() // NS_PER_MS
-        ends = [proposal["expires_at"] for proposal in asked]
-        if deadline is not None:
-            ends.append(deadline.at_ns // NS_PER_MS - LAST_WORD_MS)
         try:
-            await workflow.wait_condition(
-                lambda: any(self._waiting[id]["status"] != "pending" for id in ids),
-                timeout=timedelta(milliseconds=max(1, min(min(ends) - now_ms, MAX_MS))),
-                timeout_summary=f"{name} waits for a person",
-            )
+            while not self._is_decided(ids):  # or the run has more time than it had
+                await self._wait_for_decision(name, ids)
         except builtins.TimeoutError:
             now_ms = workflow.time_ns() // NS_PER_MS
             for id in ids:
@@ -438,6 +476,23 @@ class RunWorkflow:
                     self._decided[each["id"]] = {key: record[key] for key in record if key != "ask"}
             self._show_progress()
         return decided
+
+    def _is_decided(self, ids: list[str]) -> bool:
+        return any(self._waiting[id]["status"] != "pending" for id in ids)
+
+    async def _wait_for_decision(self, name: str, ids: list[str]) -> None:
+        """Wait until a proposal is decided, or the run is given more time. Raises TimeoutError when one expires, or
+        the time of the run is as good as over."""
+        bell, deadline = self._call.bound.bell, self._deadlines.of(name)
+        now_ms = workflow.time_ns() // NS_PER_MS
+        ends = [self._waiting[id]["expires_at"] for id in ids]
+        if deadline is not None:
+            ends.append(deadline.at_ns // NS_PER_MS - LAST_WORD_MS)
+        await workflow.wait_condition(
+            lambda: self._is_decided(ids) or self._call.bound.bell is not bell,
+            timeout=timedelta(milliseconds=max(1, min(min(ends) - now_ms, MAX_MS))),
+            timeout_summary=f"{name} waits for a person",
+        )
 
     @workflow.update
     def decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
@@ -460,12 +515,30 @@ class RunWorkflow:
             self._ended_by = by
             self._scheduler.stop()
 
-    @workflow.signal
-    def hold(self, told: list[str]) -> None:
+    @workflow.signal(unfinished_policy=workflow.HandlerUnfinishedPolicy.ABANDON)
+    async def hold(self, told: list[str]) -> None:
         """Note at which queue orders for a step are heard, by the worker that has it."""
         step, queue = told
         self._holders[step] = queue
         self._show_progress()
+        await self._tell_of_bell(step)
+
+    @workflow.signal(unfinished_policy=workflow.HandlerUnfinishedPolicy.ABANDON)
+    async def follow(self, deadline_at: int) -> None:
+        """Take the later deadline of the run around this one: the bell moves along, as far as its own limit allows."""
+        parent, bound = Deadline(deadline_at * NS_PER_MS), self._call.bound
+        if self._parent is None or bound.bell is None or parent.at_ns <= self._parent.at_ns:
+            return
+        self._parent = parent
+        latest = latest_bell(parent, self._began_ns)
+        assert latest is not None
+        own = Deadline(self._began_ns + self._own_ms * NS_PER_MS) if self._own_ms else None
+        is_own = own is not None and own.at_ns <= latest.at_ns
+        until = own if own is not None and is_own else latest
+        moved = move_bell(bound, (until.at_ns - bound.bell.at_ns) // NS_PER_MS, latest, parent)
+        if moved is not None:
+            owner, source = (self._call.name, moved.bell) if is_own else (self._given["deadline_owner"], parent)
+            await self._take_bound(replace_fields(moved, owner=owner, source=source))
 
     @workflow.update
     async def order(self, order: Order) -> dict[str, Any]:
@@ -473,6 +546,8 @@ class RunWorkflow:
         gets: never more than the run has. Without its answer nothing changes."""
         if order["step"] is not None:
             return await self._send_order(order, order["step"])
+        if order["by_ms"] is not None:
+            return await self._extend(order["by_ms"], order["who"])
         until_ns = workflow.time_ns() + (order["within_ms"] or DEFAULT_WIND_DOWN_MS) * NS_PER_MS
         asked = WindDown(order["who"], order["reason"] or "it was asked to", workflow.time_ns(), until_ns)
         self._call.winding_down = asked
@@ -484,9 +559,78 @@ class RunWorkflow:
     def _check_order(self, order: Order) -> None:
         step = order["step"]
         if step is None and order["by_ms"] is not None:
-            raise ApplicationError("a whole run on Temporal cannot be extended, only a step", type="NOT_EXTENDABLE")
+            if self._call.winding_down is not None:
+                raise ApplicationError(f"{self._call.name} is winding down already", type="NOT_EXTENDABLE")
+            if self._ended_by is not None:
+                raise ApplicationError(f"{self._call.name} was stopped", type="NOT_EXTENDABLE")
+            if not self._given.get("is_extendable"):
+                raise ApplicationError("an earlier version has begun the run", type="NOT_EXTENDABLE")
         if step is not None and step not in self._holders:
             raise ApplicationError(f"step {step} does not run, or not for long enough yet", type="CALL_NOT_FOUND")
+
+    async def _extend(self, by_ms: int, who: str) -> dict[str, Any]:
+        """Give the whole run more time: what was asked for, as far as whoever started it and the backstops of the steps
+        under way leave it. The new deadline follows from history, and every step under way is told of it."""
+        granted_ms, moved = by_ms, None
+        if self._call.bound.bell is not None:
+            moved = self._find_later_bound(by_ms)
+            granted_ms = moved.limit_ms - self._call.bound.limit_ms
+            self._own_ms = self._own_ms and self._own_ms + granted_ms
+        if self._call.overtime is None:
+            self._call.overtime = Overtime.of_person()
+        self._call.overtime.requests.append(OvertimeRequest.by_person(who, self._elapsed_ms(), by_ms, granted_ms))
+        if moved is not None:
+            await self._take_bound(moved)
+        return {"extended": [self._describe_call() | {"granted_ms": granted_ms}]}
+
+    def _find_later_bound(self, by_ms: int) -> Bound:
+        latest = latest_bell(self._parent, self._began_ns)
+        ends = [end for end in (latest, *(each.end for each in self._under_way.values())) if end is not None]
+        end = min(ends, key=lambda each: each.at_ns, default=None)
+        moved = move_bell(self._call.bound, by_ms, end, self._parent)
+        if moved is None:
+            whose = "its caller" if end is latest else "a step that runs"
+            raise ApplicationError(f"{self._call.name} has all the time that {whose} can have", type="NOT_EXTENDABLE")
+        return moved
+
+    def _describe_call(self) -> dict[str, Any]:
+        """Return the call of the run and how its clock stands, as `describe_call` does it where a run is here."""
+        bell, run_id = self._call.bound.bell, self._given["run_id"]
+        return {
+            "request_id": run_id,
+            "run_id": run_id,
+            "name": self._call.name,
+            "kind": "run",
+            "elapsed_ms": self._elapsed_ms(),
+            "timeout_ms": self._call.bound.limit_ms,
+            "remaining_ms": None if bell is None else bell.remaining_ms(workflow.time_ns()),
+        }
+
+    async def _take_bound(self, moved: Bound) -> None:
+        """Let the run have another bell, and tell everybody who goes by the old one."""
+        before, bell = self._call.bound.bell, moved.bell
+        assert before is not None and bell is not None
+        self._call.bound = moved
+        self._deadlines.move(bell)
+        for run_id, known in list(self._child_deadlines.items()):
+            known.at_ms += (bell.at_ns - before.at_ns) // NS_PER_MS
+            at_ms = known.at_ms if known.latest_ms is None else min(known.at_ms, known.latest_ms)
+            with contextlib.suppress(ApplicationError):  # it has ended meanwhile
+                await workflow.get_external_workflow_handle(run_id).signal("follow", at_ms)
+        await _gather([self._tell_of_bell(step) for step in self._holders])
+
+    async def _tell_of_bell(self, step: str) -> None:
+        """Tell the worker that has a step of the run's deadline, where it knows another. It may have ended it."""
+        known, bell = self._under_way.get(step), self._call.bound.bell
+        if known is None or bell is None or known.bell is bell:
+            return
+        known.bell = bell
+        order: Order = {
+            "run_id": self._given["run_id"], "step": step, "who": "", "by_ms": 0, "within_ms": None, "reason": "",
+            "deadline_at": bell.at_ns // NS_PER_MS,
+        }  # fmt: skip
+        with contextlib.suppress(ApplicationError):
+            await self._send_order(order, step)
 
     async def _send_order(self, order: Order, step: str) -> dict[str, Any]:
         try:
@@ -548,6 +692,24 @@ class RunWorkflow:
 _NO_STEP = STEP_TYPES["command"].schema.model_validate({"type": "command", "exec": "-"})
 
 
+class _UnderWay:
+    """A step that a worker has, or is to take."""
+
+    def __init__(self, bell: Deadline | None, end: Deadline | None) -> None:
+        self.bell = bell
+        """That of the run, as the worker knows it."""
+        self.end = end
+        """When the engine gives it up, but for what a reply may take, where the run's time decides. It cannot be
+        moved."""
+
+
+class _ChildDeadline:
+    """The deadline of a run inside this one which it has from this one, on the engine's clock."""
+
+    def __init__(self, at_ms: int, latest_ms: int | None) -> None:
+        self.at_ms, self.latest_ms = at_ms, latest_ms
+
+
 class _Known:
     """What is known for a step that was put off until others had answered."""
 
@@ -561,7 +723,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _gather(waiting: list[Coroutine[Any, Any, dict[str, Any]]]) -> list[dict[str, Any]]:
+async def _gather(waiting: list[Coroutine[Any, Any, T]]) -> list[T]:
     """Return what all of them return. A cancellation is passed on to each, and all are waited for."""
     tasks = [asyncio.get_running_loop().create_task(each) for each in waiting]
     while not all(task.done() for task in tasks):

@@ -26,7 +26,7 @@ from temporalio.client import AsyncActivityCancelledError, Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, WallTime
+from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, WallTime, move_bell
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
@@ -45,7 +45,7 @@ from ..runtime.control import calls_inside, control_of, enter, leave, live_calls
 from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from ..store.store import Store
-from ..workflow.engine import describe_news, name_nested_run
+from ..workflow.engine import describe_news, move_steps, name_nested_run
 from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import run_timeout_ms
 from ..workflow.scheduler import Deadlines, ParallelSlots, PersonWait, RunContext
@@ -154,6 +154,8 @@ class WorkerServices:
     own_queue: str
     """Where this worker alone hears orders for the steps that it has."""
     leases: Leases
+    own_variables: Mapping[str, str]
+    """What the worker itself gets in with. No step sees it, and what is secret of it is taken out of what steps say."""
 
 
 class Activities:
@@ -252,7 +254,7 @@ async def _open_context(
         deadlines=make_deadlines(bell),
         environment=everything,
         base_env={name: value for name, value in everything.items() if not looks_secret(name)},
-        redaction=redaction_for(workflow, everything),
+        redaction=redaction_for(workflow, {**everything, **services.own_variables}),
         on_change=None,
         on_news=None,
         call=call,
@@ -301,6 +303,7 @@ class _StepWork:
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._run_call: Call | None = None
         self._working: asyncio.Future[None] | None = None
+        self._deadlines: Deadlines | None = None
         self._redact: Callable[[Any], Any] = lambda value: value
         self._wanted: dict[str, RunInput] = {}
         """The runs inside the step that its workflow has to begin."""
@@ -354,6 +357,7 @@ class _StepWork:
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
             context.nested_runs.update(self._count_nested())
             self._run_call, self._redact = context.call, context.redaction.value
+            self._deadlines = context.deadlines
             control_of(context.call).on_change = partial(self._note_news, context)
             enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
@@ -397,6 +401,8 @@ class _StepWork:
 
     async def obey(self, order: Order) -> dict[str, Any]:
         """Extend the calls of the step, or wind them down. Return what they have now. Raises Failure."""
+        if "deadline_at" in order:
+            return self._follow_run(order["deadline_at"])
         run_call = self._run_call
         calls = [call for call in live_calls.values() if run_call is not None and call.inside_of is run_call]
         if not calls:
@@ -404,6 +410,16 @@ class _StepWork:
         if order["by_ms"] is not None:
             return await control_channel.extend(calls, order["by_ms"], order["who"])
         return await control_channel.wind_down(calls, order["who"], order["reason"], order["within_ms"])
+
+    def _follow_run(self, deadline_at: int) -> dict[str, Any]:
+        """Take the later deadline of the run. One that is known already changes nothing."""
+        run, deadlines = self._run_call, self._deadlines
+        if run is not None and run.bound.bell is not None and deadlines is not None:
+            later_ms = (self._clock.deadline(deadline_at).at_ns - run.bound.bell.at_ns) // NS_PER_MS
+            if (moved := move_bell(run.bound, later_ms, None, None)) is not None:
+                run.bound = moved
+                move_steps(run, deadlines)
+        return {}
 
     def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
         """Write down what is decided about the time of the step while it runs."""
@@ -454,7 +470,12 @@ class _StepWork:
             "heartbeat_ms": self._given["heartbeat_ms"],
             "queue": run["queue"],
             "env": own_env,
+            "is_extendable": True,
         }
+        step = scope.call
+        if isinstance(step, Call) and step.clocks.timeout_ms:
+            own_ns = step.started_ns + step.clocks.timeout_ms * NS_PER_MS
+            self._wanted[run_id]["latest_at"] = self._clock.at_ms(own_ns)
         with context.person_wait.at_work(), context.person_wait.waits(run_id, ForeignProposal(run_id, {})):
             await nested.stop  # until the step is parked, which is now or when its other items have ended
         raise asyncio.CancelledError
@@ -504,14 +525,13 @@ class _StepWork:
     async def _beat(self, by_ns: int) -> bool:
         """Tell the engine that the step is here, and return whether it has heard that. Bounded."""
         sent_ns = monotonic_ns()
-        within = timedelta(seconds=self._limit_ns / BEATS / 1e9)
+        within, beat = timedelta(seconds=self._limit_ns / BEATS / 1e9), self._describe_beat()
         try:
             # Not only the call's own bound: it is made again where nobody answers.
             async with asyncio.timeout(max(0, by_ns - sent_ns) / 1e9):
-                beat = self._describe_beat()
                 await self._handle.heartbeat(beat, rpc_timeout=within)
-            # The SDK cancels an activity five seconds after it has missed a heartbeat, and knows of none but those that
-            # it sends by itself: one of about six of these.
+            # The SDK has a clock of its own for this, and takes a step that it hears nothing of for lost: five seconds
+            # after the heartbeat time it would cancel it, and keep its reply to itself. It sends few of these.
             activity.heartbeat(beat)
         except AsyncActivityCancelledError:
             self._is_ordered_off = True

@@ -27,9 +27,9 @@ from ..runtime.runtime import Runtime
 from ..store.home import create_private_file
 from ..store.store import Store
 from ..workflow.engine import OpenedInbox
-from .connection import Address, connect
+from .connection import API_KEY, SETTINGS, Address, check_namespace, connect
 from .messages import DEFAULT_QUEUE
-from .payloads import read_key
+from .payloads import KEY_VARIABLE, read_key
 from .run_workflow import RunWorkflow
 from .step_activity import Activities, Leases, WorkerServices
 
@@ -44,6 +44,8 @@ DEFAULT_DRAIN_MS = 30_000
 LEASE_LOOK_MS = 50
 # After a worker that could not stop a step in time: all that it started dies with it.
 EXIT_CUT_OFF = 70
+# What the worker itself gets in with, and no step.
+OWN_VARIABLES = frozenset((*(setting.variable for setting in SETTINGS), KEY_VARIABLE))
 
 
 @value
@@ -71,10 +73,15 @@ async def serve_worker(
         inbox = OpenedInbox(store)
         stack.push_async_callback(inbox.close)
         client = await connect(address)
+        await check_namespace(client)
         folder = None if options.folder is None else Path(options.folder)
         own_queue = f"{options.queue}@{secrets.token_hex(6)}"
         leases = Leases()
-        services = WorkerServices(client, runtime, store, inbox, dict(os.environ), folder, own_queue, leases)
+        environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
+        own = {name: value for name, value in os.environ.items() if name in OWN_VARIABLES}
+        if address.api_key is not None:
+            own[API_KEY.variable] = address.api_key
+        services = WorkerServices(client, runtime, store, inbox, environment, folder, own_queue, leases, own)
         guard = stack.enter_context(runtime.start_guard(leases.timer)) if kernel.LINUX else None
         is_over = threading.Event()
         stack.callback(is_over.set)

@@ -70,6 +70,7 @@ from .state import (
     effects_of,
     explain_limit,
     judge_steps,
+    park_outcome,
     read_record,
     record_workflow,
     redaction_for,
@@ -440,25 +441,9 @@ class _Run:
     async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
         """Write down that the run waits for people, and return the envelope that says how to go on with it."""
         run_id, states, person_wait = self.request.run_id, scheduler.states, context.person_wait
-        budget_ms, proposals = person_wait.budget_ms or 0, list(person_wait.parked_on.values())
-        data: dict[str, object] = {
-            **self._describe_steps(states),
-            "waiting": context.redaction.value([_describe_proposal(proposal) for proposal in proposals]),
-            "status": "parked",
-            "state": "paused",
-            "job_id": run_id,
-            "progress": {
-                "done": sum(state.status.is_final for state in states.values()),
-                "total": len(states),
-                "unit": "steps",
-            },
-            "continue_command": f"shotclock run --resume {run_id}",
-            "cancel_command": f"shotclock job cancel {run_id}",
-        }
-        ids = ", ".join(proposal.id for proposal in proposals)
-        message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
-        problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
-        outcome = Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values()))
+        proposals = [_describe_proposal(proposal) for proposal in person_wait.parked_on.values()]
+        waiting = context.redaction.value(proposals)
+        outcome = park_outcome(run_id, self.request.name, states, waiting, person_wait.budget_ms or 0)
         envelope = answer(self.call, outcome)
         try:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
@@ -558,15 +543,18 @@ class _RunWork(Work):
         self._scheduler.stop()
 
     def move_bell(self) -> bool:
-        """Let the steps that run have what the run has now; those that begin later find it anyway."""
-        bell = self._call.bound.bell
-        assert bell is not None
-        became = self._deadlines.move(bell)
-        # Also what a step calls: it is inside the same deadline.
-        for inner in calls_inside(self._call):
-            if (parent := became.get(id(inner.parent))) is not None:
-                control_of(inner).follow_caller(parent)
+        move_steps(self._call, self._deadlines)
         return True
+
+
+def move_steps(run: Call, deadlines: Deadlines) -> None:
+    """Let the steps that run have what their run has now; those that begin later find it anyway."""
+    assert run.bound.bell is not None
+    became = deadlines.move(run.bound.bell)
+    # Also what a step calls: it is inside the same deadline.
+    for inner in calls_inside(run):
+        if (parent := became.get(id(inner.parent))) is not None:
+            control_of(inner).follow_caller(parent)
 
 
 class _NewsOfRun:

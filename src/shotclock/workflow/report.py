@@ -428,9 +428,13 @@ def _run_status(run: Run, is_alive: bool) -> Status:
         return Status.PARKED
     if run.envelope is None:
         return Status.RUNNING if is_alive else Status.INTERRUPTED
-    if run.envelope.get("ok"):
+    return judge_code((run.envelope.get("error") or {}).get("code"))
+
+
+def judge_code(code: object) -> Status:
+    """Return the status of a run that has ended with this code; None is for none."""
+    if code is None:
         return Status.SUCCEEDED
-    code = (run.envelope.get("error") or {}).get("code")
     return {
         "TIMEOUT": Status.TIMED_OUT,
         "NO_TIME_LEFT": Status.TIMED_OUT,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import Fired, format_duration
+from ..core.clocks import ClockKind, Fired, WallTime, format_duration
 from ..core.envelope import Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
@@ -408,6 +408,71 @@ def describe_steps(run_id: str, name: str, states: Mapping[str, StepState]) -> d
     """Return what the envelope of a run shows of it and of its steps."""
     steps = {step_id: state.to_answer() for step_id, state in states.items()}
     return {"run_id": run_id, "name": name, "steps": steps, **lists_of(states)}
+
+
+def park_outcome(
+    run_id: str,
+    name: str,
+    states: Mapping[str, StepState],
+    waiting: Sequence[Mapping[str, Any]],
+    budget_ms: int,
+    where: str = "",
+) -> Outcome:
+    """Return the outcome of a run that waits for people: what it has asked them, and how to go on with it. `where` are
+    the words that name its engine."""
+    data: dict[str, object] = {
+        **describe_steps(run_id, name, states),
+        "waiting": waiting,
+        "status": "parked",
+        "state": "paused",
+        "job_id": run_id,
+        "progress": count_steps([state.status for state in states.values()]),
+        "continue_command": f"shotclock run --resume {run_id} {where}".rstrip(),
+        "cancel_command": f"shotclock job cancel {run_id} {where}".rstrip(),
+    }
+    ids = ", ".join(str(each["proposal_id"]) for each in waiting)
+    message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
+    problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
+    return Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values()))
+
+
+def count_steps(statuses: Collection[Status]) -> dict[str, object]:
+    """Return how far a run is, as jobs say it."""
+    return {"done": sum(status.is_final for status in statuses), "total": len(statuses), "unit": "steps"}
+
+
+# What a job can be; how the run is stands beside it.
+_JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "running", "parked": "running"}
+
+
+def describe_as_job(
+    run_id: str,
+    name: str,
+    status: Status,
+    created_at: WallTime,
+    ended_at: WallTime | None,
+    where: str = "",
+) -> dict[str, object]:
+    """Describe a run as a job is described. `where` are the words that name its engine."""
+    from ..dispatch.job_client import POLL_INTERVAL_MS
+
+    goes_on = "job wait" if status is Status.RUNNING else "run --resume"
+    shown: dict[str, object] = {
+        "job_id": run_id,
+        "run_id": run_id,
+        "command": f"run {name}",
+        "status": _JOB_STATUSES.get(status.value, "failed"),
+        "run_status": status.value,
+        "terminal": ended_at is not None,
+        "status_command": f"shotclock job status {run_id} {where}".rstrip(),
+        "continue_command": f"shotclock {goes_on} {run_id} {where}".rstrip(),
+        "cancel_command": f"shotclock job cancel {run_id} {where}".rstrip(),
+        "poll_interval_ms": POLL_INTERVAL_MS,
+        "created_at": created_at.iso(),
+    }
+    if ended_at is not None:
+        shown["ended_at"] = ended_at.iso()
+    return shown
 
 
 def judge_steps(

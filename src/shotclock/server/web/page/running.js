@@ -147,7 +147,7 @@ export class RunningView {
     if (call.winding_down) return null;
     const sure = (this.#sure.get(key) ?? 0) > Date.now();
     return el("div", { class: "actions" },
-      call.remaining_ms == null || call.is_extendable === false ? null : AMOUNTS.map(([label, by_ms]) => el("button", {
+      call.remaining_ms == null ? null : AMOUNTS.map(([label, by_ms]) => el("button", {
         type: "button", "data-key": `${key} ${label}`, title: `Give ${name} more time`, onclick: () => this.#tell("extend", { ...target, by_ms }, `${name}: ${label}`),
       }, label)),
       el("button", {
