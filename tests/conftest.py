@@ -70,13 +70,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(WHOLLY_SLOW.search(collection_path.read_text("utf-8"))) or None
 
 
-# What takes longest by itself: begun last, it would keep one process busy when all the others are done.
-FIRST = ("tests/docs/", "tests/server/web/test_page.py", "tests/server/test_connections.py", "tests/inbox/")
+# What takes longest, in tests that wait more than they work: begun last, it would keep one process busy when all the
+# others are done. Each process begins with one of these; the first are the longest.
+FIRST = ("tests/temporal/", "tests/docs/", "tests/ui/", "tests/server/", "tests/inbox/", "tests/dispatch/")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests by who begins with them: xdist gives each process its share of the list, one after the other, and
+    lets those who are done take from the others."""
+    count = config.workerinput["workercount"] if hasattr(config, "workerinput") else 1
+    shares: list[list[pytest.Item]] = [[] for _ in range(count)]
+    rest: list[pytest.Item] = []
+    for item in items:
+        group = next((number for number, start in enumerate(FIRST) if item.nodeid.startswith(start)), None)
+        (rest if group is None else shares[group % count]).append(item)
+    size = -(-len(items) // count)
+    for share in shares:
+        taken = max(0, size - len(share))
+        share += rest[:taken]
+        del rest[:taken]
+    items[:] = [item for share in shares for item in share] + rest
 
 
 @pytest.hookimpl(trylast=True)
