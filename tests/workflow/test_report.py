@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import os
 import re
 import signal
@@ -89,7 +90,10 @@ def test_a_stopped_step_says_whose_clock_it_was() -> None:
     own = step("a", Status.TIMED_OUT, took=1300, error=timed_out("step a", 1000, 1001), ending="killed")
     runs = step("b", Status.TIMED_OUT, took=900, error=timed_out("run flow", 880, 890), ending="killed")
     other = step("c", Status.TIMED_OUT, took=900, error=timed_out("caller", 880, 890), ending="killed")
-    said = by_id(report([own, runs, other], budget=1000))
+    made = report([own, runs, other], budget=1000)
+    said = by_id(made)
+    shown = json.loads(json.dumps(made.to_dict()))["steps"][0]["clock"]
+    assert shown == {"kind": "timeout", "owner": "step a", "limit_ms": 1000, "elapsed_ms": 1001}
     assert said["a"].why == "stopped by its own timeout clock (1s)"
     assert said["b"].why == "stopped by the run's clock, which left it 880ms"
     assert said["b"].budget_ms == 880

@@ -154,6 +154,7 @@ class Report:
 def _step_dict(step: ReportedStep) -> dict[str, Any]:
     made = as_dict(step) | {"depends_on": ["|".join(group) for group in step.depends_on]}
     made["status"] = step.status.value
+    made["clock"] = None if step.clock is None else as_dict(step.clock)
     made["warnings"] = list(step.warnings)
     made["overtime"] = list(step.overtime)
     shown = step.output_text()
