@@ -133,6 +133,7 @@ _OPENING = tuple(
         ),
     )
 )
+ENGINE_KEYS = tuple(each.key for each in _OPENING)
 
 
 def engine_options(help: str, *, required: bool = False) -> tuple[Parameter, ...]:

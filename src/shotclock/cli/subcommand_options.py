@@ -24,6 +24,7 @@ from .parser import (
     table_help,
 )
 from .subcommand import (
+    ENGINE_KEYS,
     Mistaken,
     Work,
     deliver,
@@ -87,8 +88,10 @@ def _understand(command: Command, reading: Reading) -> Work | Callable[[bool], i
     """Find what else is wrong with the values, beside what is wrong with their types."""
     assert command.run is not None
     try:
-        values = reading.values
-        reading.mistakes += settle_engine(values, reading.mistakes)
+        values = {key: value for key, value in reading.values.items() if key not in ENGINE_KEYS}
+        if len(values) < len(reading.values) and any(reading.values[key] is not None for key in ("on", *ENGINE_KEYS)):
+            values = reading.values
+            reading.mistakes += settle_engine(values, reading.mistakes)
         made: Work | Callable[[bool], int] = command.run(**values)
         return made
     except Failure as failure:  # to serve others, tokens are looked for

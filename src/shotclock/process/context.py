@@ -74,10 +74,6 @@ class Scope:
     overtime_address: str = ""
     """What a command that is started here asks for overtime with; empty where the call may have none."""
 
-    def changed(self, deadline: Deadline | None, span: Traced, call: Any) -> Scope:
-        """Return a copy with these. Each step of a run has three: `dataclasses.replace` takes several times as long."""
-        return Scope(deadline, self.depth, self.name, span, call, self.overtime_address)
-
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 

@@ -29,7 +29,7 @@ from ..core.value_types import NamedTuple, dataclass, replace_fields
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
-from ..process.context import Scope
+from ..process.context import Scope, Traced
 from ..providers.command import CommandStep, ToolStep
 from ..providers.provider import (
     STEP_TYPES,
@@ -423,7 +423,7 @@ class StepExecutor:
         outer = current_scope.get()
         assert outer is not None, "steps are tried inside of a run"
         # That of the run, which may have been extended since the step began.
-        token = current_scope.set(outer.changed(run.deadlines.of(work.name), outer.span, outer.call))
+        token = current_scope.set(_change_scope(outer, run.deadlines.of(work.name), outer.span, outer.call))
         try:
             with left:
                 may_start = run.deadlines.may_start(work.name)  # the run's clock may have rung for another item
@@ -539,7 +539,7 @@ async def try_step(provider: Provider, step: StepCall, runtime: Runtime, *, may_
     if step.overtime is not None:
         call.overtime = Overtime(step.overtime)
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
-    token = current_scope.set(outer.changed(outer.deadline, outer.span, call))
+    token = current_scope.set(_change_scope(outer, outer.deadline, outer.span, call))
     work = call.work = _TryWork(call, provider.step_type.can_extend)
     enter(call)
     start_control(call, runtime.observe)
@@ -700,7 +700,7 @@ def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None])
         assert outer is not None, "steps are executed inside of a run"
         run = outer.span.trace
         own, began_ns = run.below(new_span_id()), monotonic_ns()
-        token = current_scope.set(outer.changed(deadline_of(name), own, outer.call))
+        token = current_scope.set(_change_scope(outer, deadline_of(name), own, outer.call))
         try:
             await execute(name, step, state, scope)
         finally:
@@ -761,3 +761,8 @@ def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, end
         code = str(error.get("code") or status.value.upper())
         message = str(error.get("message") or "")  # without secrets: the state has none
     return spans.Span(f"step {state.id}", own, run_id, started_ns, ended_ns, attributes, code, message)
+
+
+def _change_scope(scope: Scope, deadline: Deadline | None, span: Traced, call: Any) -> Scope:
+    """Return a copy with these. Each step of a run has three: `replace` takes several times as long."""
+    return Scope(deadline, scope.depth, scope.name, span, call, scope.overtime_address)
