@@ -264,6 +264,9 @@ async def connect(address: Address) -> Client:
     except (RPCError, RuntimeError, TimeoutError, OSError) as error:
         text = str(error)
         why, hint = next((said for part, *said in _REASONS if part in text), (text, _IS_IT_THERE))
+        if any(part in text for part in _CLOSED):
+            taken_for = "does not know our certificate" if address.tls else "speaks TLS"
+            why, hint = f"it has closed the connection, as one that {taken_for}", _IS_IT_TLS
         message = f"{address} cannot be reached: {why or f'no answer within {CONNECT_LIMIT_S:g}s'}"
         raise Failure("CONNECT_FAILED", message, context={"sdk": text[:500]}, suggestion=hint) from None
 
@@ -277,11 +280,11 @@ _REASONS = (
     ("NotValidForName", "its certificate is for another name", "--tls-server-name says which one it has"),
     ("UnknownIssuer", "its certificate is from nobody that is trusted here", "--tls-ca-path names whom to trust"),
     ("InvalidCertificate", "its certificate is not valid", "look at it: openssl s_client -connect HOST:PORT"),
-    ("close_notify", "it has closed the connection, as one that does not know our certificate", _IS_IT_TLS),
-    ("BrokenPipe", "it has closed the connection, as one that speaks TLS", _IS_IT_TLS),
     ("Unauthenticated", "it does not let us in", _IS_IT_TLS),
     ("PermissionDenied", "it does not let us in", _IS_IT_TLS),
 )
+# The same, by what of it we notice first.
+_CLOSED = ("close_notify", "BrokenPipe", "ConnectionReset")
 
 
 async def check_namespace(client: Client) -> None:
