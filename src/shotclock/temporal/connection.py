@@ -263,10 +263,11 @@ async def connect(address: Address) -> Client:
             )
     except (RPCError, RuntimeError, TimeoutError, OSError) as error:
         text = str(error)
-        why, hint = next((said for part, *said in _REASONS if part in text), (text, _IS_IT_THERE))
+        why, hint = text, _IS_IT_THERE
         if any(part in text for part in _CLOSED):
             taken_for = "does not know our certificate" if address.tls else "speaks TLS"
             why, hint = f"it has closed the connection, as one that {taken_for}", _IS_IT_TLS
+        why, hint = next((said for part, *said in _REASONS if part in text), (why, hint))
         message = f"{address} cannot be reached: {why or f'no answer within {CONNECT_LIMIT_S:g}s'}"
         raise Failure("CONNECT_FAILED", message, context={"sdk": text[:500]}, suggestion=hint) from None
 
