@@ -210,7 +210,8 @@ def on_terminal(folder: Path, words: list[str]) -> str:
     """Run `shotclock …` with a terminal for its output, and return what is on it."""
     ours, theirs = pty.openpty()
     try:
-        environment = {**os.environ, "SHOTCLOCK_HOME": str(folder / "home"), "TERM": "dumb"}
+        inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR")}
+        environment = {**inherited, "SHOTCLOCK_HOME": str(folder / "home"), "TERM": "dumb"}
         command = [sys.executable, "-m", "shotclock", *words]
         subprocess.run(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,

@@ -285,7 +285,7 @@ _REASONS = (
     ("PermissionDenied", "it does not let us in", _IS_IT_TLS),
 )
 # The same, by what of it we notice first.
-_CLOSED = ("close_notify", "BrokenPipe", "ConnectionReset")
+_CLOSED = ("close_notify", "BrokenPipe", "ConnectionReset", "connection closed")
 
 
 async def check_namespace(client: Client) -> None:
