@@ -88,6 +88,7 @@ def _understand(command: Command, reading: Reading) -> Work | Callable[[bool], i
     """Find what else is wrong with the values, beside what is wrong with their types."""
     assert command.run is not None
     try:
+        # Most runs have no engine, and nothing of what opens one is looked at then.
         values = {key: value for key, value in reading.values.items() if key not in ENGINE_KEYS}
         if len(values) < len(reading.values) and any(reading.values[key] is not None for key in ("on", *ENGINE_KEYS)):
             values = reading.values
