@@ -319,7 +319,7 @@ def test_winding_down_a_run_lets_its_clean_up_run_and_starts_nothing_else(run: R
 
 
 def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
-    from shotclock.workflow.engine import RunRequest, start
+    from shotclock.workflow.engine import RunCaller, RunRequest, start
     from shotclock.workflow.loader import load_text
 
     def request(name: str, decision: str) -> RunRequest:
@@ -332,9 +332,12 @@ def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
         return RunRequest(loaded.workflow, str(tmp_path / f"{name}.yaml"), tmp_path)
 
     async def both() -> list[Envelope]:
+        granted = asyncio.Event()
+        caller = RunCaller(on_news=lambda name, news: granted.set() if news.get("granted_ms") else None)
         one = asyncio.ensure_future(start(request("one", '{"decline": true}'), store))
-        other = asyncio.ensure_future(start(request("other", '{"extend": "40s"}'), store))
+        other = asyncio.ensure_future(start(request("other", '{"extend": "40s"}'), store, caller))
         await asyncio.wait([one])  # bounded around all of it
+        await granted.wait()
         (tmp_path / "other").touch()
         return [await one, await other]
 
