@@ -43,6 +43,7 @@ _BY_PROGRAMS = (
     "shotclock.cli.run",
     "shotclock.cli.workflow_files",
     "shotclock.dispatch.job_client",
+    "shotclock.providers.mcp_client",
     "shotclock.server.http",
     "shotclock.server.tool_calls",
     "shotclock.server.serve",
