@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.server.web.conftest import browser, opened  # noqa: F401 fixtures, for the page of a server before an engine
+from tests.warm import WarmStart
 
 WITHIN_S = 60.0  # what a start or a short run may take on a machine that is busy with other tests
 POLL_S = 0.05
@@ -46,7 +47,7 @@ class Program:
         environment = {**os.environ, "SHOTCLOCK_HOME": str(home or folder / "home")}
         environment.pop("SHOTCLOCK_REMAINING_MS", None)
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = WarmStart(
                 [*prefix, sys.executable, "-m", "shotclock", *words],
                 cwd=folder,
                 env=environment,
