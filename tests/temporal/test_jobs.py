@@ -27,7 +27,7 @@ WORKS = """
       first: {type: command, exec: "echo first"}
       works:
         type: command
-        exec: "touch begun; while test ! -e go; do sleep 0.05; done; echo done"
+        exec: "touch begun; while test ! -e go; do sleep 0.2; done; echo done"
         timeout: 300
         depends_on: [first]
     """
@@ -143,7 +143,7 @@ def test_more_time_and_a_graceful_stop_by_job(on_engine: Runs) -> None:
         """
         timeout: 60
         steps:
-          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"}
+          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.2; done"}
           after: {type: command, exec: "touch after", depends_on: [works]}
         """,
         *("--run-id", run_id),
