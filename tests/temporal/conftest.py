@@ -41,7 +41,13 @@ class Program:
     """`shotclock …` as a process of its own, with its output in files."""
 
     def __init__(
-        self, words: list[str], folder: Path, name: str, home: Path | None = None, prefix: tuple[str, ...] = ()
+        self,
+        words: list[str],
+        folder: Path,
+        name: str,
+        home: Path | None = None,
+        prefix: tuple[str, ...] = (),
+        own_session: bool = False,
     ):
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         environment = {**os.environ, "SHOTCLOCK_HOME": str(home or folder / "home")}
@@ -54,6 +60,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                start_new_session=own_session,
             )
 
     def wait_for_line(self, text: str) -> None:
@@ -110,10 +117,11 @@ class Cluster:
         engine.wait_for_line("answers")
         return engine
 
-    def start_worker(self, *options: str, url: str | None = None, prefix: tuple[str, ...] = ()) -> Program:
+    def start_worker(self, *options: str, url: str | None = None, **how: Any) -> Program:
+        """Start a worker and wait until it takes work; `how` is for `Program`."""
         self.started += 1
         words = ["worker", "--on", url or self.url, *([] if "--drain" in options else ["--drain", "1s"]), *options]
-        self.programs.append(worker := Program(words, self.folder, f"worker{self.started}", prefix=prefix))
+        self.programs.append(worker := Program(words, self.folder, f"worker{self.started}", **how))
         worker.wait_for_line("takes up to")
         return worker
 

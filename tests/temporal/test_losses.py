@@ -486,7 +486,7 @@ def test_a_frozen_worker_has_no_step_left_when_another_begins_it(
 ) -> None:
     """Also where the work is in the worker itself, as a request is: it never goes on with it."""
     copies = Copies(tmp_path)
-    frozen = workers.cluster.start_worker("--queue", workers.queue, prefix=("setsid",))
+    frozen = workers.cluster.start_worker("--queue", workers.queue, own_session=True)
     workers.alive.append(frozen)
     with Server(copies.serve) as server:
         running = runs.start(
