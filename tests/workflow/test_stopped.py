@@ -16,7 +16,7 @@ import pytest
 from shotclock.core.envelope import Envelope
 from tests.workflow.conftest import statuses, step
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 Run = Callable[..., Envelope]
 WITHIN_S = 30.0
