@@ -3,9 +3,10 @@
     process = WarmStart([sys.executable, "-m", "shotclock", "inbox", "list"], stdout=out, env=environment)
 
 `WarmStart` is a `subprocess.Popen`. For each pytest process there is one *zygote* that has imported what our programs
-import; asked over a socket it clones itself, as a sibling: the clone is pytest's own child, to wait for and to signal
-like any other. There it sets up what a cold start would give the program (arguments, environment, folder, descriptors,
-streams, signals, `sys.path`, `__main__`), runs it, and leaves as the interpreter does, short of tearing down modules.
+import (and another one for those on Temporal, which import its SDK as well); asked over a socket it clones itself, as a
+sibling: the clone is pytest's own child, to wait for and to signal like any other. There it sets up what a cold start
+would give the program (arguments, environment, folder, descriptors, streams, signals, `sys.path`, `__main__`), runs it,
+and leaves as the interpreter does, short of tearing down modules.
 
 What a runtime starts by itself (`python -P -c …`: zygotes, and the runners of jobs) is warm as well, also without being
 asked for: in pytest's own process a clone of a second, smaller zygote (`spawn_warm`), in a warm `shotclock …` a fork of
@@ -21,7 +22,8 @@ that were looked at while starting or importing, a folder whose files would hide
 environment in /proc; a test that looks at those, or at what is imported, must start it cold (`subprocess.Popen`).
 
 An import that only works where something else was imported before is no longer noticed by a test that starts warm.
-test_cold_starts.py starts a command of each surface cold; so do all of tests/docs, tests/process and the demo.
+test_cold_starts.py starts a command of each surface cold; so do all of tests/docs (howto/temporal.md for what is on
+Temporal), tests/process and the demo.
 """
 
 import fcntl
@@ -147,7 +149,8 @@ def _start_warm(asked: Mapping[str, Any]) -> int | None:
     passed = sorted(set(asked["pass_fds"]) - set(_STREAMS))
     session = (asked["start_new_session"], asked["process_group"], asked["preexec_fn"] is own_terminal)
     request = ([*_STREAMS, *passed], words, environment, cwd, folder, *session)
-    return _clone("programs", request, [*fds, *passed], folder or cwd)
+    kind = "programs on Temporal" if _speaks_to_temporal(words) else "programs"
+    return _clone(kind, request, [*fds, *passed], folder or cwd)
 
 
 def _spawn(path: Any, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> int:
@@ -222,6 +225,10 @@ def _folder_of_modules(words: list[str], cwd: str) -> str | None:
             path = os.path.realpath(os.path.join(cwd, file))
             return os.path.dirname(path) if os.path.isfile(path) else None
     return None
+
+
+def _speaks_to_temporal(words: list[str]) -> bool:
+    return any(word.startswith("temporal://") for word in words)
 
 
 def _ignored() -> set[int]:

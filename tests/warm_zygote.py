@@ -43,12 +43,22 @@ _BY_PROGRAMS = (
     "shotclock.cli.run",
     "shotclock.cli.workflow_files",
     "shotclock.dispatch.job_client",
+    "shotclock.providers.mcp_client",
     "shotclock.server.http",
     "shotclock.server.tool_calls",
     "shotclock.server.serve",
     "shotclock.server.stdio",
     "shotclock.workflow.report",
     "shotclock.workflow.engine",
+)
+# What programs import beside that which speak to Temporal. No others: the SDK is half of all that is imported.
+_BY_PROGRAMS_ON_TEMPORAL = (
+    *_BY_PROGRAMS,
+    "shotclock.cli.control",
+    "shotclock.cli.engine",
+    "shotclock.temporal.client",
+    "shotclock.temporal.front_end",
+    "shotclock.temporal.worker",
 )
 # What the processes below a runtime import. No more: each of the many that are forked would copy it.
 _BY_RUNTIMES = (
@@ -58,7 +68,11 @@ _BY_RUNTIMES = (
     "shotclock.process.worker_main",
     "shotclock.process.zygote",
 )
-IMPORTED = {"programs": _BY_PROGRAMS, "runtimes": _BY_RUNTIMES}
+IMPORTED = {
+    "programs": _BY_PROGRAMS,
+    "programs on Temporal": _BY_PROGRAMS_ON_TEMPORAL,
+    "runtimes": _BY_RUNTIMES,
+}
 
 _SYS_CLONE3 = 435
 _CLONE_PARENT = 0x8000
@@ -439,7 +453,7 @@ def main(fd: int, kind: str) -> None:
     others.close()
     words = set_up(asked, request, fds, interrupt)
     is_runner = asked is not requests
-    if kind == "programs" or is_runner:
+    if kind != "runtimes" or is_runner:
         can_fork = is_runner or words[1:3] == ["-m", "shotclock"]
         program = ANY if is_runner else os.getpid()  # a runner is a fork of the one that was started
         os.posix_spawn = functools.partial(spawn_from, program, can_fork)  # type: ignore[assignment]

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import sys
 import textwrap
 import threading
@@ -205,6 +206,14 @@ def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
     tried = ask(server("good"), timeout="500ms")
     assert_ended(tried, 0.5, "mcp/connect_timeout", "MCP connection timed out after 0.5 seconds")
     assert tried.meta["ending"] == "not_started"
+
+
+def test_the_client_takes_no_server_of_the_sdk_along_and_leaves_the_sdk_to_others_as_it_is() -> None:
+    program = "import sys; import shotclock.providers.mcp_client\n"
+    program += "assert 'mcp.client.session' in sys.modules and 'mcp.server' not in sys.modules\n"
+    program += "import mcp; from mcp.client import Client; assert Client is mcp.Client and mcp.server.Server"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran
 
 
 def test_a_server_that_starts_slowly_has_all_the_time_of_its_step(ask: Trial) -> None:

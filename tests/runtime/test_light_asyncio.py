@@ -72,7 +72,7 @@ async def fail():
 try:
     asyncio.run(fail())
 except ValueError:
-    print(traceback.format_exc().count("ValueError"))
+    print(traceback.format_exc().count("ValueError: with"))
 """
 EARLIER = "import ssl, asyncio; from shotclock import Runtime; print(asyncio.base_events.ssl is ssl)"
 

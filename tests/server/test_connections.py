@@ -22,9 +22,11 @@ from shotclock.inbox.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.runtime.bounds import eventually
 from tests.server.client import ADVERSARIES, ENDED_WITHIN_S, ROOT, STARTED_WITHIN_S
+from tests.warm import WarmStart
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
+DESCRIPTORS = 256
 HALF_HEADERS = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 HALF_BODY = (
     b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -34,15 +36,16 @@ HALF_API_BODY = HALF_BODY.replace(b"/mcp", b"/api/inbox")
 
 
 @contextmanager
-def flooded(folder: Path, *limits: str, **constants: float) -> Iterator[tuple[int, subprocess.Popen[bytes], Path]]:
+def flooded(folder: Path, **constants: float) -> Iterator[tuple[int, subprocess.Popen[bytes], Path]]:
     """A server with few descriptors and short clocks: its port, its process, and the file its stderr goes to."""
+    few = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))\n"
     short = "".join(f"c.{name} = {value}\n" for name, value in constants.items())
-    program = f"import shotclock.server.http as c\n{short}from shotclock.cli import run_program\nrun_program()\n"
+    program = f"{few}import shotclock.server.http as c\n{short}from shotclock.cli import run_program\nrun_program()\n"
     words = ["serve", ADVERSARIES, "--http", "127.0.0.1:0"]
     log = folder / "log"
     with open(log, "wb") as stderr:
-        process = subprocess.Popen(
-            ["prlimit", *limits, sys.executable, "-c", program, *words],
+        process = WarmStart(
+            [sys.executable, "-c", program, *words],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, cwd=ROOT,
         )  # fmt: skip
     try:
@@ -102,7 +105,7 @@ def call(port: int, tool: str, arguments: dict[str, Any], **more: Any) -> Any:
 
 
 def test_a_flood_of_half_sent_requests_keeps_nobody_out_and_is_closed_in_time(tmp_path: Path) -> None:
-    with flooded(tmp_path, "--nofile=256", HEADERS_WITHIN_S=4, BODY_WITHIN_S=4) as (port, _, log), ExitStack() as stack:
+    with flooded(tmp_path, HEADERS_WITHIN_S=4, BODY_WITHIN_S=4) as (port, _, log), ExitStack() as stack:
         before = len(log.read_bytes())
         clients = half_open(stack, port, 400, HALF_HEADERS, HALF_BODY, HALF_API_BODY)
         for _ in range(5):
@@ -118,7 +121,7 @@ def test_a_flood_of_half_sent_requests_keeps_nobody_out_and_is_closed_in_time(tm
 
 
 def test_a_client_that_sends_a_byte_now_and_then_is_told_that_it_takes_too_long(tmp_path: Path) -> None:
-    with flooded(tmp_path, "--nofile=256", HEADERS_WITHIN_S=1.5, BODY_WITHIN_S=1.5) as (port, _, log):
+    with flooded(tmp_path, HEADERS_WITHIN_S=1.5, BODY_WITHIN_S=1.5) as (port, _, log):
         for start in (HALF_HEADERS, HALF_BODY, HALF_API_BODY):
             with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
                 began = time.monotonic()
@@ -141,13 +144,13 @@ def test_a_client_that_sends_a_byte_now_and_then_is_told_that_it_takes_too_long(
 
 
 def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
-    with flooded(tmp_path, "--nofile=256", HEADERS_WITHIN_S=1) as (port, _, _), ExitStack() as stack:
+    with flooded(tmp_path, HEADERS_WITHIN_S=1) as (port, _, _), ExitStack() as stack:
         clients = half_open(stack, port, 5, b"")
         eventually(lambda: all(is_closed(client) for client in clients), within=10)
 
 
 def test_a_client_that_does_not_read_its_answer_is_let_go_of(tmp_path: Path) -> None:
-    with flooded(tmp_path, "--nofile=256", TAKEN_WITHIN_S=1, HEADERS_WITHIN_S=1) as (port, process, _):
+    with flooded(tmp_path, TAKEN_WITHIN_S=1, HEADERS_WITHIN_S=1) as (port, process, _):
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", port))
@@ -165,7 +168,7 @@ def test_a_client_that_does_not_read_its_answer_is_let_go_of(tmp_path: Path) -> 
 
 
 def test_workers_keep_their_descriptors_however_many_connect(tmp_path: Path) -> None:
-    with flooded(tmp_path, "--nofile=256") as (port, _, log), ExitStack() as stack:
+    with flooded(tmp_path) as (port, _, log), ExitStack() as stack:
         half_open(stack, port, 300, HALF_HEADERS)
         short = {"shotclock.dev/timeoutMs": 3_000}
         folders = [tmp_path / str(number) for number in range(8)]
@@ -217,18 +220,19 @@ def ask_in_session(port: int, session: str, tool: str, arguments: dict[str, Any]
     return client
 
 
-def test_the_answer_to_an_older_client_comes_in_one_piece_and_of_a_slow_one_the_head_comes_first(
+def test_the_answer_to_an_older_client_comes_as_json_in_one_piece_and_of_a_slow_one_the_head_comes_first(
     tmp_path: Path,
 ) -> None:
     # Where the head may wait for its answer for as long as a busy machine takes, and where it may not.
-    with flooded(tmp_path, "--nofile=256", HEAD_WITHIN_S=20.0) as (port, _, log):
+    with flooded(tmp_path, HEAD_WITHIN_S=20.0) as (port, _, log):
         session = open_session(port)
         for tool in ("noop", "noop_async"):
             with ask_in_session(port, session, tool, {"a": 5}) as client:
-                piece = client.recv(65536)
-                assert piece.startswith(b"HTTP/1.1 200 ") and b'"id":7' in piece and piece.endswith(b"\r\n0\r\n\r\n")
+                head, _, body = client.recv(65536).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 ") and b"content-type: application/json" in head.lower()
+                assert json.loads(body)["id"] == 7 and b"content-length: %d" % len(body) in head.lower()
         assert b"Traceback" not in log.read_bytes()
-    with flooded(tmp_path, "--nofile=256") as (port, _, log):
+    with flooded(tmp_path) as (port, _, log):
         session = open_session(port)
         with ask_in_session(port, session, "counts_to", {"n": 2, "pause_ms": 1000}) as client:
             piece = client.recv(65536)
@@ -249,7 +253,7 @@ def test_of_one_clients_sessions_the_one_that_was_idle_longest_makes_room_and_st
 ) -> None:
     from shotclock.server.http import MOST_SESSIONS_EACH
 
-    with flooded(tmp_path, "--nofile=256") as (port, process, log):
+    with flooded(tmp_path) as (port, process, log):
         first, second = open_session(port), open_session(port)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: open_session(port), range(MOST_SESSIONS_EACH - 2)))
@@ -275,7 +279,7 @@ def test_agents_that_wait_leave_room_for_the_person_they_wait_for(
     head = (
         f"POST /api/inbox HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(ask)}"
     )
-    with flooded(tmp_path, "--nofile=256") as (port, _, log), ExitStack() as stack:
+    with flooded(tmp_path) as (port, _, log), ExitStack() as stack:
         clients = half_open(stack, port, 110, head.encode() + b"\r\n\r\n" + ask)
         refused = [client for client in clients if said_by(client).startswith(b"HTTP/1.1 429 ")]
         assert 10 < len(refused) < 60, len(refused)

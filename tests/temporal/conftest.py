@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.server.web.conftest import browser, opened  # noqa: F401 fixtures, for the page of a server before an engine
+from tests.warm import WarmStart
 
 WITHIN_S = 60.0  # what a start or a short run may take on a machine that is busy with other tests
 POLL_S = 0.05
@@ -40,19 +41,26 @@ class Program:
     """`shotclock …` as a process of its own, with its output in files."""
 
     def __init__(
-        self, words: list[str], folder: Path, name: str, home: Path | None = None, prefix: tuple[str, ...] = ()
+        self,
+        words: list[str],
+        folder: Path,
+        name: str,
+        home: Path | None = None,
+        prefix: tuple[str, ...] = (),
+        own_session: bool = False,
     ):
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         environment = {**os.environ, "SHOTCLOCK_HOME": str(home or folder / "home")}
         environment.pop("SHOTCLOCK_REMAINING_MS", None)
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = WarmStart(
                 [*prefix, sys.executable, "-m", "shotclock", *words],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                start_new_session=own_session,
             )
 
     def wait_for_line(self, text: str) -> None:
@@ -109,10 +117,11 @@ class Cluster:
         engine.wait_for_line("answers")
         return engine
 
-    def start_worker(self, *options: str, url: str | None = None, prefix: tuple[str, ...] = ()) -> Program:
+    def start_worker(self, *options: str, url: str | None = None, **how: Any) -> Program:
+        """Start a worker and wait until it takes work; `how` is for `Program`."""
         self.started += 1
         words = ["worker", "--on", url or self.url, *([] if "--drain" in options else ["--drain", "1s"]), *options]
-        self.programs.append(worker := Program(words, self.folder, f"worker{self.started}", prefix=prefix))
+        self.programs.append(worker := Program(words, self.folder, f"worker{self.started}", **how))
         worker.wait_for_line("takes up to")
         return worker
 

@@ -357,7 +357,7 @@ def test_a_run_is_reported_while_it_runs_and_after_it(runs: Runs) -> None:
         timeout: 100
         steps:
           a: {type: command, exec: "echo a"}
-          b: {type: command, exec: "touch begun; while test ! -e go; do sleep 0.05; done", depends_on: [a]}
+          b: {type: command, exec: "touch begun; while test ! -e go; do sleep 0.2; done", depends_on: [a]}
         """,
         "--run-id",
         run_id,
@@ -393,7 +393,7 @@ def test_an_operator_gives_a_step_more_time_but_never_more_than_the_run_has(
         """
         timeout: 40
         steps:
-          longer: {type: command, exec: "touch begun; while test ! -e go; do sleep 0.05; done; echo done", timeout: 12}
+          longer: {type: command, exec: "touch begun; while test ! -e go; do sleep 0.2; done; echo done", timeout: 12}
         """,
         *("--run-id", run_id),
     )
@@ -410,7 +410,7 @@ def test_an_operator_gives_a_step_more_time_but_never_more_than_the_run_has(
     assert longer["timeout_ms"] > 22_000
 
 
-WAITS_FOR_GO = "touch begun; while test ! -e go; do sleep 0.05; done; echo done"
+WAITS_FOR_GO = "touch begun; while test ! -e go; do sleep 0.2; done; echo done"
 
 
 def test_a_whole_run_is_given_more_time_and_so_are_its_steps(runs: Runs, validate_envelope: Valid) -> None:
@@ -503,7 +503,7 @@ def test_an_operator_winds_a_step_down_and_what_it_says_is_kept(runs: Runs, vali
         """
         timeout: 60
         steps:
-          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"}
+          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.2; done"}
           after: {type: command, exec: "echo after", depends_on: [works]}
         """,
         *("--run-id", run_id),
@@ -525,7 +525,7 @@ def test_a_run_that_is_wound_down_starts_nothing_any_more(runs: Runs, validate_e
         steps:
           works:
             type: command
-            exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"
+            exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.2; done"
             timeout: 30
           after: {type: command, exec: "touch after", depends_on: [works]}
         """,

@@ -17,6 +17,7 @@ from shotclock.cli.run import RunOptions, _deliver
 from shotclock.temporal.client import _unended_answer
 from shotclock.temporal.connection import connect, read_address
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, steps_of, wait_until
+from tests.warm import WarmStart
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ WORKS = """
       first: {type: command, exec: "echo first"}
       works:
         type: command
-        exec: "touch begun; while test ! -e go; do sleep 0.05; done; echo done"
+        exec: "touch begun; while test ! -e go; do sleep 0.2; done; echo done"
         timeout: 300
         depends_on: [first]
     """
@@ -142,7 +143,7 @@ def test_more_time_and_a_graceful_stop_by_job(on_engine: Runs) -> None:
         """
         timeout: 60
         steps:
-          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.05; done"}
+          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.2; done"}
           after: {type: command, exec: "touch after", depends_on: [works]}
         """,
         *("--run-id", run_id),
@@ -213,10 +214,9 @@ def on_terminal(folder: Path, words: list[str]) -> str:
         inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR")}
         environment = {**inherited, "SHOTCLOCK_HOME": str(folder / "home"), "TERM": "dumb"}
         command = [sys.executable, "-m", "shotclock", *words]
-        subprocess.run(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-            timeout=WITHIN_S, check=False,
-        )  # fmt: skip
+        WarmStart(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs).wait(
+            WITHIN_S
+        )
         return os.read(ours, 65536).decode()
     finally:
         os.close(ours)

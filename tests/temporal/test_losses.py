@@ -30,7 +30,7 @@ HEARTBEAT_S = 3.0
 AT_ONCE = 8
 STUBBORN = (
     "trap '' TERM; date +%s.%N >> began; setsid sleep 300 & echo $! $$ >> pids; "
-    "while :; do date +%s.%N >> alive; sleep 0.05; done"
+    "while :; do date +%s.%N >> alive; sleep 0.1; done"
 )
 STUBBORN_FLOW = f"""
     timeout: 60
@@ -154,7 +154,7 @@ def test_a_step_that_may_not_run_twice_is_interrupted_when_its_worker_is_killed(
         steps:
           once: {type: command, exec: "echo x >> ran; sleep 300"}
           after: {type: command, exec: "touch after", depends_on: [once]}
-          other: {type: command, exec: "while test ! -e ran; do sleep 0.05; done; echo other", idempotent: true}
+          other: {type: command, exec: "while test ! -e ran; do sleep 0.2; done; echo other", idempotent: true}
         """,
         *("--queue", workers.queue, "--heartbeat", "1500ms"),
     )
@@ -177,7 +177,7 @@ def test_a_worker_that_is_told_to_leave_hands_its_steps_on(runs: Runs, workers: 
         steps:
           again:
             type: command
-            exec: "echo x >> ran; while test ! -e go; do sleep 0.05; done; echo done"
+            exec: "echo x >> ran; while test ! -e go; do sleep 0.2; done; echo done"
             idempotent: true
         """,
         *("--queue", workers.queue, "--heartbeat", "20s"),
@@ -238,7 +238,7 @@ def test_the_engine_may_be_killed_and_nothing_is_lost(own_cluster: Cluster, tmp_
             """
             timeout: 60
             steps:
-              works: {type: command, exec: "echo x >> ran; while test ! -e go; do sleep 0.05; done; echo done"}
+              works: {type: command, exec: "echo x >> ran; while test ! -e go; do sleep 0.2; done; echo done"}
               ask: {type: human-input, prompt: "Well?"}
               slow: {type: command, exec: "date +%s.%N > began; sleep 300", timeout: 20, grace: 100ms}
               after: {type: command, exec: "echo {{ outputs.works }} {{ outputs.ask }}", depends_on: [works, ask]}
@@ -494,7 +494,7 @@ def test_a_frozen_worker_has_no_step_left_when_another_begins_it(
 ) -> None:
     """Also where the work is in the worker itself, as a request is: it never goes on with it."""
     copies = Copies(tmp_path)
-    frozen = workers.cluster.start_worker("--queue", workers.queue, prefix=("setsid",))
+    frozen = workers.cluster.start_worker("--queue", workers.queue, own_session=True)
     workers.alive.append(frozen)
     with Server(copies.serve) as server:
         running = runs.start(

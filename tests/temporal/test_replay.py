@@ -15,6 +15,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+import shotclock
 from shotclock.temporal import run_workflow
 from shotclock.temporal.connection import connect, read_address
 from shotclock.temporal.run_workflow import RunWorkflow
@@ -103,13 +104,18 @@ def test_a_workflow_that_decides_otherwise_is_found_out(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_run_of_every_kind_is_replayed(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_of_every_kind_is_replayed_and_its_history_says_which_shotclock_made_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     runs, run_id = Runs(tmp_path, cluster.url), f"replayed-{time.monotonic_ns()}"
     runs.write("steps: {one: {type: command, exec: echo one}}", "inner.yaml")
     code, envelope = runs.run(ALL_KINDS, "--run-id", run_id)
     assert code == 3 and envelope["data"]["skipped"] == ["c"], envelope
     for each in (run_id, f"{run_id}.inner"):
-        replay(fetch(cluster, each))
+        history = fetch(cluster, each)
+        replay(history)
+        done = [event.workflow_task_completed_event_attributes for event in history.events]
+        assert {each.worker_version.build_id for each in done} == {"", f"shotclock-{shotclock.__version__}"}
 
 
 @pytest.mark.slow
@@ -146,7 +152,7 @@ def test_a_run_that_was_given_more_time_keeps_it_without_its_worker_and_is_repla
         steps:
           slow:
             type: command
-            exec: "echo begun >> begun; while test ! -e go; do sleep 0.05; done; echo done"
+            exec: "echo begun >> begun; while test ! -e go; do sleep 0.2; done; echo done"
             timeout: 100
             idempotent: true
           ask: {type: command, exec: "echo yes", approval: true}

@@ -169,7 +169,12 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
             started = _started.setdefault(scope, StartedProcesses())
         if environment_at is not None and len(arguments) > environment_at:
             own = {CALL_VARIABLE: started.mark, OVERTIME_VARIABLE: scope.overtime_address}
-            changed = _with_variables(arguments[environment_at], own)
+            given = arguments[environment_at]
+            if given is None:  # our own, to `fork_exec`, and from Python 3.13 on to `posix_spawn` as well
+                given = os.environb
+                if environment_at == _EXEC_ENVIRONMENT:
+                    given = [name + b"=" + value for name, value in given.items()]
+            changed = _with_variables(given, own)
             arguments = (*arguments[:environment_at], changed, *arguments[environment_at + 1 :])
         pid = start(*arguments, **named)
         if pid > 0:
@@ -183,9 +188,7 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
 
 def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
     """Return the environment with these variables, without those of them that are empty, as `fork_exec` takes it (a
-    list of bytes, or None for our own) or as `posix_spawn` does (a mapping)."""
-    if environment is None:
-        environment = [name + b"=" + value for name, value in os.environb.items()]
+    list of bytes) or as `posix_spawn` does (a mapping)."""
     if isinstance(environment, list):
         names = tuple(os.fsencode(f"{name}=") for name in own)
         others = [entry for entry in environment if not entry.startswith(names)]

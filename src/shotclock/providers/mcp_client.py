@@ -18,8 +18,16 @@ from typing import Any, cast
 
 import anyio
 import httpx2
-import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from ..core.lazy_names import import_lazily
+
+# Before any part of the SDK: its servers, and its own ways to start them, are a quarter of its import.
+import_lazily("mcp")
+import_lazily("mcp.client")
+
+# ruff: noqa: E402
+import mcp_types as types
 from mcp.client._transport import TransportStreams
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client

@@ -29,6 +29,8 @@ def browser() -> Iterator[Any]:
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
             timeout=60_000,
         )
+        # It starts processes of its own once it is up: by the first page they are there, and no test's survivors.
+        started.new_page().close()
         yield started
         started.close()
 

@@ -15,6 +15,7 @@ import pytest
 from shotclock.inbox.access import Role
 from tests.server.web.conftest import shoot
 from tests.server.web.serving import Served, serving
+from tests.warm import WarmStart
 
 expect = pytest.importorskip("playwright.sync_api").expect
 
@@ -48,7 +49,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def nightly(tmp_path: Path, served: Served) -> Iterator[subprocess.Popen[bytes]]:
     """A run in a process of its own, in the middle of its second step."""
     (tmp_path / "flow.yaml").write_text(textwrap.dedent(FLOW))
-    process = subprocess.Popen(
+    process = WarmStart(
         [sys.executable, "-m", "shotclock", "run", "flow.yaml", "--run-id", "nightly-1"],
         cwd=tmp_path,
         env={**os.environ, "SHOTCLOCK_HOME": str(served.home)},
