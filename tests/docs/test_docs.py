@@ -270,6 +270,14 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 
 @by_page
+def test_each_program_in_the_background_writes_to_a_file_of_its_own(page: Path) -> None:
+    """It empties the file some time after the next command has begun, which may read what another one has said."""
+    commands = [command for block in blocks_of(page) for command, _ in block.steps]
+    written = [file for each in commands if re.search(r"&( \w+=\$!)?$", each) for file in re.findall(r"> (\S+)", each)]
+    assert len(written) == len(set(written)), written
+
+
+@by_page
 def test_every_json_block_parses_and_envelopes_keep_the_contract(
     page: Path, validate_envelope: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:

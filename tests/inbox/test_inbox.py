@@ -1,9 +1,11 @@
 """The inbox as surfaces use it: propose, wait, decide, and be told in time."""
 
 import asyncio
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from shotclock.core.proposal import (
 from shotclock.core.proposal_request import FILE_LIMIT
 from shotclock.inbox import inbox as inbox_module
 from shotclock.inbox.inbox import Inbox, Reminder
-from shotclock.store.proposals import NewProposal
+from shotclock.store.proposals import NewProposal, Proposals
 from shotclock.store.retention import DAY_MS
 from shotclock.store.store import Store
 from tests.inbox.work import (  # fmt: skip
@@ -53,6 +55,53 @@ def test_an_approval_reaches_the_one_who_waits(home: Path):
 
     result = bounded(work)
     assert (result["status"], result["notes"], result["decided_by"]) == ("approved", "go", "ann")
+
+
+def test_whoever_is_cancelled_while_a_proposal_is_written_is_told_of_it_or_it_is_withdrawn(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A stopped server names it in its answer, and no question about overtime outlives its step."""
+    begun, go = threading.Event(), threading.Event()
+    write = Proposals.attach_or_create_all
+
+    def write_later(*given: Any) -> Any:
+        begun.set()
+        assert go.wait(WITHIN_S)
+        return write(*given)
+
+    monkeypatch.setattr(Proposals, "attach_or_create_all", write_later)
+
+    async def cancel(inbox: Inbox, **options: bool) -> asyncio.Task[Any]:
+        begun.clear()
+        go.clear()
+        writing = asyncio.create_task(inbox.propose(question("Being written?"), AGENT, **options))
+        await until(begun.is_set)
+        in_line = asyncio.create_task(inbox.propose(question("In line?"), AGENT, **options))
+        await asyncio.sleep(0)
+        for task in (writing, in_line):
+            task.cancel()
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait([writing, in_line], timeout=WITHIN_S)
+        with pytest.raises(asyncio.CancelledError) as never_begun:
+            in_line.result()
+        assert not hasattr(never_begun.value, "proposal")
+        return writing
+
+    async def work():
+        async with opened(home) as inbox:
+            with pytest.raises(asyncio.CancelledError) as kept:
+                (await cancel(inbox)).result()
+            (listed,) = await inbox.list()
+            assert (listed.id, listed.status) == (kept.value.proposal.id, PENDING)
+            await inbox.withdraw(listed.id, AGENT)
+        async with opened(home) as inbox:  # which is closed at once
+            with pytest.raises(asyncio.CancelledError):
+                (await cancel(inbox, outlives_asker=False)).result()
+        async with opened(home) as inbox:
+            return {summary.status for summary in await inbox.list()}, len(await inbox.list())
+
+    assert bounded(work) == ({ProposalStatus.WITHDRAWN}, 2)
 
 
 def test_what_is_too_old_goes_when_the_inbox_has_run_for_a_while_or_ends(home: Path, monkeypatch: pytest.MonkeyPatch):

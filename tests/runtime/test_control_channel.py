@@ -17,6 +17,7 @@ from shotclock.process.kernel import this_process
 from shotclock.runtime.control import live_calls
 from shotclock.runtime.control_channel import ask, ask_holder
 from shotclock.runtime.runtime import Runtime
+from tests.runtime.bounds import soon
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -97,9 +98,11 @@ def test_running_calls_are_listed_extended_and_wound_down_by_their_ids(tmp_path:
         async with Runtime() as runtime:
             runtime.open_channel(tmp_path)
             path = socket_of(tmp_path)
-            words = ["sh", "-c", "trap 'echo kept; exit 0' TERM; echo up; sleep 60 & wait"]
-            running = asyncio.ensure_future(runtime.run(words, Clocks.of(timeout="30s"), name="long"))
+            until_go = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"  # it is asked twice before it has ended
+            script = f"trap '{until_go}; echo kept; exit 0' TERM; echo up; touch {tmp_path}/up; sleep 60 & wait"
+            running = asyncio.ensure_future(runtime.run(["sh", "-c", script], Clocks.of(timeout="30s"), name="long"))
             request_id = await begun("long")
+            await soon((tmp_path / "up").exists, within=SOON_S)  # before its trap it would only be ended
             [shown] = (await asked(path, do="list"))["calls"]
             assert (shown["request_id"], shown["kind"], shown["timeout_ms"]) == (request_id, "command", 30_000)
             assert 0 < shown["remaining_ms"] <= 30_000
@@ -112,6 +115,7 @@ def test_running_calls_are_listed_extended_and_wound_down_by_their_ids(tmp_path:
             assert stopping["winding_down"]["reason"] == "enough"
             with pytest.raises(Failure, match="winding down already"):
                 await asked(path, do="stop", request_id=request_id, who="me")
+            (tmp_path / "go").touch()
             envelope = await running
             assert envelope.data["stdout"] == "up\nkept\n"
             assert envelope.meta["overtime"]["requests"][0]["asked_by"] == "me"

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.proposal import ProposalStatus
+from shotclock.core.proposal import Kind, ProposalRequest, ProposalStatus
+from shotclock.inbox.access import Principal
+from shotclock.inbox.inbox import Inbox
+from shotclock.server.web.routes import Operators
 from shotclock.store.store import Store
 from tests.runtime.bounds import eventually, soon
 from tests.server.client import MODERN, TRANSPORTS, connected, http_server, run
@@ -135,3 +138,18 @@ def test_whoever_waits_for_a_decision_over_the_api_is_told_that_it_is_pending(ho
             thread.join(10)
         assert answers == [(202, "pending")] * 2
     assert pending(home) == 1
+
+
+def test_what_is_proposed_over_the_api_while_the_server_leaves_is_answered_at_once(home: Path) -> None:
+    """Its wait would begin after all the others were ended, and the server would be gone under it."""
+
+    async def scenario() -> None:
+        with Store.open(home) as store:
+            inbox = Inbox(store)
+            operators = Operators("careful", lambda: inbox, lambda: store)
+            operators.end_waits()
+            made = await inbox.propose(ProposalRequest(Kind.QUESTION, "May I?", ""), Principal.local())
+            assert await asyncio.wait_for(operators._wait_for_decision(made, 20_000), 10) is made
+            await inbox.close()
+
+    run(scenario())

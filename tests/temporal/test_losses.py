@@ -75,32 +75,34 @@ def began_at(runs: Runs, times: int) -> list[float]:
 
 
 def pids_in(runs: Runs) -> list[int]:
-    return [int(pid) for pid in (runs.folder / "pids").read_text().split()]
+    file = runs.folder / "pids"  # written after it has said that it began
+    return [int(pid) for pid in file.read_text().split()] if file.exists() else []
 
 
-def check_bounds(runs: Runs, envelope: dict[str, Any], killed_at: float | None) -> None:
+def check_bounds(runs: Runs, envelope: dict[str, Any], killed_at: float | None, limit_s: int = 12) -> None:
     """By what the step has written itself: taken over in time, and stopped at its first deadline, whoever had it."""
     first, second = began_at(runs, 2)
     if killed_at is not None:
         assert second - killed_at <= HEARTBEAT_S + 1.0
-    assert 11.5 <= float((runs.folder / "alive").read_text().split()[-1]) - first <= 12.5
+    assert -0.5 <= float((runs.folder / "alive").read_text().split()[-1]) - first - limit_s <= 0.5
     step = envelope["data"]["steps"]["stubborn"]
     assert steps_of(envelope) == {"stubborn": "timed_out", "after": "skipped"}, envelope
     assert step["error"]["code"] == "TIMEOUT" and step["attempts"] == 2 and step["side_effects"] == "unknown"
-    assert step["error"]["context"]["clock"]["limit_ms"] == 12_000
-    assert 11_900 <= step["error"]["context"]["clock"]["elapsed_ms"] <= 12_500
+    assert step["error"]["context"]["clock"]["limit_ms"] == limit_s * 1000
+    assert -100 <= step["error"]["context"]["clock"]["elapsed_ms"] - limit_s * 1000 <= 500
     assert not any(map(is_alive, pids_in(runs))) and not (runs.folder / "after").exists()
 
 
 def test_a_step_whose_worker_is_killed_goes_on_elsewhere_until_its_first_deadline(runs: Runs, workers: Workers) -> None:
-    workers.start()
+    both = [workers.start(), workers.start()]  # neither is started on the clock of the step
     running = runs.start(STUBBORN_FLOW, *("--queue", workers.queue, "--heartbeat", f"{HEARTBEAT_S}s"))
     (first,) = began_at(runs, 1)
     pids = wait_until(lambda: len(pids_in(runs)) == 2 and pids_in(runs), "both processes")
-    workers.start()
+    above = {each.pid for each in psutil.Process(pids[1]).parents()}
+    (its_worker,) = [worker for worker in both if worker.process.pid in above]
     wait_until(lambda: time.time() - first > 2 * HEARTBEAT_S / 8 + 0.5, "a heartbeat or two")
     killed_at = time.time()
-    workers.alive[0].kill()
+    its_worker.kill()
     wait_until(lambda: not any(map(is_alive, pids)), "the end of what its worker had started", HEARTBEAT_S)
     code, envelope = running.ended()
     assert code == 3
@@ -125,21 +127,23 @@ def test_a_step_that_is_much_longer_than_the_heartbeat_comes_to_its_end(runs: Ru
 def test_the_time_of_a_step_goes_on_while_it_waits_for_another_worker(runs: Runs, workers: Workers) -> None:
     workers.start()
     gpu = f"{workers.queue}-gpu"
+    limit_s = 18  # of which another worker may take fourteen to start, beside other tests
     flow = STUBBORN_FLOW.replace("idempotent: true", f"idempotent: true, runs_on: {gpu}")
+    flow = flow.replace("timeout: 12", f"timeout: {limit_s}")
     lost = workers.cluster.start_worker("--queue", gpu)
     try:
         running = runs.start(flow, *("--queue", workers.queue, "--heartbeat", f"{HEARTBEAT_S}s"))
         (first,) = began_at(runs, 1)
     finally:
         lost.kill()
-    wait_until(lambda: time.time() - first > HEARTBEAT_S + 2.5, "the engine to miss it, and nobody to be there")
+    wait_until(lambda: time.time() - first > HEARTBEAT_S + 1, "the engine to miss it, and nobody to be there")
     other = workers.cluster.start_worker("--queue", gpu)
     try:
         code, envelope = running.ended()
     finally:
         other.kill()
     assert code == 3
-    check_bounds(runs, envelope, None)
+    check_bounds(runs, envelope, None, limit_s)
 
 
 def test_a_step_that_may_not_run_twice_is_interrupted_when_its_worker_is_killed(runs: Runs, workers: Workers) -> None:
@@ -354,11 +358,13 @@ def test_runs_end_as_they_should_while_workers_are_killed(
     one that may not be repeated was given away once; and nothing behind an interrupted one has run."""
     for _ in range(3):
         workers.start()
-    lines = [f"timeout: {60 + 6 * count}", "inputs: {n: {type: number}}", "steps:"]
+    lines = [f"timeout: {60 + 6 * count}", "inputs: {n: {type: number}, gate: {type: string}}", "steps:"]
     for number in range(steps):
         waits = f", depends_on: [s{number - 1}]" if number else ""
         kind = "idempotent: true" if number % 3 else "idempotent: false"
         script = AUDITED.replace("STEP", f"s{number}").replace("LOG", "log{{ inputs.n }}")
+        if number == steps - 1:  # not over before the last kill, however long it took to start another worker
+            script = script.replace("sleep 0.4", "while test ! -e {{ inputs.gate }}; do sleep 0.1; done")
         lines.append(f'  s{number}: {{type: command, exec: "{script}", {kind}{waits}}}')
     runs.write("\n".join(lines))
     seed = random.randrange(1_000_000)
@@ -376,7 +382,8 @@ def test_runs_end_as_they_should_while_workers_are_killed(
             ended[number] = running.pop(number).ended()[1]
         while waiting and len(running) < AT_ONCE:
             number = waiting.pop(0)
-            named = ("--input", f"n={number}", "--run-id", f"{workers.queue}-{number}")
+            gate = "all_killed" if number >= count - AT_ONCE else "flow.yaml"  # which is there
+            named = ("--input", f"n={number}", "--input", f"gate={gate}", "--run-id", f"{workers.queue}-{number}")
             running[number] = runs.start(None, "flow.yaml", *named, *common)
         # All along the way: the next one once its part of the runs has ended.
         is_due = len(ended) * kills >= len(killed) * (count - AT_ONCE)
@@ -386,8 +393,9 @@ def test_runs_end_as_they_should_while_workers_are_killed(
             victim.kill()
             workers.start()
             next_kill_at = time.monotonic() + pick.uniform(0.2, 1.0)
+        if len(killed) == kills:
+            (runs.folder / "all_killed").touch()
         time.sleep(0.05)
-    assert len(killed) == kills, f"the runs were over before all {kills} workers were killed"
     repeated = interrupted = 0
     for number, envelope in ended.items():
         log = runs.folder / f"log{number}"

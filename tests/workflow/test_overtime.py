@@ -1,10 +1,12 @@
 """Overtime of steps, and the graceful stop of runs with everything inside them."""
 
 import asyncio
+import contextlib
 import http.server
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -505,6 +507,41 @@ def test_a_request_that_nobody_had_answered_when_the_step_ended_is_in_its_record
     (known,) = store.runs.list(1)
     assert store.runs.steps(known.id)["a"].record["overtime"] == [told]
     assert "ended before the answer" in news_in_words(told)
+
+
+def test_what_is_decided_while_others_keep_the_store_busy_is_written_down_while_the_step_runs(
+    run: Run, tmp_path: Path, store: Store
+):
+    """Whoever looks at the run sees it, and it is not lost with a `kill -9`."""
+
+    async def extend_while_others_write() -> None:
+        async with asyncio.timeout(START_S):
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.02)
+        (run_id,) = control_channel.runs
+        before = store.runs.get(run_id)
+        with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for meant in ({"run": run_id}, {"run": run_id, "step": "a"}):
+                await control_channel.extend(control_channel.find_calls(meant), 5000, "alice")
+            other.execute("ROLLBACK")
+        async with asyncio.timeout(START_S):
+            while not store.runs.steps(run_id)["a"].record.get("overtime"):
+                await asyncio.sleep(0.02)
+            while store.runs.get(run_id).deadline_at != before.deadline_at + 5000:
+                await asyncio.sleep(0.02)
+
+    tasks = []
+
+    def begin(state: Any) -> None:
+        if not tasks:
+            tasks.append(asyncio.ensure_future(extend_while_others_write()))
+            tasks[0].add_done_callback(lambda _: (tmp_path / "go").touch())
+
+    waits = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    envelope = run(f'timeout: 50s\nsteps: {{a: {{exec: "{waits}", timeout: 40}}}}', on_change=begin)
+    tasks[0].result()
+    assert statuses(envelope) == {"a": "succeeded"} and envelope.meta["timeout_ms"] == 55_000
 
 
 def test_no_further_item_or_try_of_a_step_begins_once_somebody_winds_it_down(run: Run, tmp_path: Path):

@@ -48,6 +48,8 @@ from .watcher import Watcher
 
 # How long closing waits for what is in line. Each is bounded by the store's own waits; a stuck disk would run this out.
 CLOSE_LIMIT_S = 15.0
+# How long a cancellation waits for a proposal that is being written. Others who keep the store busy run this out.
+WRITTEN_LIMIT_S = 2.0
 # A watcher who was told of nothing looks for itself after this long.
 CHANGES_LOOK_S = 15.0
 # A wait without an end is made of pieces of this; only how often the store is looked at depends on it.
@@ -108,12 +110,20 @@ class Inbox:
     # --- for those who ask ----------------------------------------------------------------------------------
 
     async def propose(
-        self, ask: ProposalRequest, by: Principal, *, key: str | None = None, since: WallTime | None = None
+        self,
+        ask: ProposalRequest,
+        by: Principal,
+        *,
+        key: str | None = None,
+        since: WallTime | None = None,
+        outlives_asker: bool = True,
     ) -> Proposal:
         """Return the proposal that answers this call: one that is open, a decision that still holds, or a new one.
 
         `since`: whatever was asked under the key from then on answers it, also one that has expired meanwhile.
-        Raises Failure (INBOX_FULL) where a new one would be one too many.
+        Raises Failure (INBOX_FULL) where a new one would be one too many. A cancellation that comes while it is being
+        written is passed on after that, with the `proposal`: it is there, and whoever asked has to know. One that is
+        not to outlive its asker is withdrawn then.
         """
         import secrets  # as those below: slow to import, and most programs propose nothing
 
@@ -123,7 +133,21 @@ class Inbox:
             self._must_not_be_closed()
             self._asked.append((NewProposal(id, ask, by.name, key, since), answer))
             self._thread.submit(self._propose_next)
-        return await asyncio.wrap_future(answer)
+        try:
+            return await asyncio.wrap_future(answer)
+        except asyncio.CancelledError as cancelled:
+            if answer.cancel():  # before it was begun
+                raise
+            if not outlives_asker:  # behind it on our thread, and before whatever closes us
+                self._do_later(lambda: self._proposals.withdraw(answer.result(0).id, by.name, wall_time()))
+                raise
+            from ..runtime.command_runner import run_shielded
+
+            written = asyncio.wrap_future(answer)
+            await run_shielded(asyncio.wait([written], timeout=WRITTEN_LIMIT_S))
+            if written.done() and written.exception() is None:
+                cancelled.proposal = written.result()  # type: ignore[attr-defined]
+            raise
 
     async def wait(self, proposal_id: str, wait_ms: int) -> Proposal:
         """Return the proposal once it is not pending any more, or as it is when the time is up.

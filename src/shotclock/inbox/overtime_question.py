@@ -40,7 +40,8 @@ async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[st
         # A question that was answered before is another one: the id of the call and what it has had are in its text.
         policy=Policy(ttl_ms=max(1, policy.observer_timeout_ms), deciders=policy.deciders),
     )
-    proposal = await inbox.propose(ask, by, key=f"overtime/{call.request_id}/{len(call.overtime.requests)}")
+    key = f"overtime/{call.request_id}/{len(call.overtime.requests)}"
+    proposal = await inbox.propose(ask, by, key=key, outlives_asker=False)
     try:
         while proposal.is_open:
             proposal = await inbox.wait(proposal.id, LONGEST_WAIT_MS)  # bounded by whoever asks, and by its own end

@@ -14,6 +14,8 @@ take it for a permission, so it is not `ok`. And where the inbox does not do wha
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import os
 import re
@@ -180,15 +182,18 @@ async def ask_and_wait(
     `on_found` is told of the proposal before it is waited for, and may raise. Raises Failure where it cannot be
     proposed: ACTION_CHANGED where a step of a run would do something else now than what it asked for before.
     """
-    if isinstance(wait, CallWait):
-        proposal = await inbox.propose(ask, by, key=wait.key)
-    else:
-        try:
-            proposal = await inbox.propose(ask, by, key=wait.key or None, since=wait.run_began_at)
-        except Failure as failure:
-            if failure.code != "KEY_REUSED":
-                raise
-            raise action_changed(failure.context.get("proposal_id"), failure.context) from None
+    key, since = (wait.key, None) if isinstance(wait, CallWait) else (wait.key or None, wait.run_began_at)
+    try:
+        proposal = await inbox.propose(ask, by, key=key, since=since)
+    except asyncio.CancelledError as cancelled:
+        if on_found is not None and (made := getattr(cancelled, "proposal", None)) is not None:
+            with contextlib.suppress(Failure):  # the cancellation goes first
+                on_found(made)
+        raise
+    except Failure as failure:
+        if isinstance(wait, CallWait) or failure.code != "KEY_REUSED":
+            raise
+        raise action_changed(failure.context.get("proposal_id"), failure.context) from None
     if on_found is not None:
         on_found(proposal)
     return await wait_for_decision(inbox, proposal, wait)

@@ -82,6 +82,9 @@ from .step_renderer import StepFailed, StepRenderer
 if TYPE_CHECKING:
     from ..core.overtime import OvertimeRequest
 
+# Between two tries to write down what was decided about a run while others keep the store busy.
+BUSY_PAUSE_S = 0.05
+
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -572,21 +575,37 @@ class _NewsOfRun:
         state = self._scheduler.states.get(name)
         if isinstance(news, WindDown) and news.fired is None:  # not by a clock of this one try
             run.wound_down.add(name)
-        try:
-            if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
-                elapsed_ms = (call.started_ns - self._began.at_ns) // NS_PER_MS
-                deadline_at = self._began.at + (elapsed_ms + call.bound.limit_ms)
-                run.store.runs.extend(run.run_id, deadline_at, may_wait=False)
-            elif state is not None and state.status is Status.RUNNING:
-                state.overtime.append(told)
-                if call.bound.owner == call.name:
-                    state.timeout_ms = call.bound.limit_ms
-                record = StepRecord(state.id, state.status.value, state.to_record())
-                run.store.runs.record(run.run_id, [record], wall_time(), may_wait=False)
-        except Failure:
-            pass  # a busy store: it is written with the end of the step
+        if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
+            self._write(self._write_deadline)
+        elif state is not None and state.status is Status.RUNNING:
+            state.overtime.append(told)
+            if call.bound.owner == call.name:
+                state.timeout_ms = call.bound.limit_ms
+            self._write(partial(self._write_step, state))
         if run.on_news is not None:
             run.on_news(name, told)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write at once, or again in a moment while others keep the store busy: whoever looks at the run, or goes on
+        with it after a `kill -9`, finds it nowhere else."""
+        try:
+            write()
+        except StoreBusy:
+            asyncio.get_running_loop().call_later(BUSY_PAUSE_S, self._write, write)
+        except Failure:
+            pass  # what became of a step is written with its end, or the run says that it could not be
+
+    def _write_step(self, state: StepState) -> None:
+        if state.status is Status.RUNNING:  # its end is written by the scheduler, with all of this
+            record = StepRecord(state.id, state.status.value, state.to_record())
+            self._context.store.runs.record(self._context.run_id, [record], wall_time(), may_wait=False)
+
+    def _write_deadline(self) -> None:
+        run, call = self._context, self._context.call
+        if running_runs.get(run.run_id) is call:
+            elapsed_ms = (call.started_ns - self._began.at_ns) // NS_PER_MS
+            deadline_at = self._began.at + (elapsed_ms + call.bound.limit_ms)
+            run.store.runs.extend(run.run_id, deadline_at, may_wait=False)
 
 
 def describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:

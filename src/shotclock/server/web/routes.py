@@ -240,11 +240,13 @@ class Operators:
         self._streams = Streams(inbox, engine)
         self._budget_ms = read_response_budget_ms()
         self._waits: set[asyncio.Future[Proposal]] = set()
+        self._is_ending = False
         self.auth_middleware: AuthMiddleware | None = None
         """Set by whoever puts it before us."""
 
     def end_waits(self) -> None:
         """Let go of those who read events, and answer those who wait for a decision: the server is about to leave."""
+        self._is_ending = True
         self._streams.end()
         for waiting in self._waits:
             waiting.cancel()
@@ -413,7 +415,7 @@ class Operators:
 
     async def _wait_for_decision(self, proposal: Proposal, wait_ms: int) -> Proposal:
         """Return the proposal once it is decided, or as it was where the wait, or the server, ends before that."""
-        if not proposal.is_open:
+        if not proposal.is_open or self._is_ending:  # it may have been proposed, or looked up, meanwhile
             return proposal
         waiting = asyncio.ensure_future(self._inbox().wait(proposal.id, wait_ms))
         self._waits.add(waiting)
