@@ -1,6 +1,7 @@
 """The actions of an execution on local pages in a real, headless Chromium."""
 
 import base64
+import json
 import os
 import signal
 import subprocess
@@ -274,6 +275,36 @@ def test_a_caller_that_leaves_stops_its_execution(session: Session) -> None:
     while not (told := session.run(SNAP))["ok"]:
         assert told["error"]["code"] == "EXECUTION_CONFLICT_IN_FLIGHT" and time.monotonic() < give_up_at, told
         time.sleep(0.05)
+
+
+def test_a_caller_that_leaves_while_the_device_is_started_keeps_nobody_out_and_has_done_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, slow = tmp_path / "go", tmp_path / "slow"
+    slow.write_text(f'#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.1; done\nexec {find_chromium()} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("SHOTCLOCK_CHROMIUM", str(slow))
+    program = "import sys; from tests.ui.pages import Session; from pathlib import Path\n"
+    program += "session = Session(Path(sys.argv[1]), sys.argv[2]); session.run(session.open('/details'))"
+    with session_in(tmp_path / "home") as session:
+        words = [sys.executable, "-c", program, str(session.home), session.url]
+        caller = subprocess.Popen(words, cwd=Path(__file__).parents[2])
+        try:
+            give_up_at = time.monotonic() + 40
+            while (session.status() or {}).get("holder") is None:
+                assert time.monotonic() < give_up_at and caller.poll() is None
+                time.sleep(0.02)
+        finally:
+            caller.kill()
+            caller.wait(5)
+        give_up_at = time.monotonic() + 10
+        while (status := session.status()) is None or status["holder"] is not None:
+            assert time.monotonic() < give_up_at, "it is held for a caller that is gone"
+            time.sleep(0.02)
+        assert not status["open"]
+        go.touch()
+        told = session.run(SNAP)
+        assert told["ok"] and "Details" not in json.dumps(told["data"]), told
 
 
 def test_kill_9_of_the_daemon_in_the_middle_takes_the_browser_along_and_the_next_command_works(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ class Daemon:
         self._opened = False
         self._changing = asyncio.Lock()
         """Held while the device is opened or replaced."""
+        self._opening: set[asyncio.Task[Envelope | None]] = set()
         self._holder: _Holder | None = None
         self._call: Call | None = None
         self._executing: asyncio.Task[Envelope] | None = None
@@ -372,26 +373,36 @@ class Daemon:
             call.caller = trace or call.caller
             return await self._runtime.conclude(call, _come_to(outcome))
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
+        left = asyncio.ensure_future(reader.read(1))
         try:
             if not self._opened:
                 tell(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
-            if (failed := await self._open()) is not None:
+            if (failed := await self._open_for(left)) is not None:
                 return failed
             tell(begun=True)
             call = self._call = self._begin(execution, request.get("remainingMs"), began_ns)
             call.caller = trace or call.caller
             work = self._run(execution, call, lambda event: tell(event=event))
             self._executing = asyncio.ensure_future(work)
-            left = asyncio.ensure_future(reader.read(1))
-            try:
-                await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
-                if left.done():
-                    await self._cancel("its caller has left")
-                return await self._executing  # bounded by its clocks
-            finally:
-                left.cancel()
+            await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
+            if left.done():
+                await self._cancel("its caller has left")
+            return await self._executing  # bounded by its clocks
         finally:
+            left.cancel()
             self._executing = self._call = self._holder = None
+
+    async def _open_for(self, left: asyncio.Future[bytes]) -> Envelope | None:
+        """Open the device as `_open` does. Raises ConnectionError where the caller leaves before it is open: it is
+        opened all the same, for the next one, who is not told that somebody has it."""
+        opening = asyncio.ensure_future(self._open())
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        either: list[asyncio.Future[Any]] = [opening, left]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if left.done():
+            raise ConnectionError("its caller has left")
+        return opening.result()
 
     def _conflict(self, holder: _Holder) -> Failure:
         shown = holder.describe()
