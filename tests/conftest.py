@@ -79,7 +79,7 @@ FIRST = (
     ("tests/docs/",),
     ("tests/ui/",),
     ("tests/server/",),
-    ("tests/inbox/", "tests/dispatch/"),
+    ("tests/providers/test_mcp.py", "tests/cli/test_run_view.py", "tests/inbox/", "tests/dispatch/"),
 )
 
 
