@@ -215,3 +215,24 @@ def is_alive(pid: int) -> bool:
 
 def steps_of(envelope: dict[str, Any]) -> dict[str, str]:
     return {name: step["status"] for name, step in envelope["data"]["steps"].items()}
+
+
+@pytest.fixture
+def on_engine(cluster: Cluster, tmp_path: Path) -> Iterator[Runs]:
+    made = Runs(tmp_path, cluster.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def runs(on_engine: Runs) -> Runs:
+    """Where a module does not say otherwise."""
+    return on_engine
+
+
+@pytest.fixture(params=["embedded", "temporal"])
+def on_either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
+    on = request.getfixturevalue("cluster").url if request.param == "temporal" else None
+    made = Runs(tmp_path, on)
+    yield made
+    made.close()

@@ -3,8 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,12 +13,9 @@ from tests.temporal.conftest import Program, Runs, is_alive, steps_of, wait_unti
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["embedded", "temporal"])
-def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
-    on = request.getfixturevalue("cluster").url if request.param == "temporal" else None
-    made = Runs(tmp_path, on)
-    yield made
-    made.close()
+@pytest.fixture
+def runs(on_either: Runs) -> Runs:
+    return on_either
 
 
 Valid = Callable[[dict[str, Any]], dict[str, Any]]

@@ -65,13 +65,6 @@ def front_ends(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield FrontEnds(tmp_path_factory.mktemp("fronts"), cluster.url, stack)
 
 
-@pytest.fixture
-def runs(cluster: Cluster, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(tmp_path, cluster.url)
-    yield made
-    made.close()
-
-
 def test_what_is_decided_at_one_front_end_is_gone_at_the_other(front_ends: FrontEnds, runs: Runs) -> None:
     before = front_ends.pending(0).keys() | front_ends.pending(1).keys()
     running = runs.start(ASKS)

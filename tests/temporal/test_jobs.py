@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,9 @@ ASKS = """
     """
 
 
-@pytest.fixture(params=["embedded", "temporal"])
-def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
-    on = request.getfixturevalue("cluster").url if request.param == "temporal" else None
-    made = Runs(tmp_path, on)
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def on_engine(cluster: Cluster, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(tmp_path, cluster.url)
-    yield made
-    made.close()
+def runs(on_either: Runs) -> Runs:
+    return on_either
 
 
 def verbatim(runs: Runs, command: str) -> tuple[int, dict[str, Any]]:

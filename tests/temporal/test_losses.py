@@ -63,13 +63,6 @@ def workers(cluster: Cluster, tmp_path: Path) -> Iterator[Workers]:
     made.close()
 
 
-@pytest.fixture
-def runs(cluster: Cluster, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(tmp_path, cluster.url)
-    yield made
-    made.close()
-
-
 def began_at(runs: Runs, times: int) -> list[float]:
     return [float(line) for line in runs.wait_for("began", times)]
 

@@ -259,18 +259,22 @@ def test_stopping_a_device_in_the_middle_tells_who_waits(tmp_path: Path) -> None
         assert session.run(SNAP)["ok"]  # whoever comes behind it gets another device, and no word of the old one
 
 
-def test_a_caller_that_leaves_stops_its_execution(session: Session) -> None:
-    program = "import sys; from tests.ui.pages import Session; from pathlib import Path\n"
-    program += "Session(Path(sys.argv[1]), '').run({'id': 's', 'type': 'sleep', 'params': {'durationMs': 14000}})"
-    caller = subprocess.Popen([sys.executable, "-c", program, str(session.home)], cwd=Path(__file__).parents[2])
+def kill_once_it_has_the_device(caller: subprocess.Popen[bytes], session: Session, within_s: float) -> None:
     try:
-        give_up_at = time.monotonic() + 20
+        give_up_at = time.monotonic() + within_s
         while (session.status() or {}).get("holder") is None:
             assert time.monotonic() < give_up_at and caller.poll() is None
             time.sleep(0.02)
     finally:
         caller.kill()
         caller.wait(5)
+
+
+def test_a_caller_that_leaves_stops_its_execution(session: Session) -> None:
+    program = "import sys; from tests.ui.pages import Session; from pathlib import Path\n"
+    program += "Session(Path(sys.argv[1]), '').run({'id': 's', 'type': 'sleep', 'params': {'durationMs': 14000}})"
+    caller = subprocess.Popen([sys.executable, "-c", program, str(session.home)], cwd=Path(__file__).parents[2])
+    kill_once_it_has_the_device(caller, session, 20)
     give_up_at = time.monotonic() + 8
     while not (told := session.run(SNAP))["ok"]:
         assert told["error"]["code"] == "EXECUTION_CONFLICT_IN_FLIGHT" and time.monotonic() < give_up_at, told
@@ -289,14 +293,7 @@ def test_a_caller_that_leaves_while_the_device_is_started_keeps_nobody_out_and_h
     with session_in(tmp_path / "home") as session:
         words = [sys.executable, "-c", program, str(session.home), session.url]
         caller = subprocess.Popen(words, cwd=Path(__file__).parents[2])
-        try:
-            give_up_at = time.monotonic() + 40
-            while (session.status() or {}).get("holder") is None:
-                assert time.monotonic() < give_up_at and caller.poll() is None
-                time.sleep(0.02)
-        finally:
-            caller.kill()
-            caller.wait(5)
+        kill_once_it_has_the_device(caller, session, 40)
         give_up_at = time.monotonic() + 10
         while (status := session.status()) is None or status["holder"] is not None:
             assert time.monotonic() < give_up_at, "it is held for a caller that is gone"

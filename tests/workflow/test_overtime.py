@@ -338,7 +338,7 @@ def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
         caller = RunCaller(on_news=lambda name, news: granted.set() if news.get("granted_ms") else None)
         one = asyncio.ensure_future(start(request("one", '{"decline": true}'), store))
         other = asyncio.ensure_future(start(request("other", '{"extend": "40s"}'), store, caller))
-        await asyncio.wait([one])  # bounded around all of it
+        await asyncio.wait([one])  # this and what follows: bounded around all of it
         await granted.wait()
         (tmp_path / "other").touch()
         return [await one, await other]

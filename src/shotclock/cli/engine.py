@@ -104,7 +104,7 @@ async def perform_on_runs(verb: Verb, on: Address, call: Call, budget_ms: int | 
         return Outcome(Ending.FINISHED, data={"jobs": [_describe_as_job(run, on) for run in found]})
     run_id = str(verb.values["job_id"])
     run = await read_summary(client, run_id)
-    problem, ended = None, None
+    problem = None
     if verb.name == "cancel":
         if await cancel(client, run_id, CANCEL_LIMIT_S) is None:
             problem = Problem("TIMEOUT", f"run {run_id} was asked to stop and has not stopped yet")
