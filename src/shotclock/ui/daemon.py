@@ -395,6 +395,8 @@ class Daemon:
     async def _open_for(self, left: asyncio.Future[bytes]) -> Envelope | None:
         """Open the device as `_open` does. Raises ConnectionError where the caller leaves before it is open: it is
         opened all the same, for the next one, who is not told that somebody has it."""
+        if self._opened:  # as mostly: no turn of the loop in which it is held and not begun
+            return await self._open()
         opening = asyncio.ensure_future(self._open())
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
