@@ -12,6 +12,9 @@ from tests.runtime import work
 
 register_error("ACME_NO_STOCK", summary="Nothing left.", exit_code=79, retryable=True, side_effects="none")
 
+# Base64 without padding, so that a repetition of it is base64 as well.
+PIXEL = "iVBORw0KGgoA"
+
 app = App("adversaries", version="1.2.3", default_timeout="300ms", grace="100ms", help="Tools that do not end.")
 
 HANGING = [
@@ -161,6 +164,17 @@ class Parcel:
 def parcel(weight: float, label: str = "fragile") -> Parcel:
     """A parcel, labelled."""
     return Parcel(weight, [label])
+
+
+@dataclass
+class Picture:
+    image: str
+    mimeType: str
+
+
+@app.command(mutates=False, timeout="10s")
+def picture(image: str = PIXEL, repeat: int = 1) -> Picture:
+    return Picture(image * repeat, "image/png")
 
 
 @app.command(exit_codes=["ACME_NO_STOCK"], idempotent=True)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from shotclock.server.client_messages import BURST, INTERVAL_S
+from tests.server.adversaries import PIXEL
 from tests.server.client import LEGACY, MODERN, SOME_TRANSPORTS, TRANSPORTS, connected, envelope_of, run, timed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -213,6 +215,23 @@ def test_a_strange_result_arrives_or_is_said_to_be_unreadable(transport: str, va
     run(scenario())
 
 
+def test_an_image_fits_the_announced_schema_counts_towards_the_limit_and_is_base64() -> None:
+    async def scenario() -> None:
+        async with connected() as (client, _):  # the client checks structured content against the announced schema
+            result = await client.call_tool("picture", {})
+            text, image = result.content
+            assert (image.type, image.data, image.mime_type) == ("image", PIXEL, "image/png")  # type: ignore[union-attr]
+            assert result.structured_content["data"] == {"image": PIXEL, "mimeType": "image/png"}  # type: ignore[index]
+            assert json.loads(text.text)["data"] == {"mimeType": "image/png"}  # type: ignore[union-attr]
+            large = await envelope_of(client, "picture", {"repeat": 9 * 2**20 // len(PIXEL)})
+            assert large["error"]["code"] == "RESULT_TOO_LARGE"
+            path = await client.call_tool("picture", {"image": "/tmp/x.png"})
+            assert [block.type for block in path.content] == ["text"]
+            assert path.structured_content["data"]["image"] == "/tmp/x.png"  # type: ignore[index]
+
+    run(scenario())
+
+
 def test_a_call_without_a_name_is_a_protocol_error_and_costs_nothing() -> None:
     async def scenario() -> None:
         async with connected() as (client, _):
@@ -312,6 +331,21 @@ def test_progress_increases_is_limited_and_its_last_word_comes_before_the_answer
             done = [amount for amount, _, _ in heard]
             assert done == sorted(set(done))
             assert heard[-1] == (400, 400, "400 of 400 steps")
-            assert 2 <= len(heard) <= took_s * 10 + 2
+            assert 2 <= len(heard) <= took_s / INTERVAL_S + BURST + 1
+
+    run(scenario())
+
+
+def test_a_tool_that_reports_three_times_in_150_ms_is_heard_three_times() -> None:
+    async def scenario() -> None:
+        async with connected() as (client, _):
+            for pause_ms in (50, 0):
+                heard: list[float] = []
+
+                async def listen(done: float, total: float | None, message: str | None, heard: Any = heard) -> None:
+                    heard.append(done)
+
+                await client.call_tool("counts-to", {"n": 3, "pause_ms": pause_ms}, progress_callback=listen)
+                assert heard == [1, 2, 3]
 
     run(scenario())

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_a_model_looks_clicks_types_and_checks(page: Session) -> None:
             picture = await client.call_tool("ui_screenshot", {})
             image = next(each for each in picture.content if each.type == "image")
             assert base64.b64decode(image.data).startswith(b"\x89PNG") and image.mime_type == "image/png"
-            assert "image" not in picture.structured_content["data"]
+            assert "image" not in json.loads(picture.content[0].text)["data"]
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
 

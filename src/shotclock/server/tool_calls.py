@@ -17,6 +17,7 @@ cannot be read is passed over with a warning; an option that cannot be read is r
 from __future__ import annotations
 
 import asyncio
+import base64
 import difflib
 import re
 from collections.abc import Coroutine, Mapping
@@ -499,8 +500,10 @@ def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
-    """Write the envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it."""
-    envelope, images = _take_image(envelope)
+    """Write the envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it.
+
+    The structured content is the whole envelope, as the announced schema requires. The text leaves an image out.
+    """
     text, plain = envelope.to_json(), envelope.to_dict()
     if len(text) > LONGEST_RESULT:
         before = "" if envelope.code is None else f", and what it would have said is {envelope.code}"
@@ -511,6 +514,10 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
         message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
         envelope = _replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message)
         text, plain = envelope.to_json(), envelope.to_dict()
+    images: list[dict[str, Any]] = []
+    if isinstance(envelope.data, dict) and (images := _images_in(envelope.data)):
+        rest = {name: item for name, item in envelope.data.items() if name != "image"}
+        text = Envelope(rest, envelope.error, envelope.warnings, envelope.meta).to_json()
     result: dict[str, Any] = {
         "content": [{"type": "text", "text": text}, *images],
         "structuredContent": plain,
@@ -527,17 +534,15 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
     return result
 
 
-def _take_image(envelope: Envelope) -> tuple[Envelope, list[dict[str, Any]]]:
-    """Take a picture out of the data, as content that clients show: `{"image": base64, "mimeType": "image/png"}`."""
-    data = envelope.data
-    if not isinstance(data, dict) or not isinstance(data.get("image"), str):
-        return envelope, []
-    kind = data.get("mimeType")
-    if not isinstance(kind, str) or not kind.startswith("image/"):
-        return envelope, []
-    image = {"type": "image", "data": data["image"], "mimeType": kind}
-    rest = {name: item for name, item in data.items() if name != "image"}
-    return Envelope(rest, envelope.error, envelope.warnings, envelope.meta), [image]
+def _images_in(data: dict[str, object]) -> list[dict[str, Any]]:
+    """Return the image content for `{"image": BASE64, "mimeType": "image/png"}`, and none for any other data."""
+    image, kind = data.get("image"), data.get("mimeType")
+    if not isinstance(image, str) or not isinstance(kind, str) or not kind.startswith("image/"):
+        return []
+    try:
+        return [{"type": "image", "data": image, "mimeType": kind}] if base64.b64decode(image, validate=True) else []
+    except ValueError:
+        return []
 
 
 def _is_pending(envelope: Envelope) -> bool:
