@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from ..core.proposal import Decision, Kind, Proposal, ProposalStatus
 from ..core.visible_text import one_line, visible
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox
+from ..process.clock import monotonic_ns
 
 # What a client can be expected to show of what would be done: more is for the inbox. Of the reasons it is a beginning.
 SHOWN_LENGTH = 4_000
@@ -151,10 +153,12 @@ async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox,
         return
 
 
-# Between two notifications of one call: nobody sees more, and a loop that reports each item must not become traffic.
+# A call may send this many notifications at once, and one more per interval: a few quick reports are all sent, and a
+# loop that reports each of its items does not flood the client.
+BURST = 10
 INTERVAL_S = 0.1
-# How long the answer waits for the last notification to be taken. Only a client that stopped reading runs this out, and
-# it takes no answer either.
+# How long the answer waits for the last notifications to be sent. Only a client that stopped reading takes longer, and
+# it does not read the answer either.
 LAST_WORD_S = 1.0
 
 SendProgress = Callable[[float, float | None, str | None], Awaitable[None]]
@@ -165,57 +169,53 @@ class ProgressReports:
 
     def __init__(self, report: SendProgress) -> None:
         self._report = report
-        self._sent: float | None = None
-        self._latest: tuple[float, float | None, str | None] | None = None
-        self._telling: asyncio.Task[None] | None = None
-        self._rests = False
-        self._closed = False
+        self._highest: float | None = None
+        self._unsent: list[tuple[float, float | None, str | None]] = []
+        self._allowed = float(BURST)
+        self._counted_ns = monotonic_ns()
+        self._sending: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
 
     def note(self, done: float, total: float | None, message: str | None) -> None:
-        if self._closed or (self._latest is not None and done <= self._latest[0]):
+        if self._closed.is_set() or (self._highest is not None and done <= self._highest):
             return
-        self._latest = (done, total, message)
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().create_task(self._tell())
+        self._highest = done
+        if len(self._unsent) >= max(1.0, self._allowed):
+            self._unsent.pop()  # too many to send: the latest takes its place
+        self._unsent.append((done, total, message))
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send())
 
-    async def _tell(self) -> None:
-        """Send one notification per interval, as long as there is news."""
+    async def _send(self) -> None:
+        """Send the reports as fast as is allowed, and the last ones at once when the call has ended."""
         try:
-            while self._has_news and not self._closed:
-                await self._tell_latest()
-                self._rests = True
-                await asyncio.sleep(INTERVAL_S)
-                self._rests = False
+            while self._unsent:
+                now_ns = monotonic_ns()
+                earned = (now_ns - self._counted_ns) / (INTERVAL_S * 1e9)
+                self._allowed, self._counted_ns = min(self._allowed + earned, float(BURST)), now_ns
+                if self._allowed < 1 and not self._closed.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._closed.wait(), (1 - self._allowed) * INTERVAL_S)
+                    continue
+                self._allowed -= 1
+                done, total, message = self._unsent.pop(0)
+                if (
+                    message and isinstance(done, int) and (total is None or isinstance(total, int))
+                ):  # they count something
+                    message = f"{done} {message}" if total is None else f"{done} of {total} {message}"
+                await self._report(done, total, message)
         finally:
-            self._telling = None
-
-    @property
-    def _has_news(self) -> bool:
-        return self._latest is not None and (self._sent is None or self._latest[0] > self._sent)
-
-    async def _tell_latest(self) -> None:
-        assert self._latest is not None
-        done, total, message = self._latest
-        self._sent = done
-        if message and isinstance(done, int) and (total is None or isinstance(total, int)):  # they count something
-            message = f"{done} {message}" if total is None else f"{done} of {total} {message}"
-        await self._report(done, total, message)
+            self._sending = None
 
     async def finish(self) -> None:
-        """Send what is not sent yet, before the answer; nothing is sent after it."""
-        self._closed = True
-        if (telling := self._telling) is not None:
-            if self._rests:
-                telling.cancel()
-            await asyncio.wait([telling], timeout=LAST_WORD_S)
-            telling.cancel()
-        if self._has_news:
-            last = asyncio.get_running_loop().create_task(self._tell_latest())
-            await asyncio.wait([last], timeout=LAST_WORD_S)
-            last.cancel()
+        """Send the last reports before the answer. None is sent after it."""
+        self._closed.set()
+        if (sending := self._sending) is not None:
+            await asyncio.wait([sending], timeout=LAST_WORD_S)
+            sending.cancel()
 
     def abandon(self) -> None:
-        """Stop: nobody listens any more."""
-        self._closed = True
-        if self._telling is not None:
-            self._telling.cancel()
+        """Stop sending: the call is over."""
+        self._closed.set()
+        if self._sending is not None:
+            self._sending.cancel()
