@@ -106,6 +106,29 @@ def envelope_after(calls: list[Any], which: str, envelopes: list[Any]) -> Any:
     return envelopes[[arguments["which"] for _, arguments in calls].index(which)]
 
 
+MEANT_FOR_THE_CALLER = {
+    "text": "unknown country: Ulmia",
+    "city": "unknown city: Ulm",
+    "street": "unknown street: Ulm Road",
+}
+
+
+@pytest.mark.parametrize("surface", [by_library, by_mcp, by_function_steps])
+def test_the_text_of_a_failure_reaches_the_caller_on_every_surface(surface: Any):
+    calls = [("raises", {"which": which}) for which in (*MEANT_FOR_THE_CALLER, "bug")]
+    *failed, bug = run(surface(calls), 60)
+    assert [envelope["error"]["message"] for envelope in failed] == list(MEANT_FOR_THE_CALLER.values())
+    assert {envelope["error"]["code"] for envelope in failed} == {"GENERAL_ERROR"}
+    assert "--" not in bug["error"]["suggestion"], "a hint names no option that only the command line has"
+
+
+def test_the_text_of_a_failure_is_printed_without_a_traceback(program: Tool):
+    for which, message in MEANT_FOR_THE_CALLER.items():
+        ran = program("raises", which)
+        assert (ran.code, ran.json()["error"]["message"]) == (1, message)
+        assert b"Traceback" not in ran.stderr
+
+
 def test_the_command_line_maps_exceptions_and_keeps_their_tracebacks_on_stderr(program: Tool):
     for which, (code, exit_code) in CODES.items():
         ran = program("raises", which)

@@ -152,7 +152,7 @@ def test_an_unregistered_code_cannot_be_looked_up_raised_or_put_into_an_envelope
     with pytest.raises(LookupError, match="not registered"):
         error_entry(code)
     with pytest.raises(LookupError, match="not registered"):
-        Failure(code)
+        Failure(code, "x")
     with pytest.raises(LookupError, match="not registered"):
         build_envelope(
             data=None, problem=Problem(code, "x"), ending=Ending.FINISHED, mutates=True, idempotent=False, meta={}
@@ -243,6 +243,14 @@ def test_a_code_without_a_summary_is_refused(registry: dict[str, ErrorEntry]):
 
 def test_a_failure_without_words_says_what_the_registry_says():
     assert str(Failure("TIMEOUT")) == error_entry("TIMEOUT").summary
+
+
+def test_a_failure_of_one_argument_is_a_code_where_it_is_a_word_in_capitals_and_a_message_otherwise():
+    assert (Failure("NOT_FOUND").code, str(Failure("NOT_FOUND"))) == ("NOT_FOUND", error_entry("NOT_FOUND").summary)
+    for text in ("unknown city: Ulm", "Ulm", "NO CITY", "unknown_city"):
+        assert (Failure(text).code, str(Failure(text))) == ("GENERAL_ERROR", text)
+    with pytest.raises(LookupError, match=r"'NO_CITY' is not registered: .*register_error.* Failure"):
+        Failure("NO_CITY")
 
 
 def test_a_failure_comes_back_from_another_process_whole():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,10 +174,14 @@ def test_what_goes_wrong_is_an_envelope_and_no_protocol_error(mode: str, validat
                 ("describe", {}, "UNKNOWN_OPERATION"),
                 ("raises", {}, "INTERNAL_ERROR"),
                 ("out-of-stock", {}, "ACME_NO_STOCK"),
+                ("exits", {}, "WORKER_CRASHED"),
             ]:
                 result = await client.call_tool(tool, arguments)
                 assert result.is_error, tool
-                assert validate_envelope(result.structured_content)["error"]["code"] == code, tool
+                error = validate_envelope(result.structured_content)["error"]
+                assert error["code"] == code, tool
+                named = set(re.findall(r"error\.context\.(\w+)", error["suggestion"]))
+                assert named <= error.get("context", {}).keys(), "a hint points at what is there"
             both = await envelope_of(client, "noop", {"a": "x", "b": 1})
             assert [error["field"] for error in both["error"]["errors"]] == ["a", "b"]
             assert both["meta"]["ending"] == "not_started"

@@ -284,7 +284,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("TOOL_FAILED", 1, 502, False, UNKNOWN, "The server's tool answered that it failed.",
                    "read error.message, which is the tool's own"),
         ErrorEntry("WORKER_CRASHED", 1, 500, False, UNKNOWN, "The process running the function died under it.",
-                   "look at error.context.signal: SIGSEGV is a native crash, SIGKILL often the OOM killer"),
+                   "see error.context: an exit code, or a signal (SIGSEGV: a native crash, SIGKILL: often no memory)"),
         # Whoever was interrupted did nothing wrong, so the same call may succeed; the operation decides, as for clocks.
         ErrorEntry("HOST_REPLACED", 3, 503, True, UNKNOWN, "Another call blocked the process that this one ran in.",
                    "call again; find the handler that blocks the event loop or swallows cancellation"),
@@ -297,7 +297,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
                    "define it at the top level of an importable module, or ask for isolation='loop' or 'thread'"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",
-                   "this is a bug in the handler; its traceback is on stderr, and in the answer with --debug"),
+                   "a bug in the handler: its traceback is on stderr; to give callers a message, raise Failure(text)"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
                    "call the command through its app; error.message says what is wrong with the store"),
         # This machine or this process cannot take the call now.
@@ -366,7 +366,20 @@ def code_of(error: BaseException) -> str:
 
 
 class Failure(Exception):
-    """An expected failure with a registered code: raise it from a handler to answer with exactly that."""
+    """An error that is meant for the caller, who gets its message on every surface.
+
+    A first argument in capitals is a registered code. Any other single argument is a message, under `GENERAL_ERROR`.
+    """
+
+    # The defaults are for subclasses that do not call `__init__`.
+    code: str = "GENERAL_ERROR"
+    entry: ErrorEntry = _ERRORS["GENERAL_ERROR"]
+    """Is pickled with the failure: the receiver may not have registered the code."""
+    data: object = None
+    context: dict[str, object] = {}  # noqa: RUF012
+    suggestion: str | None = None
+    side_effects: SideEffects | None = None
+    retry_after_ms: int | None = None
 
     def __init__(
         self,
@@ -379,8 +392,9 @@ class Failure(Exception):
         side_effects: SideEffects | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
+        if message is None and not re.fullmatch(_CODE, code):
+            code, message = "GENERAL_ERROR", code
         self.entry = error_entry(code)
-        """Travels with it: whoever is told need not have registered the code."""
         super().__init__(message or self.entry.summary)
         self.code = code
         self.data = data
@@ -406,7 +420,8 @@ def error_entry(code: str) -> ErrorEntry:
     try:
         return _ERRORS[code]
     except KeyError:
-        raise LookupError(f"error code {code!r} is not registered: see register_error()") from None
+        hint = "call register_error() for it, or raise Failure with a message alone"
+        raise LookupError(f"error code {code!r} is not registered: {hint}") from None
 
 
 def warning_summary(code: str) -> str:

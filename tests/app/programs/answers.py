@@ -12,6 +12,22 @@ register_error("SHOP_SOLD_OUT", summary="There is none left.", hint="wait", exit
 
 app = App("answers", default_timeout="10s", grace="300ms", version="1.2.3")
 
+
+class UnknownCity(Failure):
+    def __init__(self, city: str) -> None:
+        super().__init__(f"unknown city: {city}")
+
+
+class UnknownStreet(Failure):
+    """Does not call `Failure.__init__`, as many exceptions do."""
+
+    def __init__(self, street: str) -> None:
+        self.street = street
+
+    def __str__(self) -> str:
+        return f"unknown street: {self.street}"
+
+
 ERRORS: dict[str, BaseException] = {
     "missing": FileNotFoundError(2, "No such file or directory", "/nope"),
     "there": FileExistsError(17, "File exists", "/there"),
@@ -27,6 +43,9 @@ ERRORS: dict[str, BaseException] = {
     "sold out": Failure("SHOP_SOLD_OUT", "none left", context={"left": 0}),
     "not found": Failure("NOT_FOUND", "no such shelf"),
     "argument": Failure("ARG_ERROR", "the shelf is odd"),
+    "text": Failure("unknown country: Ulmia"),
+    "city": UnknownCity("Ulm"),
+    "street": UnknownStreet("Ulm Road"),
 }
 
 
