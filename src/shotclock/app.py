@@ -41,7 +41,7 @@ from .core.catalogue import (
     Operation,
     hyphenate,
 )
-from .core.clocks import Clocks, parse_duration_ms
+from .core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.lazy_names import UncollectedImports
@@ -109,7 +109,9 @@ class App:
         name: str,
         *,
         default_timeout: object = "30s",
+        default_timeout_ms: int | None = None,
         operation_timeout: object = "120s",
+        operation_timeout_ms: int | None = None,
         grace: object = DEFAULT_GRACE,
         version: str = "0",
         help: str = "",
@@ -120,7 +122,8 @@ class App:
     ) -> None:
         """Make an app without commands. `default_timeout` bounds every command that has none of its own; `grace` is
         what a command has to clean up once its time is up; `operation_timeout` is the MCP server's backstop above all
-        of them. `workers` is how many processes for sync commands are kept warm. `proposals` gives the server tools
+        of them. Both may be given in milliseconds instead, with a name that ends in `_ms`.
+        `workers` is how many processes for sync commands are kept warm. `proposals` gives the server tools
         with which an agent asks the operator for anything: propose, check-proposal, withdraw-proposal. With `debug`,
         answers carry the traceback of what a command raised, for everybody who calls; it is on stderr in any case.
         `elicitation` lets an MCP client that can ask its own person decide what is not destructive: nothing proves that
@@ -130,8 +133,9 @@ class App:
         self.name = name
         self.version = version
         self.help = help
-        self.clocks = Clocks.of(timeout=default_timeout, grace=grace)
-        self.operation_timeout_ms = parse_duration_ms(operation_timeout)
+        timeout_ms = _read_limit_ms("default_timeout", default_timeout, default_timeout_ms)
+        self.clocks = Clocks(timeout_ms=timeout_ms).over(Clocks.of(grace=grace))
+        self.operation_timeout_ms = _read_limit_ms("operation_timeout", operation_timeout, operation_timeout_ms)
         self.workers = workers
         self.proposals = proposals
         self.debug = debug
@@ -250,6 +254,9 @@ class App:
         is_async = is_coroutine_function(function)
         clocks = Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace, wind_down=wind_down)
         clocks = clocks.over(self.clocks)
+        if clocks.soft_ms and clocks.timeout_ms and clocks.soft_ms >= clocks.timeout_ms:
+            limit = format_duration(clocks.timeout_ms)
+            raise ValueError(f"{name!r}: soft must be shorter than the timeout of {limit}, or it has no effect")
         spec = CommandSpec(
             name=name,
             handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
@@ -563,6 +570,14 @@ def _read_approved_file(name: str, declared: object, parameters: list[Parameter]
         message = f"the operator sees the file, and would not see {', '.join(sorted(unseen))}"
         raise ValueError(f"{name!r}: approval: {message}")
     return file
+
+
+def _read_limit_ms(name: str, written: object, ms: int | None) -> int:
+    """Read a limit of an App, which is a duration or a number of milliseconds."""
+    try:
+        return parse_duration_ms(written) if ms is None else parse_duration_ms(ms, bare="ms")
+    except DurationError as error:
+        raise DurationError(f"{name}: {error}") from None
 
 
 def _refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -40,6 +40,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "the word for jobs": ({"name": "job"}, "every app"),
     "a negative timeout": ({"timeout": "-5s"}, "-5s"),
     "a timeout that is none": ({"timeout": "soon"}, "soon"),
+    "a soft limit after the timeout": ({"soft": "9s", "timeout": "5s"}, "soft must be shorter than the timeout of 5s"),
+    "a soft limit after the default timeout": ({"soft": "30s"}, "soft must be shorter than the timeout of 30s"),
     "not even a duration": ({"idle": float("nan")}, "nan"),
 }
 
@@ -128,6 +130,13 @@ def test_an_app_has_a_name_that_can_be_typed(name: str):
 def test_the_clocks_of_an_app_are_durations(clock: str, value: str):
     with pytest.raises(ValueError):
         App("tool", **{clock: value})
+
+
+def test_the_limits_of_an_app_may_be_given_in_milliseconds():
+    app = App("tool", default_timeout_ms=2_000, operation_timeout_ms=60_000)
+    assert (app.clocks.timeout_ms, app.operation_timeout_ms) == (2_000, 60_000)
+    with pytest.raises(ValueError, match="default_timeout: -1 is negative"):
+        App("tool", default_timeout_ms=-1)
 
 
 @pytest.mark.requirement("F-011")
