@@ -33,6 +33,17 @@ def test_help_goes_to_stderr_off_a_terminal_and_lists_every_subcommand(shotclock
     assert b"\x1b" not in ran.stderr
 
 
+def test_off_a_terminal_each_subcommand_writes_where_the_last_line_of_the_help_says(shotclock: Any):
+    said = " ".join(shotclock("--help").stderr.decode().split())
+    assert said.endswith(
+        "Off a terminal a subcommand prints one JSON envelope on stdout; `exec` prints its envelope on stderr, and the "
+        "command's own output on stdout. `serve` speaks MCP on stdout. Help is text."
+    )
+    assert json.loads(shotclock("errors", "TIMEOUT").stdout)["ok"]
+    ran = shotclock("exec", "--", "echo", "hello")
+    assert ran.stdout == b"hello\n" and json.loads(ran.stderr)["ok"]
+
+
 def test_help_goes_to_stdout_on_a_terminal(on_terminal: Any):
     seen = on_terminal("--help", streams=("stdout",))
     assert seen.code == 0

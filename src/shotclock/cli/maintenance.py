@@ -7,6 +7,7 @@ import os
 
 from ..core.envelope import Problem, warning
 from ..core.errors import Ending, ErrorEntry, Failure, error_entries, warning_entries
+from ..core.manifest import EXIT_NAMES
 from ..runtime.call import Outcome
 
 TYPE_CHECKING = False
@@ -81,6 +82,11 @@ def errors_page() -> str:
             entry.hint,
         )
         lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    by_exit: dict[int, list[str]] = {}
+    for entry in error_entries():
+        by_exit.setdefault(entry.exit_code, []).append(f"`{entry.code}`")
+    lines += ["", "## Exit codes", "", "| exit | name | errors |", "|---|---|---|"]
+    lines += [f"| {exit} | `{EXIT_NAMES[exit]}` | {', '.join(codes)} |" for exit, codes in sorted(by_exit.items())]
     lines += ["", "## Warnings", "", "| code | meaning |", "|---|---|"]
     lines += [f"| `{code}` | {summary.replace('|', '&#124;')} |" for code, summary in warning_entries().items()]
     return "\n".join(lines) + "\n"

@@ -685,6 +685,7 @@ TABLE = CommandTable(
         ),
     ),
     kind="subcommand",
-    epilogue="Off a terminal each subcommand prints one JSON envelope on stdout; `shotclock help exec` says more.",
+    epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` prints its envelope on stderr, "
+    "and the command's own output on stdout. `serve` speaks MCP on stdout. Help is text.",
     has_version=True,
 )

@@ -44,7 +44,7 @@ APPROVAL_CODES = (
     "INBOX_FULL",
     "FILE_UNREADABLE",
 )
-_EXIT_NAMES = {
+EXIT_NAMES = {
     0: "SUCCESS",
     1: "GENERAL_ERROR",
     2: "ARG_ERROR",
@@ -295,7 +295,8 @@ def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
         codes += ["PERSON_REQUIRED"]
     if spec.needs_confirmation:
         codes += ["CONFIRMATION_REQUIRED"]
-    return _by_exit_code(codes, mutates=spec.mutates, raised=(*RAISED_CODES, "ARGUMENT_REFUSED", *spec.error_codes))
+    raised = (*RAISED_CODES, "GENERAL_ERROR", "ARGUMENT_REFUSED", *spec.error_codes)
+    return _by_exit_code(codes, mutates=spec.mutates, raised=raised)
 
 
 def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -316,7 +317,7 @@ def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = 
         row = table.setdefault(
             str(entry.exit_code),
             {
-                "name": _EXIT_NAMES.get(entry.exit_code, code),
+                "name": EXIT_NAMES.get(entry.exit_code, code),
                 "description": entry.summary[:_LONGEST_DESCRIPTION],
                 "retryable": True,
                 "side_effects": "none",
