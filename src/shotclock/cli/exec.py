@@ -60,7 +60,7 @@ last line of stderr (one readable line on a terminal). SHOTCLOCK_REPORT=line say
 
 A signal that stops us (INT, TERM, HUP, QUIT) reaches the command as it is; SIGKILL follows after the grace, or at
 once with a second signal. Ctrl-Z stops everything the command started, fg continues it; its timeout goes on meanwhile.
-The command has no controlling terminal: a program that takes over the screen or asks for a password wants to run alone.
+The command has no controlling terminal: a program that opens /dev/tty, as ssh and sudo do for a password, finds none.
 
 Exit codes: the command's own; 10 a clock ran out; 2 bad options; 4 unusable directory; 5 command not found;
 7 not executable; 129/130/131/143 stopped by SIGHUP/SIGINT/SIGQUIT/SIGTERM. With --json a failing command gives 1

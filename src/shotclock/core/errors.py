@@ -106,7 +106,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "run data.continue_command"),
         # What the caller asked for. Nothing ran.
         ErrorEntry("ARG_ERROR", 2, 422, False, NONE, "The arguments are wrong; nothing ran.",
-                   "correct what error.errors lists, then call again"),
+                   "correct the arguments that error.message names, then call again"),
         ErrorEntry("CONFIRMATION_REQUIRED", 2, 428, False, NONE, "Destructive, and not confirmed: nothing ran.",
                    "look at data, then call again with --confirm-destructive, over MCP with confirm_destructive: true"),
         ErrorEntry("WORKFLOW_INVALID", 2, 422, False, NONE, "The workflow file is wrong; nothing ran.",
@@ -341,7 +341,7 @@ _WARNINGS: dict[str, str] = {
     "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",
     "LOOP_CAP": "A step sent the run back too often; it goes on without.",
     "REPLAYED": "This call was answered before; nothing ran again.",
-    "RESULT_CHANGED": "JSON cannot hold all of the result; what was changed for it is listed.",
+    "RESULT_CHANGED": "JSON cannot hold all of the result; context.changes lists what was changed.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
 }
 
