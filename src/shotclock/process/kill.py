@@ -57,9 +57,9 @@ def kill_below(
         if reap():
             return []
         if monotonic_ns() >= give_up_ns:
-            left = [pid for pid in targets if not kernel.is_zombie(pid)]
-            # A /proc that went away under us lists nothing, which does not mean that nothing is there.
-            return left if left or kernel.find_unfitness() is None else [kernel.UNKNOWN_PID]
+            left = [pid for pid in find() if not kernel.is_zombie(pid)]
+            # A /proc that lists nothing alive does not prove that nothing is there; only `reap` does.
+            return left or ([] if reap() else [kernel.UNKNOWN_PID])
         if sweeps == SWEEPS_ALONE:
             escalate()
         elif all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause
