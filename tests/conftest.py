@@ -174,7 +174,8 @@ def read_process(pid: int) -> Process | None:
     name, _, rest = stat.decode("utf-8", "replace").partition("(")[2].rpartition(")")
     fields = rest.split()
     image = (fields[25], fields[47], fields[48])  # startstack, env_start, env_end
-    return Process(pid, int(fields[1]), fields[0], int(fields[19]), image, name)
+    state = "S" if fields[0] == "Z" and int(fields[17]) > 1 else fields[0]  # only its main thread has ended
+    return Process(pid, int(fields[1]), state, int(fields[19]), image, name)
 
 
 def read_whole(path: str) -> bytes | None:

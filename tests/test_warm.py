@@ -144,8 +144,7 @@ elif sys.argv[1] == "forked":
 os.dup2(0, 50), os.dup2(0, 60)  # inheritable, and not the last one, which SHOW leaves out
 null = os.open(os.devnull, os.O_RDWR)
 python = [sys.executable, "-P", "-c", sys.argv[2], "one", ""]
-kept = {name: value for name, value in os.environ.items() if name.startswith(zygote._STARTED_WITH)}
-environment = {**kept, "TZ": "Asia/Tokyo"}
+environment = {**zygote.needed_variables(), "TZ": "Asia/Tokyo"}
 actions = [(os.POSIX_SPAWN_DUP2, null, 0)]
 pid = os.posix_spawn(python[0], python, environment, file_actions=actions, setsigmask=[], setsid=sys.argv[3] == "True")
 assert bool(warm.zygote_pids()) == (sys.argv[1] == "cloned")

@@ -46,6 +46,7 @@ def op(name: str) -> Operation:
         "waits_for_a_child",
         "waits_beside_an_orphan",
         "waits_for_one_that_ignores_term",
+        "waits_for_one_without_a_main_thread",
         "starts_one_in_a_thread",
         "starts_one_in_an_executor",
     ],

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shotclock.core.value_types import replace_fields
 from shotclock.process import kernel
 from tests.runtime.bounds import eventually
 
@@ -104,6 +105,25 @@ def test_zombies_are_among_the_descendants_and_are_told_apart(tmp_path: Path) ->
         assert kernel.is_zombie(pid)
         assert not kernel.is_zombie(process.pid)
     assert kernel.is_zombie(pid), "what is gone is as good as dead"
+
+
+def test_a_process_whose_main_thread_has_ended_is_alive_while_another_thread_runs(tmp_path: Path) -> None:
+    headless = f"""
+        from tests.runtime import work
+        threading.Thread(target=lambda: (work.await_mark({str(tmp_path)!r}, "headless"), ready())).start()
+        work.sleeps_without_a_main_thread({str(tmp_path)!r})
+    """
+    with script(headless, tmp_path) as process:
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+        assert not kernel.is_zombie(process.pid) and not kernel.is_halted(process.pid)
+        assert kernel.is_alive(
+            replace_fields(kernel.this_process(), pid=process.pid, started=kernel.start_of(process.pid))
+        )
+        mark = os.environ["SHOTCLOCK_TEST_MARK"]
+        assert f"SHOTCLOCK_TEST_MARK={mark}".encode() in kernel.environment_of(process.pid)
+        process.kill()
+        process.wait(5)
+        assert kernel.is_zombie(process.pid)
 
 
 def test_an_orphan_below_a_subreaper_stays_below_it(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def find(pid: int, started_ticks: int) -> psutil.Process | None:
     """The process, unless it is gone, or dead and only not collected yet, or its pid is somebody else's by now."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        return psutil.Process(pid) if int(fields[19]) == started_ticks and fields[0] not in "ZX" else None
+        is_dead = fields[0] in "ZX" and int(fields[17]) <= 1  # without other threads
+        return psutil.Process(pid) if int(fields[19]) == started_ticks and not is_dead else None
     except (OSError, psutil.NoSuchProcess):
         return None
 

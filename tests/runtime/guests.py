@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from shotclock import Context, Failure
@@ -84,6 +85,14 @@ async def waits_for_one_that_ignores_term(folder: str) -> None:
     child = await asyncio.create_subprocess_exec("sh", "-c", script, start_new_session=True)
     mark(folder, "child", child.pid)
     await asyncio.to_thread(work.await_mark, folder, "trapped.new")
+    mark(folder, "ready")
+    await child.wait()
+
+
+async def waits_for_one_without_a_main_thread(folder: str) -> None:
+    words = [sys.executable, "-m", "tests.runtime.work", "sleeps_without_a_main_thread", folder]
+    child = await asyncio.create_subprocess_exec(*words, cwd=Path(work.__file__).parents[2])
+    await asyncio.to_thread(work.await_mark, folder, "headless")
     mark(folder, "ready")
     await child.wait()
 

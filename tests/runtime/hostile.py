@@ -40,7 +40,11 @@ ADVERSARIES = (
     guests.blocks_beside_a_child,
 )
 # They return, and something stays: by the mark that it left.
-LEAVING = {work.leaves_a_grandchild_on_its_stdout: "grandchild", work.leaves_a_daemon: "daemon"}
+LEAVING = {
+    work.leaves_a_grandchild_on_its_stdout: "grandchild",
+    work.leaves_a_daemon: "daemon",
+    work.leaves_a_daemon_without_a_main_thread: "headless",
+}
 CRASHES = ("SIGSEGV", "SIGKILL", "SIGABRT", "exit")
 
 

@@ -6,6 +6,7 @@ one being `ready`: from there on it has to be stopped. None lives longer than FO
 """
 
 import collections
+import ctypes
 import inspect
 import itertools
 import os
@@ -201,6 +202,19 @@ def start_daemon(folder: str, then=lambda: time.sleep(FOREVER_S)) -> None:
     await_mark(folder, "daemon")
 
 
+def sleeps_without_a_main_thread(folder: str) -> None:
+    """End the main thread, and go on in another: /proc shows the process as a zombie."""
+
+    def go_on() -> None:
+        while Path("/proc/self/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+        mark(folder, "headless")
+        time.sleep(FOREVER_S)
+
+    threading.Thread(target=go_on).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # SYS_exit
+
+
 def hops_from_pid_to_pid(folder: str) -> None:
     """A daemon that is somebody else every other millisecond: a list of pids is stale before it is read."""
 
@@ -251,6 +265,13 @@ def leaves_a_grandchild_on_its_stdout(folder: str) -> None:
 
 def leaves_a_daemon(folder: str) -> None:
     start_daemon(folder)
+    mark(folder, "ready")
+    print("done", flush=True)
+
+
+def leaves_a_daemon_without_a_main_thread(folder: str) -> None:
+    start_daemon(folder, lambda: sleeps_without_a_main_thread(folder))
+    await_mark(folder, "headless")
     mark(folder, "ready")
     print("done", flush=True)
 

@@ -46,6 +46,9 @@ def run(tmp_path: Path, flow: dict[str, Any]) -> dict[str, Any]:
         **os.environ,
         "API_TOKEN": SECRET,
         "DB_PASSWORD": f"{SECRET}-2",
+        "SHOTCLOCK_CODEC_KEY": f"{SECRET}-3",
+        "HOMEBREW_GITHUB_API_TOKEN": f"{SECRET}-4",
+        "LD_SDK_KEY": f"{SECRET}-5",
         "PLAIN": "seen",
         "SHOTCLOCK_HOME": str(tmp_path / "home"),
     }

@@ -199,20 +199,8 @@ def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
 
 def _find_marked(entry: bytes) -> list[int]:
     """Return every process that carries the mark, of those whose environment we may read."""
-    found = []
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdecimal():
-            with contextlib.suppress(OSError):
-                fd = os.open(f"/proc/{name}/environ", os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    environment = b""
-                    while chunk := os.read(fd, 65536):
-                        environment += chunk
-                finally:
-                    os.close(fd)
-                if entry in environment.split(b"\0"):
-                    found.append(int(name))
-    return found
+    names = os.listdir("/proc") if os.path.isdir("/proc") else ()
+    return [int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name))]
 
 
 def _helpers() -> list[int]:

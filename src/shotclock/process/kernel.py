@@ -12,12 +12,13 @@ docs/design.md: R8, R35.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from struct import Struct
 
@@ -128,9 +129,7 @@ def hide_variables(is_hidden: Callable[[str], bool]) -> None:
     if _libc is None:
         return
     try:
-        with open("/proc/self/stat", "rb") as file:
-            # The name is in parentheses and may itself contain anything. fields[n] is field n + 3 of proc(5).
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _read_stat("self")
         start, end = int(fields[47]), int(fields[48])
         if not 0 < start < end:
             return
@@ -172,7 +171,7 @@ def collect_dead() -> bool:
 # Of processes above one another; more are no work of ours.
 _DEEPEST = 1000
 UNKNOWN_PID = 0
-"""Stands for processes that are there, since waitpid says so, and that cannot be named."""
+"""Stands for processes that exist, since waitpid has not returned ECHILD, and that /proc does not show."""
 
 
 def descendants(root: int) -> list[int]:
@@ -263,15 +262,38 @@ def _below(root: int, by_parent: dict[int, list[int]]) -> list[int]:
     return found
 
 
+def _read_stat(path: object) -> list[bytes]:
+    """Return the fields of /proc/<path>/stat after the name: fields[n] is field n + 3 of proc(5)."""
+    with open(f"/proc/{path}/stat", "rb") as file:
+        # The name is in parentheses and may itself contain anything, parentheses included.
+        return file.read().rpartition(b")")[2].split()
+
+
+def _threads_of(pid: int) -> Iterator[str]:
+    """Yield the path below /proc of the process, which shows its main thread, and then of each thread."""
+    yield str(pid)
+    with contextlib.suppress(OSError):
+        yield from (f"{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task"))
+
+
+def _state_of(pid: int, fields: list[bytes]) -> str:
+    """Return the state letter of a process. If its main thread has ended, return the letter of a living thread."""
+    letter = fields[0].decode()
+    if letter in "ZX" and int(fields[17]) > 1:
+        for thread in _threads_of(pid):
+            with contextlib.suppress(OSError):
+                if (other := _read_stat(thread)[0].decode()) not in "ZX":
+                    return other
+    return letter
+
+
 def _stat(pid: int) -> tuple[str, int] | None:
     """Return state letter and parent of a process, or None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name is in parentheses and may itself contain anything, parentheses included.
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _read_stat(pid)
     except OSError:
         return None
-    return fields[0].decode(), int(fields[1])
+    return _state_of(pid, fields), int(fields[1])
 
 
 def is_below(pid: int, root: int) -> bool:
@@ -290,13 +312,27 @@ def start_of(pid: int) -> int:
     """Return when it started, in clock ticks since boot: with the pid, an identity that is never reused. 0: it is
     gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+        return int(_read_stat(pid)[19])
     except OSError:
         return 0
 
 
+def environment_of(pid: int) -> list[bytes]:
+    """Return the variables that a process was started with, as NAME=value; none where they cannot be read."""
+    for thread in _threads_of(pid):  # a main thread that has ended no longer shows them
+        try:
+            with open(f"/proc/{thread}/environ", "rb") as file:
+                if variables := file.read():
+                    return variables.split(b"\0")
+        except PermissionError:
+            break
+        except OSError:
+            continue
+    return []
+
+
 def is_zombie(pid: int) -> bool:
+    """Return whether a process is gone, or dead and not yet collected: none of its threads runs."""
     stat = _stat(pid)
     return stat is None or stat[0] in "ZX"
 
@@ -316,7 +352,7 @@ def is_stopped(pid: int) -> bool:
 def describe(pid: int) -> dict[str, object]:
     """Return pid and command line, for warnings that name names."""
     if pid == UNKNOWN_PID:
-        return {"pid": pid, "command": "not known: /proc cannot be read"}
+        return {"pid": pid, "command": "not known: /proc does not show it"}
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
@@ -414,10 +450,8 @@ def _read_start(pid: int) -> int | None:
     none."""
     if not kernel.LINUX:
         return _read_start_without_proc(pid)
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name is in parentheses and may itself contain anything. fields[n] is field n + 3 of proc(5).
-        fields = file.read().rpartition(b")")[2].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = _read_stat(pid)
+    return None if _state_of(pid, fields) in "ZX" else int(fields[19])
 
 
 def _read_start_without_proc(pid: int) -> int | None:

@@ -20,13 +20,15 @@ from .kernel import LINUX
 
 # The signals that tell a program of ours to stop.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# How long a SIGKILLed tree may take to be gone. Only processes stuck inside the kernel (dead network mounts)
-# or owned by another user exhaust it; they are reported as survivors.
+# How long a SIGKILLed tree may take to be gone. Only processes stuck inside the kernel (dead network mounts) exhaust
+# it; they are reported as survivors.
 VERIFY_LIMIT_MS = 2_000
 # Between two sweeps over a tree that is dying; SIGCHLD usually ends the wait sooner.
 SWEEP_PAUSE_MS = 5
 # Sweeps that a tree may outlive before the kernel is asked to kill it as a whole: it forks faster than it is found.
 SWEEPS_ALONE = 3
+# Sweeps after which processes of other users, which we may not signal, are not waited for any longer.
+SWEEPS_OVER_OTHERS = 6
 
 
 def kill_below(
@@ -40,7 +42,7 @@ def kill_below(
 
     The only place that kills a tree. Whole process groups at a time, because within a group nothing can escape by
     forking while the signal is sent. `find` narrows the targets, anew for each sweep; what outlives the first few
-    calls for `escalate`. Returns the pids that would not die within the limit.
+    calls for `escalate`. Returns the pids that would not die within the limit, or that only another user can kill.
     """
     me, my_group = os.getpid(), os.getpgrp()
     find = find or (lambda: kernel.descendants(me))
@@ -52,14 +54,15 @@ def kill_below(
         for group in {group_of(pid) for pid in targets} - {0, my_group}:
             with contextlib.suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
-        for pid in targets:
-            signal_process(pid, signal.SIGKILL)
+        immune = [pid for pid in targets if not signal_process(pid, signal.SIGKILL)]
         if reap():
             return []
+        if immune and sweeps >= SWEEPS_OVER_OTHERS and all(pid in immune or kernel.is_zombie(pid) for pid in find()):
+            return [pid for pid in immune if not kernel.is_zombie(pid)]
         if monotonic_ns() >= give_up_ns:
-            left = [pid for pid in targets if not kernel.is_zombie(pid)]
-            # A /proc that went away under us lists nothing, which does not mean that nothing is there.
-            return left if left or kernel.find_unfitness() is None else [kernel.UNKNOWN_PID]
+            left = [pid for pid in find() if not kernel.is_zombie(pid)]
+            # A /proc that lists nothing alive does not prove that nothing is there; only `reap` does.
+            return left or ([] if reap() else [kernel.UNKNOWN_PID])
         if sweeps == SWEEPS_ALONE:
             escalate()
         elif all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause
@@ -98,10 +101,15 @@ def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
     return left
 
 
-def signal_process(pid: int, number: int) -> None:
-    """Send a signal to a process, where it is still there, and ours to signal."""
-    with contextlib.suppress(OSError):
+def signal_process(pid: int, number: int) -> bool:
+    """Send a signal to a process, where it is still there. Return False if it belongs to another user."""
+    try:
         os.kill(pid, number)
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def group_of(pid: int) -> int:

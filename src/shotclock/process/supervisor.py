@@ -514,11 +514,12 @@ class Supervisor:
         # Our tree has let go of the pipes; only a stranger it handed them to can keep them open from here on.
         self._linger_ns = now + LEAK_GRACE_MS * NS_PER_MS
         for stream in self._streams:
-            most = LARGEST_PIPE if self._leave_children else RELAY_HELD
+            is_kept_open = self._leave_children or bool(self._report.survivors)
+            most = LARGEST_PIPE if is_kept_open else RELAY_HELD
             while stream.open and len(stream.held) < most and stream.read():
                 if _due(self._linger_ns, monotonic_ns()):
                     break
-            if self._leave_children:
+            if is_kept_open:
                 stream.close()
         self._finish_flushing(now)
 

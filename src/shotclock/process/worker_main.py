@@ -65,6 +65,8 @@ inside_worker = False
 
 # Names of leaked processes that travel back; there may be thousands, a person reads a few.
 _LEAKED_NAMED = 50
+# A child may end between being counted and being listed; one that no look finds cannot be named.
+_LEAK_LOOKS = 3
 # How long a worker watches for its next call before it falls asleep.
 AWAKE_NS = 300_000
 # Between two looks, which take a microsecond or two: somebody else had the processor. How long that is kept in mind.
@@ -721,11 +723,12 @@ def _describe(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
 
 def _find_leaked() -> list[dict[str, object]]:
     """Return what the function started and left running. Its dead children are collected on the way."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    alive = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]
-    return [kernel.describe(pid) for pid in alive[:_LEAKED_NAMED]]
+    for _ in range(_LEAK_LOOKS):
+        if kernel.collect_dead():
+            return []
+        if alive := [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]:
+            return [kernel.describe(pid) for pid in alive[:_LEAKED_NAMED]]
+    return [kernel.describe(kernel.UNKNOWN_PID)]
 
 
 def _flush() -> None:

@@ -43,8 +43,10 @@ COMMAND, PRELOADED, WORKER, HOST, GUARD = b"c", b"z", b"w", b"h", b"g"
 # Not named after the program: whoever kills every process called "shotclock" leaves one guard to clean up.
 ZYGOTE_NAME = "clock-zygote"
 
-# The variables that the zygote itself is started with: by the beginnings of their names.
-_STARTED_WITH = ("PATH", "HOME", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "SHOTCLOCK_", "TMPDIR", "TZ", "XDG_STATE_")
+# The variables that an interpreter needs to start. All processes above a step show the zygote's, so it gets no others.
+_LIBRARIES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
+_NEEDED = frozenset(("PATH", "HOME", "LANG", "TMPDIR", "TZ", *_LIBRARIES, "SHOTCLOCK_TEST_MARK"))  # the last: in tests
+_NEEDED_PREFIXES = ("LC_", "PYTHON")
 
 # A request is one small datagram on a local socket; the sender is not scheduled at worst.
 _REQUEST_LIMIT_S = 10.0
@@ -74,8 +76,8 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
     """Start a clean zygote, or take the one that was started early. It ends when the socket is closed, or the process
     that holds it dies.
 
-    What it is started with can be read by everything below it, in /proc, for as long as it lives. So it gets only what
-    an interpreter needs to start; commands and workers are told theirs through the socket.
+    Everything below it can read in /proc what it was started with. So it gets only what an interpreter needs to start;
+    commands and workers are told theirs through the socket.
     """
     if _early:
         return _early.pop()
@@ -95,7 +97,7 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
             os.posix_spawn,
             sys.executable,
             [sys.executable, "-P", "-c", code],
-            {name: value for name, value in os.environ.items() if name.startswith(_STARTED_WITH)},
+            needed_variables(),
             file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, complaints, 1)],
             setsigmask=[],
         )
@@ -104,6 +106,12 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
         theirs.close()
     ours.setblocking(False)
     return ours, pid
+
+
+def needed_variables() -> dict[str, str]:
+    """Return the variables of this process that a zygote is started with."""
+    names = os.environ
+    return {name: names[name] for name in names if name in _NEEDED or name.startswith(_NEEDED_PREFIXES)}
 
 
 def main(fd: int) -> None:

@@ -434,6 +434,10 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
             problem = None if outcome.ok else Problem(str(outcome.code), "")
             spans.recorder.call_ended(call, Outcome(Ending(outcome.ending), problem), now_ns, wall_ns)
         return outcome
+    if outcome.ending is Ending.KILLED and outcome.survivors:  # killed means seen dead
+        outcome.ending = Ending.ABANDONED
+        if not any(note["code"] == "SURVIVORS" for note in outcome.warnings):
+            outcome.warnings += (warning("SURVIVORS", processes=list(outcome.survivors[:50])),)
     if isinstance(outcome.problem, Problem):
         outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by whoever reads it
     if outcome.traceback:

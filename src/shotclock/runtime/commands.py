@@ -110,17 +110,7 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
     if report.unstartable is not None:
         return Outcome(Ending.NOT_STARTED, _explain_unstartable(task, *report.unstartable), warnings=tuple(warnings))
-    if report.leaked:
-        names = ", ".join(f"{left['command']} ({left['pid']})" for left in report.leaked[:5])
-        warnings.append(
-            warning(
-                "DESCENDANTS_STOPPED",
-                f"{count_processes(report.leaked)} outlived the command, stopped now: {names}",
-                processes=report.leaked[:50],
-            )
-        )
-    if report.survivors:
-        warnings.append(warning("SURVIVORS", processes=report.survivors[:50]))
+    warnings += warn_left_behind("command", report.leaked, report.survivors)
     if report.status is not None:
         data["exit_code"] = report.status if report.status >= 0 else 128 - report.status
         if report.status < 0:
@@ -136,8 +126,19 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
     return Outcome(ending, problem, data, warnings=tuple(warnings), survivors=report.survivors)
 
 
-def count_processes(processes: list[dict[str, object]]) -> str:
-    return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+def warn_left_behind(
+    what: str, leaked: Sequence[dict[str, object]], survivors: Sequence[dict[str, object]]
+) -> list[Warning_]:
+    """Warn of processes that outlived the work: those that were stopped, and those that could not be."""
+    warnings = []
+    if stopped := [left for left in leaked if left["pid"] not in [survivor["pid"] for survivor in survivors]]:
+        names = ", ".join(f"{left['command']} ({left['pid']})" for left in stopped[:5])
+        count = "1 process" if len(stopped) == 1 else f"{len(stopped)} processes"
+        message = f"{count} outlived the {what}, stopped now: {names}"
+        warnings.append(warning("DESCENDANTS_STOPPED", message, processes=stopped[:50]))
+    if survivors:
+        warnings.append(warning("SURVIVORS", processes=list(survivors[:50])))
+    return warnings
 
 
 def _judge_ending(call: Call, report: CommandReport) -> tuple[Problem | None, Ending]:

@@ -505,12 +505,7 @@ def _await_ends(pidfds: set[int], wait_ms: int) -> set[int]:
 
 def _read_deadline(pid: int) -> tuple[int, str] | None:
     """Return the deadline and the trace that a process was started with, if any."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read().split(b"\0")
-    except OSError:
-        return None
-    variables = dict(entry.partition(b"=")[::2] for entry in entries)
+    variables = dict(entry.partition(b"=")[::2] for entry in kernel.environment_of(pid))
     deadline = variables.get(DEADLINE_VARIABLE.encode(), b"")
     if not deadline.isdigit() or len(deadline) >= 20:
         return None

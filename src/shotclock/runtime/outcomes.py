@@ -7,22 +7,14 @@ from typing import Any
 
 from ..core.arguments import NotSerializable, to_valid_json
 from ..core.clocks import ClockKind, Clocks, format_duration
-from ..core.envelope import Envelope, Problem, Warning_, as_data, describe_exception, warning
+from ..core.envelope import Envelope, Problem, as_data, describe_exception, warning
 from ..core.errors import Ending, Failure, code_of, error_entry
 from ..core.value_types import replace_fields
 from ..process import messages
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
 from .call import Call, Outcome, admit, answer, invalid, wound_down_problem
-from .commands import count_processes, signal_name
-
-
-def warn_left_behind(processes: list[dict[str, object]]) -> Warning_:
-    """Warn that a function returned, what it had started lived on, and was stopped."""
-    names = ", ".join(f"{left['command']} ({left['pid']})" for left in processes[:5])
-    message = f"{count_processes(processes)} outlived the function, stopped now: {names}"
-    return warning("DESCENDANTS_STOPPED", message, processes=processes)
-
+from .commands import signal_name
 
 # Why a worker is told to stop by a runtime that closes.
 CLOSING = "closing"

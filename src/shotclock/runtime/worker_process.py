@@ -35,9 +35,10 @@ from ..process.zygote import WORKER, kill_what_lost_its_supervisor
 from .asyncio_private import Waiter
 from .call import Call, Outcome, Work, WorkView
 from .command_runner import Patience
+from .commands import warn_left_behind
 from .control import note_progress, note_sign_of_life, request_overtime
 from .idle_clock import IdleClock
-from .outcomes import CLOSING, answer_unopenable, crash_outcome, warn_left_behind, worker_outcome
+from .outcomes import CLOSING, answer_unopenable, crash_outcome, worker_outcome
 from .preloaded_zygote import Preloaded, address_of
 
 # A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
@@ -447,6 +448,8 @@ class Worker(WorkerProcess):
         self.vacant: Vacant | None = None
         """When it is gone: its supervisor, waiting to fork another."""
         self.assigned: deque[Task] = deque()
+        self._returned: tuple[Task, Outcome, list[dict[str, object]]] | None = None
+        """A call that returned and left processes. It is answered when they are gone."""
         """What it was given: the first runs, the next waits in its socket with a token in the pipe."""
         self.began_ns = 0
         self._took_ns = QUICK_NS
@@ -573,7 +576,7 @@ class Worker(WorkerProcess):
         self._pool.give_back(self)
 
     def _has_calls(self) -> bool:
-        return bool(self.assigned)
+        return bool(self.assigned) or self._returned is not None
 
     def _take(self, message: ipc.Message) -> None:
         task = self.task
@@ -614,8 +617,7 @@ class Worker(WorkerProcess):
             self._forget_questions()
         if leaked:
             # It returned, but what it started lives on. The worker goes, and everything below it.
-            outcome.warnings += (warn_left_behind(leaked),)
-            self.gone.add_done_callback(lambda _: task.resolve(outcome))
+            self._returned = task, outcome, leaked
             self.kill("leaked processes")
             return
         task.worker = None  # a cancellation that comes now must not stop what it does next
@@ -639,6 +641,11 @@ class Worker(WorkerProcess):
         self._pool.on_lost(self, unstarted)
 
     def _answer_for_all(self, report: CommandReport) -> None:
+        if self._returned is not None:
+            (task, outcome, leaked), self._returned = self._returned, None
+            outcome.survivors = report.survivors
+            outcome.warnings += tuple(warn_left_behind("function", leaked, report.survivors))
+            task.resolve(outcome)
         while self.assigned:  # each goes on where it is resolved, and may look at us
             task = self.assigned.popleft()
             task.resolve(crash_outcome(task.call, report))

@@ -75,6 +75,7 @@ from .state import (
     record_workflow,
     redaction_for,
     restore_secrets,
+    survivors_of,
 )
 from .step_executor import StepExecutor, record_skipped_span, trace_steps
 from .step_renderer import StepFailed, StepRenderer
@@ -466,6 +467,7 @@ class _Run:
         outcome = self._judge(scheduler.states, outputs, ended_by, context.deadlines.have_rung)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
         outcome.side_effects = effects_of(scheduler.states.values())
+        outcome.survivors = survivors_of(scheduler.states.values())
         envelope = answer(self.call, outcome)
         try:
             try:

@@ -242,6 +242,12 @@ def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:
 _LISTS = {Status.SUCCEEDED: "completed", Status.SKIPPED: "skipped"}
 
 
+def survivors_of(states: Iterable[StepState]) -> list[dict[str, object]]:
+    """Return the processes that the steps could not stop."""
+    notes: list[dict[str, Any]] = [note for state in states for note in state.warnings if note["code"] == "SURVIVORS"]
+    return [process for note in notes for process in note["context"]["processes"]]
+
+
 def effects_of(states: Iterable[StepState]) -> SideEffects:
     """Return the side effects of all these steps together."""
     states = list(states)
