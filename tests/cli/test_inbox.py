@@ -373,6 +373,12 @@ def test_every_mistake_is_told_and_nothing_is_proposed(
     assert envelope["meta"]["ending"] == "not_started"
 
 
+def test_propose_says_that_it_has_finished_and_what_it_did(shotclock: Any, validate_envelope: Any) -> None:
+    envelope = validate_envelope(shotclock("inbox", "propose", "--title", "A", "--wait", "0").json())
+    assert envelope["error"]["code"] == "INCOMPLETE" and envelope["meta"]["exit_code"] == 14
+    assert (envelope["meta"]["ending"], envelope["meta"]["side_effects"]) == ("finished", "complete")
+
+
 @pytest.mark.parametrize("id", ["x", "../../etc/passwd", "p-\x1b[31m" * 300])
 def test_an_id_that_nobody_has_is_not_found(id: str, shotclock: Any, validate_envelope: Any) -> None:
     for verb in ("check", "approve") if id == "x" else ("show",):

@@ -1,14 +1,22 @@
 """What is refused before anything runs has one shape, whoever refuses it."""
 
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shotclock.cli import exec as exec_command
+from shotclock.cli import inbox, job_and_token, main, subcommand_options, ui
+from shotclock.cli.parser import Command, Parameter, read_command
+from shotclock.cli.subcommand import read_verb
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -78,3 +86,125 @@ def test_wrong_inputs_of_a_workflow_inside_another_have_the_same_shape(tmp_path:
     error = json.loads(ended.stdout)["data"]["steps"]["one"]["error"]
     assert (error["code"], error["phase"]) == ("ARG_ERROR", "validation")
     assert [each["field"] for each in error["errors"]] == ["inputs.count"] and "errors" not in error["context"]
+
+
+# --- every subset of the options ------------------------------------------------------------------------------
+
+# Called, these would serve, watch, start devices or stop processes of others: their words are only read.
+ONLY_READ = {"serve", "worker", "engine", "doctor", "watch"}
+JOBS = job_and_token.job_table(["shotclock"], has_engine=True)
+VERBS = {"inbox": inbox.TABLE, "token": job_and_token.TOKEN_TABLE, "job": JOBS, "ui": ui.TABLE}
+
+
+def spellings_of(parameter: Parameter) -> list[list[str]]:
+    """A right value, a wrong one, none, and a name with a typing mistake."""
+    right = parameter.choices[0] if parameter.choices else "x"
+    for text in ("1", "10ms", "a=b", "temporal://127.0.0.1:9"):
+        try:
+            if parameter.read is not None and not parameter.choices:
+                parameter.read(text)
+                right = text
+                break
+        except ValueError:
+            continue
+    if not parameter.name.startswith("--"):
+        return [[right], ["?!"]]
+    if not parameter.metavar:
+        return [[parameter.name], [f"{parameter.name}=maybe"], [f"{parameter.name[:-1]}x"]]
+    name = parameter.name
+    return [[name, right], [name, "?!"], [name], [f"{name}="], [f"{name[:-1]}x", "?!"]]
+
+
+def subsets_of(command: Command, size: int, chance: random.Random) -> Iterator[list[str]]:
+    for some in itertools.combinations(command.parameters, size):
+        for _ in range(1 if size != 1 else 3):
+            yield [word for each in some for word in chance.choice(spellings_of(each))]
+
+
+def command_lines(largest: int, most_pairs: int) -> Iterator[tuple[list[str], bool]]:
+    """Every subcommand with subsets of its options, and whether it may be called."""
+    chance = random.Random(21)
+    for size in range(largest + 1):
+        found: list[tuple[list[str], bool]] = []
+        for command in subcommand_options.TABLE.commands:
+            if command.main is None:
+                may_be_called = command.name not in ONLY_READ
+                found += [([command.name, *words], may_be_called) for words in subsets_of(command, size, chance)]
+        for name, table in VERBS.items():
+            for command in table.commands:
+                may_be_called = name != "ui" and command.name not in ONLY_READ
+                found += [([name, command.name, *words], may_be_called) for words in subsets_of(command, size, chance)]
+        found += [(["exec", *words], False) for words in subsets_of(exec_command.COMMAND, size, chance)]
+        yield from found if size < 2 else chance.sample(found, min(most_pairs, len(found)))
+
+
+def only_read(words: list[str]) -> None:
+    if words[0] == "exec":
+        exec_command.parse([*words[1:], "--", "true"])
+    elif words[0] == "ui":
+        read_verb(ui.TABLE, words[1:], ui._check, names_verb=True, check_rest=ui._check_execution)
+    elif words[0] in VERBS:
+        read_command(VERBS[words[0]], words[1:])
+    else:
+        reading = read_command(subcommand_options.TABLE, words)
+        assert reading.command is not None
+        subcommand_options._understand(reading.command, reading)
+
+
+def find_unanswered(largest: int, most_pairs: int) -> list[str]:
+    """Call every line in this process, whose stdout is a file. Return those that were not answered by an envelope."""
+    found = []
+    for words, may_be_called in command_lines(largest, most_pairs):
+        sys.stdout.seek(0)
+        sys.stdout.truncate()
+        try:
+            if may_be_called:
+                main([*words, "--json"])
+                sys.stdout.flush()
+                printed = Path("printed").read_text()
+                is_text = any(word in ("help", "--markdown", "markdown", "junit") for word in words)
+                assert is_text or {"ok", "data", "error", "warnings", "meta"} == set(json.loads(printed)), printed
+            else:
+                only_read(words)
+        except BaseException:
+            found.append(f"{words}: {traceback.format_exc()}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("largest", "most_pairs"), [(2, 300), pytest.param(3, 20_000, marks=pytest.mark.soak, id="soak")]
+)
+def test_every_subset_of_options_is_answered_by_an_envelope_and_never_by_a_traceback(
+    largest: int, most_pairs: int, tmp_path: Path
+) -> None:
+    call_all = (
+        f"from tests.cli.test_refusals import *; sys.stderr.write(json.dumps(find_unanswered({largest}, {most_pairs})))"
+    )
+    with open(tmp_path / "printed", "w") as printed:
+        ended = subprocess.run(
+            [sys.executable, "-c", call_all],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "SHOTCLOCK_HOME": str(tmp_path / "home"),
+                "SHOTCLOCK_RESPONSE_TIMEOUT": "10ms",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.PIPE,
+            timeout=WITHIN_S * (30 if largest > 2 else 2),
+        )
+    assert json.loads(ended.stderr.splitlines()[-1]) == [], ended.stderr
+
+
+def test_an_unknown_option_of_run_is_refused_in_words(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "shotclock", "run", "flow.yaml", "--only", "b", "--json"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=WITHIN_S,
+    )
+    [mistake] = json.loads(ended.stdout)["error"]["errors"]
+    assert ended.returncode == 2 and mistake["field"] == "--only" and "unknown option" in mistake["message"]

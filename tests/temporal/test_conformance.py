@@ -306,12 +306,15 @@ def test_a_question_ends_with_its_run(runs: Runs, validate_envelope: Valid) -> N
     assert 3_000 <= envelope["meta"]["duration_ms"] <= 7_000 and not (runs.folder / "then").exists()
 
 
-@pytest.mark.parametrize("verdict", ["approve", "reject"])
+@pytest.mark.parametrize("verdict", ["approve", "reject", "approve, then change the script"])
 def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envelope: Valid, verdict: str) -> None:
+    script = runs.folder / "deploy.sh"
+    script.write_text("echo x >> deployed; echo done")
+    verdict, _, changes = verdict.partition(",")
     code, envelope = runs.run(
         """
         steps:
-          deploy: {type: command, exec: "echo x >> deployed; echo done", approval: true}
+          deploy: {type: command, exec: "sh deploy.sh", approval: true}
           after: {type: command, exec: "echo after", depends_on: [deploy]}
         """,
         "--budget",
@@ -324,10 +327,14 @@ def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envel
     proposal = envelope["data"]["waiting"][0]["proposal_id"]
     code, decided = runs.call("inbox", verdict, proposal)
     assert code == 0, decided
+    if changes:
+        script.write_text("echo evil >> deployed")
     code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
     validate_envelope(envelope)
     deploy = envelope["data"]["steps"]["deploy"]
-    if verdict == "approve":
+    if changes:
+        assert code == 3 and deploy["error"]["code"] == "ACTION_CHANGED" and not (runs.folder / "deployed").exists()
+    elif verdict == "approve":
         assert code == 0 and deploy["output"] == "done" and (runs.folder / "deployed").read_text() == "x\n"
     else:
         assert code == 3 and deploy["error"]["code"] == "PROPOSAL_REJECTED" and not (runs.folder / "deployed").exists()

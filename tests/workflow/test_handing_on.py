@@ -225,6 +225,15 @@ def test_text_that_is_compared_with_a_number_says_what_to_write(run: Run) -> Non
     assert "`| int`" in step(envelope, "b")["error"]["message"]
 
 
+def test_what_is_no_number_is_an_error_and_not_0(run: Run) -> None:
+    for written in ("('1' + '0' * 400) | float", "'inf' | float", "'abc' | int", "'1e999' | int", "none | int"):
+        envelope = run(f'steps: {{a: {{exec: cat, stdin: "{{{{ {written} }}}}"}}}}')
+        error = step(envelope, "a")["error"]
+        assert error["code"] == "TEMPLATE_FAILED" and "is not a number" in error["message"], written
+    envelope = run("""steps: {a: {exec: cat, stdin: "{{ ' 7 ' | int }} {{ '2.5' | int }} {{ 'x' | int(3) }}"}}""")
+    assert step(envelope, "a")["output"] == "7 2 3"
+
+
 def test_phase_is_validation_only_where_nothing_ran(run: Run) -> None:
     envelope = run(
         """

@@ -265,6 +265,64 @@ def test_what_changed_after_the_yes_does_not_run_with_it(change: str, runs: Runs
     assert runs.done() == []
 
 
+PROGRAMS = """
+steps:
+  ship:
+    exec: "./ship.sh && timeout 20 sh -c './linked.sh a' && python3 -u ship.py && (test ! -e new.sh || sh new.sh)"
+    on_fail: {retry: {max: 2}}
+    approval: true
+"""
+
+
+def test_the_approval_of_a_step_binds_the_contents_of_the_programs_that_it_names(runs: Runs) -> None:
+    folder = runs.folder
+    evil = "#!/bin/sh\necho evil >> done\n"
+
+    def link_elsewhere() -> None:
+        (folder / "linked.sh").unlink()
+        (folder / "linked.sh").symlink_to("evil.sh")
+
+    changes: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "rewritten": lambda: (folder / "ship.sh").write_text(evil),
+        "removed": lambda: (folder / "ship.sh").unlink(),
+        "linked elsewhere": link_elsewhere,
+        "given to an interpreter": lambda: (folder / "ship.py").write_text("open('done', 'a').write('evil')"),
+        "created": lambda: (folder / "new.sh").write_text(evil),
+    }
+    for number, (change, make) in enumerate(changes.items()):
+        for name in ("ship.sh", "good.sh", "evil.sh"):
+            (folder / name).write_text(evil if name == "evil.sh" else "#!/bin/sh\necho good >> done\n")
+            (folder / name).chmod(0o755)
+        (folder / "ship.py").write_text("open('done', 'a').write('good')")
+        for name in ("linked.sh", "new.sh", "done"):
+            (folder / name).unlink(missing_ok=True)
+        (folder / "linked.sh").symlink_to("good.sh")
+        runs(runs.flow(PROGRAMS), "--run-id", f"r{number}", code=14)
+        shown = runs.decide(YES).ask.text
+        for name in ("ship.sh", "linked.sh", "ship.py"):
+            assert re.search(f'"{folder}/{name}": "sha256 [0-9a-f]{{64}}"', shown), shown
+        assert f'"{folder}/new.sh": "no such file"' in shown and f"{folder}/good.sh" not in shown
+        make()
+        ended = runs("--resume", f"r{number}", code=0 if change == "nothing" else 3)
+        if change == "nothing":
+            assert runs.done() == ["good", "good", "good"]
+        else:
+            step = ended["data"]["steps"]["ship"]
+            assert step["error"]["code"] == "ACTION_CHANGED" and runs.done() == [], change
+
+
+def test_each_try_of_an_approved_step_runs_the_approved_contents_or_is_refused(runs: Runs) -> None:
+    ship = runs.folder / "ship.sh"
+    ship.write_text("echo first >> done; echo 'echo evil >> done' > ship.sh; exit 1")
+    flow = runs.flow("steps: {ship: {exec: sh ship.sh, approval: true, on_fail: {retry: {max: 3}}}}")
+    runs(flow, "--run-id", "r1", code=14)
+    runs.decide(YES)
+    step = runs("--resume", "r1", code=3)["data"]["steps"]["ship"]
+    assert step["error"]["code"] == "ACTION_CHANGED" and str(ship) in step["error"]["message"]
+    assert runs.done() == ["first"] and step["attempts"] == 1 and step["side_effects"] == "unknown"
+
+
 NESTED = "steps: {o: {type: workflow, workflow: mid.yaml, approval: true}}"
 MIDDLE = """
 steps:

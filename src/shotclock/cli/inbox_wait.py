@@ -60,7 +60,7 @@ def propose_or_check(verb: str, said: dict[str, Any], call: Call) -> Outcome:
         return await wait_for_decision(inbox, found, wait)
 
     with Store.open() as store:
-        outcome = asyncio.run(_wait_until_decided(store, begin, wait_ms))
+        outcome = asyncio.run(_wait_until_decided(store, begin, wait_ms, proposes=verb == "propose"))
     outcome.budget_ms = wait_ms
     return outcome
 
@@ -79,7 +79,11 @@ def _ask(said: dict[str, Any]) -> ProposalRequest:
 
 
 async def _wait_until_decided(
-    store: Store, begin: Callable[[Inbox, Callable[[Proposal], None]], Awaitable[Waited]], wait_ms: int
+    store: Store,
+    begin: Callable[[Inbox, Callable[[Proposal], None]], Awaitable[Waited]],
+    wait_ms: int,
+    *,
+    proposes: bool,
 ) -> Outcome:
     inbox = Inbox(store)
     known: Proposal | None = None
@@ -96,7 +100,7 @@ async def _wait_until_decided(
         await asyncio.wait(both, timeout=wait_ms / 1000 + STORE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         try:
             if working.done():
-                return _describe_outcome(working.result())
+                return _describe_outcome(working.result(), proposes)
             working.cancel()
             return _describe_leaving(known, stop.result() if stop.done() else None, wait_ms)
         except Failure as failure:
@@ -105,9 +109,9 @@ async def _wait_until_decided(
             await inbox.close()
 
 
-def _describe_outcome(waited: Waited) -> Outcome:
+def _describe_outcome(waited: Waited, proposes: bool) -> Outcome:
     """Describe how it stands, with a way to take it back that works here: in the name of whoever asked."""
-    outcome, proposal = waited.outcome(), waited.proposal
+    outcome, proposal = waited.answer_proposer() if proposes else waited.outcome(), waited.proposal
     if proposal.is_open and proposal.asked_by != Principal.local().name and isinstance(outcome.data, dict):
         outcome.data["cancel_command"] = f"{outcome.data['cancel_command']} --as {shlex.quote(proposal.asked_by)}"
     return outcome
@@ -119,7 +123,7 @@ def _describe_leaving(known: Proposal | None, signal: str | None, wait_ms: int) 
     if known is None:
         message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
         return Outcome(Ending.CANCELLED, replace_fields(problem, message=message))
-    data = _describe_outcome(Waited(known, known.is_open, wait_ms)).data
+    data = _describe_outcome(Waited(known, known.is_open, wait_ms), False).data
     assert isinstance(data, dict)
     message = f"{problem.message}; {known.id} remains queued"
     return Outcome(Ending.CANCELLED, replace_fields(problem, message=message), {**data, "partial": True})

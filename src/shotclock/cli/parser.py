@@ -305,8 +305,12 @@ class _Reader:
         if is_option(text):
             return
         self._next += 1
-        if meant is not None:
-            self._reading.guessed[meant.key] = [text] if meant.repeats else text
+        if meant is not None and (not meant.choices or text in meant.choices):
+            try:
+                value = text if meant.read is None else meant.read(text)
+            except ValueError:  # the name is reported
+                return
+            self._reading.guessed[meant.key] = [value] if meant.repeats else value
 
     def _place(self, given: list[str]) -> None:
         """Hand the words without a name to the parameters that have a place, in their order."""

@@ -87,11 +87,14 @@ def _main(words: list[str], as_json: bool) -> int:
 def _understand(command: Command, reading: Reading) -> Work | Callable[[bool], int] | None:
     """Find what else is wrong with the values, beside what is wrong with their types."""
     assert command.run is not None
+    said = reading.values
+    if any(each.required and said[each.key] is None for each in command.parameters):
+        return None  # it is reported as missing, and the rest cannot be judged without it
     try:
         # Most runs have no engine, and nothing of what opens one is looked at then.
-        values = {key: value for key, value in reading.values.items() if key not in ENGINE_KEYS}
-        if len(values) < len(reading.values) and any(reading.values[key] is not None for key in ("on", *ENGINE_KEYS)):
-            values = reading.values
+        values = {key: value for key, value in said.items() if key not in ENGINE_KEYS}
+        if len(values) < len(said) and any(said[key] is not None for key in ("on", *ENGINE_KEYS)):
+            values = said
             reading.mistakes += settle_engine(values, reading.mistakes)
         made: Work | Callable[[bool], int] = command.run(**values)
         return made

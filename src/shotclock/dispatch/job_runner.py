@@ -101,7 +101,9 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
     inbox = Inbox(store)
     runtime.person_observer = partial(ask_person, lambda: inbox)
-    runtime.approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
+    runtime.approvals = approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
+    if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
+        approvals.must_be_approved(proposal)
     timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
     listener = JobListener(store, job, spec.steps, job.spec["resume_from"])
     async with runtime:

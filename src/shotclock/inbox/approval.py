@@ -13,6 +13,7 @@ the app's runs before somebody said yes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import stat
 from collections.abc import Awaitable, Callable, Mapping
@@ -47,6 +48,9 @@ from .person_wait import (
 TITLE_LENGTH = 200
 # The one parameter beside the text that a command with an approved file may have.
 JUSTIFICATION = "justification"
+PROGRAM_DIGEST = "program content"
+NO_SUCH_FILE = "no such file"
+NOT_A_FILE = "not a regular file"
 Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
 
@@ -68,6 +72,8 @@ class Approvals:
         self._check = check
         self._program = program
         self._file = catalogue.file
+        # Workers run the program as it was imported, which was before this.
+        self._file_digest = None if catalogue.file is None else digest_of_file(catalogue.file)
         self._app = catalogue.name
         self._specs = {spec.name: spec for spec in catalogue.commands if spec.approval is not None}
         self._inbox = inbox
@@ -142,6 +148,13 @@ class Approvals:
                     request.budget_ms = max(0, request.budget_ms - waited_ms)
                 return None
 
+    def must_be_approved(self, proposal: Proposal) -> None:
+        """Raise Failure unless the proposal was made for this program file, with the content that was imported."""
+        approved = (proposal.ask.surroundings or {}).get(PROGRAM_DIGEST)
+        if approved != self._file_digest:
+            message = f"{self._file!r} is not what {proposal.id} asks for: it has changed since it was proposed"
+            raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
+
     def record(self, proposal_id: str, envelope: Envelope) -> None:
         """Write down what became of a run, for whoever approved it. A job that goes on does that itself."""
         if envelope.ending != "detached":
@@ -153,6 +166,11 @@ class Approvals:
     ) -> ProposalRequest:
         """Write out what would be done, with what else decides what this call does."""
         added: dict[str, Any] = {}
+        if self._file is not None:
+            added[PROGRAM_DIGEST] = await asyncio.to_thread(digest_of_file, self._file)
+            if added[PROGRAM_DIGEST] != self._file_digest:
+                message = f"{self._file!r} has changed since this program was started from it"
+                raise Failure("ACTION_CHANGED", message, suggestion="start the program again, and call again")
         if request.stdin is not None:
             added["stdin"] = {"sha256": request.stdin.digest}
         if request.resume_from is not None:
@@ -411,6 +429,20 @@ def _make_approved_arguments(
 def _shorten_title(title: str) -> str:
     title = " ".join(title.split())
     return title if len(title) <= TITLE_LENGTH else title[: TITLE_LENGTH - 1] + "…"
+
+
+def digest_of_file(path: str) -> str:
+    """Return the SHA-256 of a file's content, behind every symbolic link, or the reason why there is none."""
+    try:
+        # O_NONBLOCK: opening a pipe must not wait for its writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return NOT_A_FILE
+            return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
+    except (FileNotFoundError, NotADirectoryError):
+        return NO_SUCH_FILE
+    except (OSError, ValueError) as error:
+        return f"unreadable: {getattr(error, 'strerror', None) or error}"
 
 
 def read_text_file(path: str) -> str | None:

@@ -372,7 +372,7 @@ class Proposing:
                 assert isinstance(data, dict)
                 cancelled.outcome = Outcome(Ending.CANCELLED, data={**data, "partial": True})  # type: ignore[attr-defined]
             raise
-        outcome = waited.outcome()
+        outcome = waited.answer_proposer() if call.name == PROPOSE else waited.outcome()
         if call.name == WITHDRAW and _has_code(outcome, "PROPOSAL_WITHDRAWN"):
             return Outcome(Ending.FINISHED, data=outcome.data)
         outcome.budget_ms = wait.wait_ms if waited.proposal.is_open else None

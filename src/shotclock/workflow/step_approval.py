@@ -1,7 +1,8 @@
 """The approval of a step: it is shown to an operator as it would run, and runs only after a yes to exactly that.
 
 What is shown and hashed is everything that the file decides: its keys, what was interpolated into them, the variables
-and the directory. A secret is shown as `***` and bound by a digest of what it really is.
+and the directory. A secret is shown as `***` and bound by a digest of what it really is. The files that a step names as
+its programs are shown with their SHA-256, which is compared again before each try.
 
 The proposal is made under a key of the run and the step, so a process that goes on with the run finds it again. It is
 spent when the step begins; a run that is cut off before that has not begun the step.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Token
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,21 @@ from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
 from ..core.value_types import NamedTuple
 from ..inbox.access import Principal
+from ..inbox.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
 from ..inbox.person_wait import NOT_BOUND, RunWait, action_changed, ask_and_wait, refusal_outcome
 from ..providers.command import CommandStep, ToolStep
+from ..providers.mcp import McpStep
 from ..providers.provider import STEP_TYPES, Approval, StepPart, duration_ms
 from ..providers.workflow import WorkflowStep
 from ..runtime.call import Outcome, admit, answer
 from ..runtime.loop_call import current_scope
 from .lint import approved_files, digests_of
 from .scheduler import RunContext
-from .step_renderer import RenderedStep
+from .schema import ToolPart, is_template
+from .shell_programs import INTERPRETER, SHELL, STARTING, find_program, find_shell_script, program_of
+from .shell_syntax import TooDeep, Word, read_script
+from .step_renderer import RenderedStep, StepFailed
 
 
 class RefusedStep(NamedTuple):
@@ -54,6 +60,7 @@ class StepApproval:
         self._key = key
         self.used = used
         self._files: Mapping[str, str] = {}
+        self._programs: Mapping[str, str] = {}
         self._bound: Token[Mapping[str, str]] | None = None
 
     async def ask(
@@ -106,6 +113,13 @@ class StepApproval:
         if self._files:
             self._bound = approved_files.set({**approved_files.get(), **self._files})
 
+    async def compare_programs(self) -> None:
+        """Raise StepFailed unless the programs that the step names have the contents that were approved."""
+        for path, approved in self._programs.items():
+            if await asyncio.to_thread(digest_of_file, path) != approved:
+                message = f"{path!r} is not what was approved: it has changed since it was proposed"
+                raise StepFailed("ACTION_CHANGED", message, "approval/failed")
+
     def record(self, error: Mapping[str, Any] | None) -> None:
         """Write down what became of the step, for whoever approved it."""
         if self._bound is not None:
@@ -134,11 +148,14 @@ class StepApproval:
         if isinstance(step, WorkflowStep):
             file = rendered.folder / str(rendered.settings["workflow"])
             self._files = await asyncio.to_thread(digests_of, file)
-            surroundings["files"] = await self._hide_secrets(self._files, "files", hidden)
+        self._programs = await asyncio.to_thread(_digest_programs, step, rendered, self._run)
+        if files := {**self._files, **self._programs}:
+            surroundings["files"] = await self._hide_secrets(files, "files", hidden)
         overtime = step.overtime if step.overtime is not None else self._run.workflow.defaults.overtime
         if overtime:  # who is asked about it may be a program of the file
             surroundings["overtime"] = await self._hide_secrets(overtime, "overtime", hidden)
-        if tools := _find_tools(step, self._run):
+        tools = {name: tool.model_dump(exclude_unset=True) for name, tool in _tools_of(step, self._run).items()}
+        if tools:
             surroundings["tools of the file"] = await self._hide_secrets(tools, "tools of the file", hidden)
         if hidden:
             surroundings[HIDDEN_VALUES] = hidden
@@ -163,13 +180,85 @@ class StepApproval:
         return await hide_secrets(self._inbox, self._run.redaction.text, value, place, hidden)
 
 
-def _find_tools(step: StepPart, run: RunContext) -> dict[str, Any]:
-    """Return, as the file has them, the tools that an agent may call by itself: their arguments are not known yet."""
+def _tools_of(step: StepPart, run: RunContext) -> dict[str, ToolPart]:
+    """Return the tools that an agent may call by itself: their arguments are not known yet."""
     from ..providers.ai import AiStep
 
-    if not isinstance(step, AiStep):
-        return {}
-    return {name: run.workflow.tools[name].model_dump(exclude_unset=True) for name in step.ai.tools}
+    return {name: run.workflow.tools[name] for name in step.ai.tools} if isinstance(step, AiStep) else {}
+
+
+def _digest_programs(step: StepPart, rendered: RenderedStep, run: RunContext) -> dict[str, str]:
+    """Return the digests of the files below the step's directory that it names as its programs."""
+    settings, folder = rendered.settings, rendered.folder
+    if step.type == "function":
+        path = str(settings["target"]).partition(":")[0]
+        return {path: digest_of_file(path)} if os.path.isabs(path) else {}
+    if isinstance(step, CommandStep | ToolStep):
+        return _digest_all(_commands_in(settings["exec"]), folder)
+    if isinstance(step, McpStep):
+        return _digest_all([_server_command(settings)], folder)
+    found: dict[str, str] = {}
+    for server in settings["ai"]["mcp_servers"].values() if step.type == "ai" else ():
+        found |= _digest_all([_server_command(server)], folder)
+    for tool in _tools_of(step, run).values():
+        if not is_template(where := tool.cwd or run.workflow.defaults.cwd or ""):
+            found |= _digest_all(_commands_in(tool.exec), run.folder / where)
+    return found
+
+
+def _server_command(server: Mapping[str, Any]) -> list[Word]:
+    return [Word(text) for text in (server["command"] or "", *server["args"])]
+
+
+def _commands_in(script: str) -> Iterator[list[Word]]:
+    """Yield the words of each command of a script, from its program on; also those of a literal `sh -c` script."""
+    try:
+        commands = read_script(script).commands
+    except TooDeep:
+        return
+    for command in commands:
+        words = command.words[find_program(command.words) :]
+        yield words
+        for number, word in enumerate(words):
+            if SHELL.fullmatch(program_of(word)):
+                for inner in find_shell_script(words[number + 1 :])[0]:
+                    if not inner.is_expanded:
+                        yield from _commands_in(inner.text)
+
+
+def _digest_all(commands: Iterable[Sequence[Word]], folder: Path) -> dict[str, str]:
+    return {path: text for words in commands for path, text in _digest_program(words, folder)}
+
+
+def _digest_program(words: Sequence[Word], folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the program of a command, if it is named by its path, and the first file that an interpreter, or a program
+    that starts others, is given. A file that does not exist yet is bound as that."""
+    program, *arguments = words or [Word()]
+    if "/" in program.text and (found := _digest_below(program, folder)) is not None:
+        yield found
+    name = program_of(program)
+    runs_files = SHELL.fullmatch(name) or INTERPRETER.fullmatch(name) or name in (".", "source")
+    if not runs_files and name not in STARTING:
+        return
+    for number, word in enumerate(arguments):
+        found = _digest_below(word, folder)
+        is_missing = found is not None and found[1] == NO_SUCH_FILE
+        if found is not None and (not is_missing or (runs_files and not number and not word.text.startswith("-"))):
+            yield found
+            return
+
+
+def _digest_below(word: Word, folder: Path) -> tuple[str, str] | None:
+    """Return the path and the digest of what a literal word names below the folder; None for anything else."""
+    if word.is_expanded or not word.text or "\0" in word.text:
+        return None
+    path = str(folder / word.text)
+    below = f"{folder}{os.sep}"
+    if not os.path.normpath(path).startswith(below) and not os.path.realpath(path).startswith(below):
+        return None
+    digest = digest_of_file(path)
+    is_pattern = digest == NO_SUCH_FILE and any(char in word.text for char in "*?[{~")
+    return None if digest == NOT_A_FILE or is_pattern else (path, digest)
 
 
 def _with_real_paths(step: StepPart, rendered: RenderedStep) -> RenderedStep:

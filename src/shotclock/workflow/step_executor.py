@@ -102,6 +102,7 @@ class _Work:
     """Which of how many items it is done for."""
     approved: RenderedStep | None = None
     """What somebody has approved, which is what runs."""
+    approval: StepApproval | None = None
 
 
 class StepExecutor:
@@ -278,7 +279,7 @@ class StepExecutor:
         approved = await approval.ask(state.id, step, rendered, tries, deadline)
         if isinstance(approved, RefusedStep):
             return self._record_try(step, state, AnsweredTry(approved.envelope, None, approved.rule))
-        state.proposal_id, work.approved = approval.used, approved
+        state.proposal_id, work.approved, work.approval = approval.used, approved, approval
         ended: Mapping[str, Any] | None = {"code": "CANCELLED"}
         try:
             verdict = await self._try_repeatedly(work)
@@ -426,6 +427,8 @@ class StepExecutor:
         token = current_scope.set(_change_scope(outer, run.deadlines.of(work.name), outer.span, outer.call))
         try:
             with left:
+                if work.approval is not None:
+                    await work.approval.compare_programs()
                 may_start = run.deadlines.may_start(work.name)  # the run's clock may have rung for another item
                 return await try_step(run.providers[step.type], call, run.runtime, may_start=may_start)
         except asyncio.CancelledError as cancelled:
@@ -464,6 +467,8 @@ class StepExecutor:
         """Call a tool of the file for a step, as a call of its own inside the one that this is made in."""
         run, step = self._run, ToolStep(type="tool", tool=name)
         try:
+            if work.approval is not None:
+                await work.approval.compare_programs()
             settings, values, own_env, folder = await self.renderer.render_tool(step, arguments, work.scope)
         except StepFailed as failed:
             raise Failure(failed.error["code"], str(failed)) from None

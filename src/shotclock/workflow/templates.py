@@ -8,10 +8,11 @@ regular expression in it may take for ever, and each of many alternatives that d
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -382,9 +383,35 @@ def environment_for(marked: bool) -> Any:
     environment.filters["tojson"] = lambda value, indent=None: write_json(_require_json(value), indent)
     environment.filters["fromjson"] = lambda text: read_json(text).value
     environment.filters["bool"] = is_true
+    for name, parse in (("int", _to_int), ("float", float)):
+        environment.filters[name] = _number_filter(name, parse, environment.filters[name])
     if marked:
         environment.filters.update(ours)
     return environment
+
+
+def _number_filter(name: str, parse: Callable[[Any], int | float], with_default: Callable[..., Any]) -> Any:
+    """Return Jinja's `int` or `float` with an error in place of its silent 0, unless the template gives a default."""
+
+    def convert(value: Any, *default: Any, **named: Any) -> Any:
+        if default or named:
+            return with_default(value, *default, **named)
+        try:
+            number = parse(value)
+            if abs(number) != math.inf and number == number:
+                return number
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise ValueError(f"{str(value)[:40]!r} is not a number that `| {name}` can make; `| {name}(0)` has a default")
+
+    return convert
+
+
+def _to_int(value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        return int(float(value))  # "2.5" becomes 2, as in Jinja
 
 
 def with_subscripts(template: str) -> str:
