@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, warning
 from ..core.validation import After, Before, field
 from .provider import Provider, StepCall, StepPart, StepResult, StepType, as_list, envelope_left_by, hand_over
 
@@ -115,8 +115,27 @@ class CommandProvider(Provider):
 
 
 def _make_result(envelope: Envelope) -> StepResult:
+    """Return the result with the whole output, read from its file where the envelope has only a part of it."""
     data = envelope.data if isinstance(envelope.data, dict) else {}
-    return StepResult(envelope, data.get("stdout", ""))
+    total = data.get("stdout_bytes")
+    if total is None:
+        return StepResult(envelope, data.get("stdout", ""))
+    try:
+        with open(data["stdout_file"] or "", "rb") as file:
+            written = file.read()
+    except OSError:
+        written = b""
+    if len(written) != total:
+        return StepResult(envelope, cut=f"it printed {total} bytes, of which {len(written)} are in a file")
+    with contextlib.suppress(OSError):
+        os.unlink(data["stdout_file"])
+    of_part = {"stream": "stdout"}
+    envelope.warnings = [note for note in envelope.warnings if note.get("context") != of_part]
+    try:
+        return StepResult(envelope, written.decode())
+    except UnicodeDecodeError:
+        envelope.warnings.append(warning("OUTPUT_NOT_UTF8", stream="stdout"))
+        return StepResult(envelope, written.decode(errors="replace"))
 
 
 @contextlib.contextmanager

@@ -394,6 +394,8 @@ class StepResult:
     """Makes of the answer what a server has said that speaks of its calls as we do."""
     details: Mapping[str, Any] | None = None
     """What is written down with the output: of a model which one, and what it used; `partial` where it was cut off."""
+    cut: str | None = None
+    """Why the output is not whole, where it is not. A cut output is never handed on."""
 
 
 class Provider(Protocol):

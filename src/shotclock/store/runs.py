@@ -6,6 +6,7 @@ was finished and what was cut off in the middle.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -259,30 +260,33 @@ def _is_inside_open(transaction: Transaction, seq: int, open_ids: frozenset[str]
 def _slim_envelope(transaction: Transaction, id: str, envelope: Mapping[str, Any]) -> tuple[str, int]:
     """Return the envelope without the outputs, of steps and of the run, that stand with the steps as well; and how much
     the whole run takes."""
-    rows = transaction.execute("SELECT id, record FROM steps WHERE run = ?", (id,)).fetchall()
-    records = {decode_text(step): json.loads(record) for step, record in rows}
+    digests, size = {}, 0
+    # One record at a time, because each can be large.
+    for step_id, record in transaction.execute("SELECT id, record FROM steps WHERE run = ?", (id,)):
+        digests[decode_text(step_id)] = _digest(json.loads(record).get("output"))
+        size += len(record)
     steps, outputs, _ = _parts_of(envelope)
     kept = {
         name: {key: value for key, value in step.items() if key != "output"}
-        if name in records and _is_same(step.get("output"), records[name].get("output"))
+        if digests.get(name) == _digest(step.get("output"))
         else step
         for name, step in steps.items()
     }
     if kept:
         envelope = {**envelope, "data": {**envelope["data"], "steps": kept}}
-    # By its text, because 1 and True are equal and not the same.
-    steps_by_output = {json_text(record.get("output")): step for step, record in records.items()} if outputs else {}
-    sources = {name: step for name, value in outputs.items() if (step := steps_by_output.get(json_text(value)))}
+    steps_by_output = {digest: name for name, digest in digests.items()}
+    sources = {name: step for name, value in outputs.items() if (step := steps_by_output.get(_digest(value)))}
     if sources:
         slim = {name: None if name in sources else value for name, value in outputs.items()}
         envelope = {**envelope, "data": {**envelope["data"], "outputs": slim, _SOURCES: sources}}
     text = json_text(envelope)
     found = transaction.execute("SELECT length(workflow) + length(inputs) FROM runs WHERE id = ?", (id,)).fetchone()
-    return text, len(text) + sum(len(record) for _, record in rows) + (0 if found is None else found[0])
+    return text, len(text) + size + (0 if found is None else found[0])
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+def _digest(value: Any) -> bytes:
+    """Return a digest of the value's text: 1 and True are equal, and not the same."""
+    return hashlib.sha256(json_text(value).encode()).digest()
 
 
 # In an envelope as it is kept: the step that has the output, of each output of the run that is one.

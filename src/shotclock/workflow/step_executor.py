@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -73,10 +72,12 @@ ITEM_SHOWN = 40
 MOST_ITEMS = 10_000
 # Frames of a traceback of our own.
 TRACEBACK_KEPT = 20
-# Characters of JSON that one step can hand on: what the store takes of a step, less what else is known of it.
+# Bytes that one step can hand on: of its text, or of the JSON of any other value.
 OUTPUT_LIMIT = 60_000_000
-# Of what a command that failed said on stderr: the end of it, where the reason mostly is.
-STDERR_KEPT = 2_000
+# Characters of an output that are read aside.
+LARGE = 1_000_000
+# Characters of a command's stderr, or of an output that is not handed on, which its error shows: the end of it.
+END_SHOWN = 2_000
 
 
 class AnsweredTry(NamedTuple):
@@ -88,6 +89,8 @@ class AnsweredTry(NamedTuple):
     """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
     details: Mapping[str, Any] | None = None
     """What is written down with the output."""
+    cut: str | None = None
+    """Why the output is not whole, where it is not."""
 
 
 @dataclass(slots=True)
@@ -309,7 +312,7 @@ class StepExecutor:
                 if state.attempts > state.cut_off:
                     state.side_effects = state.earlier_effects
                 raise
-            verdict = self._record_try(step, state, result)
+            verdict = await self._record_aside(step, state, result)
             state.used_ms = (monotonic_ns() - began_ns) // NS_PER_MS
             if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, work.scope):
                 verdict = Status.FAILED
@@ -344,17 +347,32 @@ class StepExecutor:
             return None
         return max(LEAST_TEMPLATE_MS, timeout_ms - state.used_ms)
 
+    async def _record_aside(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
+        """Record a try, in a thread where its output is so large that reading it would hold up all other steps."""
+        if not isinstance(result.output, str) or len(result.output) <= LARGE:
+            return self._record_try(step, state, result)
+        recording = asyncio.ensure_future(asyncio.to_thread(self._record_try, step, state, result))
+        try:
+            return await asyncio.shield(recording)
+        finally:
+            await asyncio.wait([recording])  # bounded by the size of the output
+
     def _record_try(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
-        envelope = result.envelope
+        envelope, data = result.envelope, result.envelope.data
         trouble: str | None = None
         kept: tuple[str, ...] = ()
+        shown = ["stderr"]
         try:
+            if result.cut is not None:
+                raise ValueError(f"{result.cut}; {OUTPUT_LIMIT} are the most")
             output, kept = _read_output(step, result.output)
             state.output = self._check_size(output)
         except ValueError as unfit:
             state.output, trouble = None, f"its output cannot be passed on: {unfit}"
             if isinstance(result.output, str) and not _is_too_large(result.output):
                 state.output = self._run.redaction.value(result.output.removesuffix("\n"))
+            else:
+                shown.append("stdout")
         state.details = self._run.redaction.value(dict(result.details or {}))
         state.partial = bool(state.details.pop("partial", False))
         state.ending = envelope.ending
@@ -365,21 +383,19 @@ class StepExecutor:
             notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = [self._run.redaction.value(note) for note in notes]
         state.error = None
-        if envelope.error is None and trouble is not None:
-            state.error = _error("OUTPUT_INVALID", trouble, "step/output")
-            return Status.FAILED
-        if envelope.error is None:
+        if envelope.error is None and trouble is None:
             return Status.SUCCEEDED
-        error = dict(envelope.error)
+        error = dict(envelope.error or _error("OUTPUT_INVALID", str(trouble), "step/output"))
         if effects is SideEffects.NONE is not state.side_effects:  # a repeat could do what an earlier try has done
             error["retryable"] = False
         known = error.get("context")
         context = dict(known) if isinstance(known, dict) else {}
         if result.rule is not None:
             context["rule"] = result.rule
-        if isinstance(envelope.data, dict) and envelope.data.get("stderr"):
-            # In this order: half a secret would not be known for one.
-            context["stderr"] = str(self._run.redaction.value(envelope.data["stderr"]))[-STDERR_KEPT:]
+        for stream in shown:
+            if isinstance(data, dict) and data.get(stream):
+                # In this order: half a secret would not be known for one.
+                context[stream] = str(self._run.redaction.value(data[stream]))[-END_SHOWN:]
         if context:
             error["context"] = context
         state.error = self._run.redaction.value(error)
@@ -389,7 +405,7 @@ class StepExecutor:
     def _check_size(self, output: Any) -> Any:
         """Return what the steps behind it get of an output. Raise ValueError where it is too large."""
         if _is_too_large(output):
-            raise ValueError(f"it is more than {OUTPUT_LIMIT} characters of JSON")
+            raise ValueError(f"it is more than {OUTPUT_LIMIT} bytes")
         return self._run.redaction.value(output)
 
     async def _try(self, work: _Work) -> AnsweredTry:
@@ -629,7 +645,7 @@ def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredT
     if result.rewrite is not None:
         envelope = result.rewrite(envelope)
     rule = result.rule or provider.step_type.rule_for(envelope.code)
-    return AnsweredTry(envelope, result.output, rule, result.details)
+    return AnsweredTry(envelope, result.output, rule, result.details, result.cut)
 
 
 class _FileTools:
@@ -661,10 +677,11 @@ def _read_output(step: StepPart, output: Any) -> Read:
 
 
 def _is_too_large(value: Any) -> bool:
-    """Return whether a value is too large for the store, which escapes what is not ASCII with six characters."""
-    if isinstance(value, str) and len(value) * 6 <= OUTPUT_LIMIT:
+    """Return whether a value is too large to be handed on."""
+    text = as_text(value)
+    if len(text) * 4 <= OUTPUT_LIMIT:  # no character is more than four bytes
         return False
-    return len(json.dumps(value)) > OUTPUT_LIMIT
+    return len(text if text.isascii() else text.encode("utf-8", "surrogatepass")) > OUTPUT_LIMIT
 
 
 def _kind_of(value: Any) -> str:
