@@ -54,6 +54,41 @@ def test_sh_has_pipefail_where_it_knows_it_and_says_nothing_where_it_does_not(ru
     assert "pipefail" not in said and "option" not in said and "nosuchprogram" in said
 
 
+def test_a_command_fails_with_its_first_line_that_fails_unless_it_says_otherwise(run: Run) -> None:
+    envelope = run(
+        """
+        tools: {t: {exec: "false; echo on"}}
+        steps:
+          lines: {exec: "cd /no/such/dir\necho published"}
+          one: {exec: "false; echo on"}
+          tool: {type: tool, tool: t}
+          reads: {exec: "false; cat", stdin: text}
+          off: {exec: "set +e; false; echo on"}
+          option: {exec: "false; echo on", shell: [sh, +e]}
+          handled: {exec: "false || echo on; if false; then :; fi; ! true; echo on"}
+        """
+    )
+    failed, succeeded = ("lines", "one", "tool", "reads"), ("off", "option", "handled")
+    assert statuses(envelope) == dict.fromkeys(failed, "failed") | dict.fromkeys(succeeded, "succeeded")
+
+
+@needs_bash
+def test_bash_fails_with_its_first_line_that_fails_and_with_any_command_of_a_pipe(run: Run) -> None:
+    envelope = run(
+        """
+        defaults: {shell: bash}
+        steps:
+          lines: {exec: "false; echo on"}
+          pipe: {exec: "false | true; echo on"}
+          long: {exec: "false; echo on", shell: [bash, --norc, --noprofile, -u]}
+          off: {exec: "false; false | true; echo on", shell: [bash, +e]}
+          no_pipe: {exec: "false | true; echo on", shell: [bash, +o, pipefail]}
+        """
+    )
+    failed, succeeded = ("lines", "pipe", "long"), ("off", "no_pipe")
+    assert statuses(envelope) == dict.fromkeys(failed, "failed") | dict.fromkeys(succeeded, "succeeded")
+
+
 def test_a_shell_that_is_not_there_is_told(run: Run) -> None:
     envelope = run("steps: {a: {exec: 'true', shell: /no/such/bash}}")
     assert step(envelope, "a")["error"]["code"] == "COMMAND_NOT_FOUND"

@@ -24,6 +24,16 @@ STDIN_VARIABLE = "SHOTCLOCK_STDIN"
 SHELLS = ("sh", "dash", "ash", "bash")
 
 
+def shell_argv(words: list[str] | None) -> list[str]:
+    """Return the words that start the shell of a command: it ends at the first failure (`-e`), and in `bash` a pipe
+    fails with any of its commands, unless later options say otherwise."""
+    shell, *options = words or SHELL
+    strict = ["-e", "-o", "pipefail"] if shell.rpartition("/")[2] == "bash" else ["-e"]
+    # bash reads its long options only in front of the others.
+    first = next((place for place, word in enumerate(options) if not word.startswith("--")), len(options))
+    return [shell, *options[:first], *strict, *options[first:]]
+
+
 def _known_shell(words: list[str]) -> list[str]:
     name = words[0].rpartition("/")[2] if words else ""
     if name not in SHELLS:
@@ -97,15 +107,18 @@ class CommandProvider(Provider):
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
                 script = f'exec <"${STDIN_VARIABLE}"; {script}'
-            shell = step.settings.get("shell") or SHELL
-            if shell[0].rpartition("/")[2] == "bash":
-                argv = [*shell, "-o", "pipefail", "-c", script]
-            else:
-                argv = [*shell, "-c", PIPEFAIL + script]
+            shell = as_list(step.settings.get("shell") or shell_argv(None))
+            if shell[0].rpartition("/")[2] != "bash":
+                script = PIPEFAIL + script
             try:
                 stop_signal = step.settings.get("stop_signal") or "SIGTERM"
                 envelope = await runtime.run(
-                    argv, env=env, base_env=base_env, cwd=step.folder, call=call, stop_signal=stop_signal
+                    [*shell, "-c", script],
+                    env=env,
+                    base_env=base_env,
+                    cwd=step.folder,
+                    call=call,
+                    stop_signal=stop_signal,
                 )
                 return _make_result(envelope)
             except CancelledError as cancelled:
