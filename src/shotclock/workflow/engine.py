@@ -50,7 +50,7 @@ from ..store.retention import prune_by_the_way
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
 from .lint import identity, inner_workflow
-from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
+from .plan import clean_up_steps, kept_for_clean_up_ms, may_run_again, run_timeout_ms
 from .scheduler import (
     Deadlines,
     OnChange,
@@ -272,8 +272,7 @@ def _find_known_states(
         if state.status is Status.RUNNING:
             step = workflow.steps[step_id]
             only_waited = not step.for_each and _only_waited(store, run, step, state)
-            is_harmless = step.idempotent or retry_of(workflow, step) is not None
-            state = state.after_cut_off(is_harmless=is_harmless, only_waited=only_waited)
+            state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
         elif state.status is Status.SKIPPED:
             state = state.fresh()
         known[step_id] = state

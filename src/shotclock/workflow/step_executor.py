@@ -24,7 +24,7 @@ from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.value_types import NamedTuple, dataclass, replace_fields
+from ..core.value_types import NamedTuple, dataclass, lazy_pattern, replace_fields
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
@@ -320,6 +320,8 @@ class StepExecutor:
             tries = state.attempts - state.cut_off
             if not verdict.is_bad or tries >= most or retry is None:
                 return verdict
+            if retry.on and state.exit_code not in retry.on and (state.error or {})["code"] not in retry.on:
+                return verdict
             if not may_start(work.name) or self._is_wound_down(work.name):
                 return verdict
             pause_ms = delay_ms(retry, tries)
@@ -375,6 +377,9 @@ class StepExecutor:
                 shown.append("stdout")
         state.details = self._run.redaction.value(dict(result.details or {}))
         state.partial = bool(state.details.pop("partial", False))
+        state.exit_code = None
+        if isinstance(step, CommandStep | ToolStep) and isinstance(data, dict):
+            state.exit_code = data.get("exit_code")  # type: ignore[assignment]
         state.ending = envelope.ending
         effects = SideEffects(str(envelope.meta["side_effects"]))
         state.side_effects = effects_of_all((state.earlier_effects, effects), ended_well=envelope.ok)
@@ -393,11 +398,13 @@ class StepExecutor:
         if result.rule is not None:
             context["rule"] = result.rule
         for stream in shown:
-            if isinstance(data, dict) and data.get(stream):
+            if isinstance(data, dict) and stream in data:
                 # In this order: half a secret would not be known for one.
                 context[stream] = str(self._run.redaction.value(data[stream]))[-END_SHOWN:]
         if context:
             error["context"] = context
+        if isinstance(suggestion := error.get("suggestion"), str):
+            error["suggestion"] = _IN_DATA.sub(lambda found: _IN_STEP.get(found[1], f"output.{found[1]}"), suggestion)
         state.error = self._run.redaction.value(error)
         self._note_cut_short(state, envelope.fired)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
@@ -674,6 +681,11 @@ def _read_output(step: StepPart, output: Any) -> Read:
             except ValueError as error:
                 raise ValueError(f"`output_format` says json, and the output is not JSON: {error}") from None
     return read_printed(output)
+
+
+# Where a step has what a suggestion of the error registry looks for in the data of a call.
+_IN_DATA = lazy_pattern(r"\bdata\.(\w+)")
+_IN_STEP = {"stderr": "error.context.stderr", "exit_code": "exit_code", "body": "output"}
 
 
 def _is_too_large(value: Any) -> bool:
