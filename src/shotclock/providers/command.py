@@ -129,7 +129,7 @@ class CommandProvider(Provider):
 
 def _make_result(envelope: Envelope) -> StepResult:
     """Return the result with the whole output, read from its file where the envelope has only a part of it."""
-    data = envelope.data if isinstance(envelope.data, dict) else {}
+    data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
     total = data.get("stdout_bytes")
     if total is None:
         return StepResult(envelope, data.get("stdout", ""))

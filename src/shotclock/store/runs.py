@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -73,6 +73,8 @@ class RunTaken(Exception):
 _RUNS = RowMapper(Run, "runs")
 _NEW_RUNS = RowMapper(NewRun, "runs")
 _STEPS = RowMapper(StepRecord, "steps")
+# Of steps whose items are still needed, unless the record of the step has them as `parts`.
+_OPEN = ("pending", "running")
 
 
 class Runs:
@@ -121,7 +123,7 @@ class Runs:
                 "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL", (deadline_at, run_id)
             )
 
-    def record(self, run_id: str, steps: Iterable[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
+    def record(self, run_id: str, steps: Sequence[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
         """Record how far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last
         moment, and its step is then taken for one that was cut off. `may_wait`: see Database.write."""
         rows = [(run_id, step.id, step.status, json_text(step.record), now) for step in steps]
@@ -132,6 +134,20 @@ class Runs:
                 "changed_at = excluded.changed_at",
                 rows,
             )
+            ended = [(run_id, step.id) for step in steps if step.status not in _OPEN or step.record.get("parts")]
+            transaction.executemany("DELETE FROM items WHERE run = ? AND step = ?", ended)
+
+    def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, may_wait: bool = True) -> None:
+        """Record how far one item of a running step is. `may_wait`: see Database.write."""
+        row = (run_id, step_id, number, json_text(record))
+        with self._database.write(durable=False, may_wait=may_wait) as transaction:
+            transaction.execute("INSERT OR REPLACE INTO items (run, step, number, record) VALUES (?, ?, ?, ?)", row)
+
+    def items(self, run_id: str, step_id: str) -> dict[int, Any]:
+        """Return how far each begun item of a step is, by its number."""
+        query = "SELECT number, record FROM items WHERE run = ? AND step = ?"
+        with self._database.read() as transaction:
+            return {number: json.loads(record) for number, record in transaction.execute(query, (run_id, step_id))}
 
     def steps(self, run_id: str) -> dict[str, StepRecord]:
         """Return how far each step of a run is, by its id."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -191,14 +192,23 @@ class StepExecutor:
         outer = self._run.slots if STEP_TYPES[step.type].takes_slot else None
         slots = ParallelSlots(min(ITEMS_AT_ONCE, self._workflow.max_parallelism), outer)
         parts = [StepState(f"{work.name}[{number}]", step.type) for number in range(len(items))]
-        if len(state.parts) == len(parts):
-            parts = [StepState.from_record(record) for record in state.parts]
+        digests = [hashlib.sha256(as_text(item).encode("utf-8", "surrogatepass")).hexdigest() for item in items]
+        for number, (record, digest) in enumerate(zip(state.parts, digests, strict=False)):
+            if record.get("item") == digest:  # it is about this very item
+                parts[number] = StepState.from_record(record)
         state.parts = []
         is_clean_up = self._run.call.winding_down is not None  # nothing else is begun then
 
+        def to_record(number: int, part: StepState) -> dict[str, Any]:
+            return {**part.to_record(), "item": digests[number]}
+
+        async def write(number: int) -> None:
+            if self._run.record_item is not None:
+                await self._run.record_item(work.name, number, to_record(number, parts[number]))
+
         async def try_item(number: int, item: Any) -> None:
             part = parts[number]
-            if part.status.is_final:  # before the run was parked
+            if part.status.is_final:  # before the run was parked, or its process died
                 return
             here = {**scope, "item": item, "index": number}
             if source is not None:  # the one output that is meant is this item's
@@ -209,10 +219,16 @@ class StepExecutor:
                     return
                 with self._person_wait.at_work():
                     try:
+                        part.status = Status.RUNNING
+                        await write(number)
                         one = _Work(work.name, step, part, here, (number, len(items)))
                         part.status = await self._approve_and_try(one)
                     except StepFailed as failed:
                         self._note_failure(part, failed)
+                    except Failure as failure:
+                        self._note_failure(part, StepFailed(failure.code, str(failure), "step/items"))
+                with contextlib.suppress(Failure):  # without a record of its end it counts as cut off
+                    await write(number)
 
         try:
             with self._person_wait.leave_to_parts():
@@ -227,7 +243,8 @@ class StepExecutor:
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
             if self._person_wait.parked.done():
-                records = [(part if part.status.is_final else part.to_parked()).to_record() for part in parts]
+                later = (part if part.status.is_final else part.to_parked() for part in parts)
+                records = [to_record(number, part) for number, part in enumerate(later)]
                 state.parts = [] if _is_too_large(records) else records
             raise
         outputs = [part.output for part in parts]
