@@ -231,8 +231,12 @@ def runs(on_engine: Runs) -> Runs:
 
 
 @pytest.fixture(params=["embedded", "temporal"])
-def on_either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
-    on = request.getfixturevalue("cluster").url if request.param == "temporal" else None
+def on_either(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    on = None
+    if request.param == "temporal":
+        cluster: Cluster = request.getfixturevalue("cluster")
+        on = cluster.url
+        monkeypatch.setenv("SHOTCLOCK_PAYLOADS", str(cluster.folder / "home" / "payloads"))  # where the workers' are
     made = Runs(tmp_path, on)
     yield made
     made.close()

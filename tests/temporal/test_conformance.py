@@ -1,5 +1,6 @@
 """One suite for both engines: the same file gives the same answer, wherever its steps are carried out."""
 
+import random
 import signal
 import sys
 import time
@@ -11,6 +12,8 @@ import pytest
 from tests.temporal.conftest import Program, Runs, is_alive, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
+
+LARGE_WITHIN_S = 100.0
 
 
 @pytest.fixture
@@ -45,6 +48,43 @@ def test_steps_run_in_order_and_hand_on_what_they_said(runs: Runs, validate_enve
     assert [note["code"] for note in envelope["warnings"]] == ["OUTPUT_MISSING"]
     assert envelope["data"]["steps"]["d"]["output"] == "b\nok"
     assert envelope["meta"]["timeout_ms"] == 60_000 and 0 < envelope["meta"]["remaining_ms"] < 60_000
+
+
+def printable(size: int, seed: int) -> bytes:
+    """About so many bytes of UTF-8 without a line's end behind them: of every width, with all that JSON escapes."""
+    letters = random.Random(seed).choices('aZ09 \n\r\t"\\\x00\x7féж€\ue000\ufeff😀', k=min(size, 40_000))
+    block = "".join(letters).encode()
+    whole = (block * (size // len(block) + 1))[:size] if block else b""
+    return whole.decode(errors="ignore").rstrip("\n").encode()
+
+
+MB = 1_000_000
+ANY = random.Random(21)
+SOME = (0, 2**20, 2**20 + 1, ANY.randrange(2**20, 5 * MB), ANY.randrange(61 * MB, 70 * MB))
+MORE = (60 * MB - 8, 60 * MB + 8, 2**26 + 8, *(ANY.randrange(70 * MB) for _ in range(5)))
+
+
+@pytest.mark.parametrize("sizes", [SOME, *(pytest.param((size,), marks=pytest.mark.soak) for size in MORE)])
+def test_the_next_step_reads_what_a_command_printed_or_the_step_fails(runs: Runs, sizes: tuple[int, ...]) -> None:
+    lines = ["timeout: 5m", "steps:"]
+    for number, size in enumerate(sizes):
+        (runs.folder / f"printed{number}").write_bytes(printable(size, size))
+        lines += [
+            f"  print{number}: {{type: command, exec: cat printed{number}, output_format: text}}",
+            f'  read{number}: {{type: command, exec: cat > read{number}, stdin: "{{{{ outputs.print{number} }}}}",',
+            f"    depends_on: print{number}}}",
+        ]
+    _, envelope = runs.start("\n".join(lines)).ended(LARGE_WITHIN_S)
+    for number, size in enumerate(sizes):
+        printed = (runs.folder / f"printed{number}").read_bytes()
+        step, read = (envelope["data"]["steps"][f"{name}{number}"] for name in ("print", "read"))
+        if len(printed) > 60 * MB:
+            assert (step["status"], read["status"], step["output"]) == ("failed", "skipped", None), size
+            assert step["error"]["code"] == "OUTPUT_INVALID", size
+        else:
+            assert (step["status"], read["status"]) == ("succeeded", "succeeded"), size
+            assert (runs.folder / f"read{number}").read_bytes() == printed, size
+            assert step["output"].encode() == printed and "warnings" not in step, size
 
 
 def test_what_waits_for_a_failure_is_skipped_and_told_why(runs: Runs, validate_envelope: Valid) -> None:

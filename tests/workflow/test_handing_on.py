@@ -113,6 +113,25 @@ def test_an_output_that_the_store_cannot_take_fails_its_step_alone(run: Run, mon
     )
     assert statuses(envelope) == {"much": "failed", "many": "failed", "fine": "succeeded"}
     assert {step(envelope, name)["error"]["code"] for name in ("much", "many")} == {"OUTPUT_INVALID"}
+    assert step(envelope, "much")["output"] is None, "a part of an output is shown, and never handed on"
+    assert set(step(envelope, "much")["error"]["context"]["stdout"]) == {"x"}
+
+
+def test_a_reference_alone_hands_on_the_value_and_text_around_it_is_limited(run: Run) -> None:
+    envelope = run(
+        """
+        tools: {count: {exec: wc -c, stdin: "{{ args.text }}"}}
+        steps:
+          much: {exec: "head -c 10500000 /dev/zero | tr '\\\\0' x"}
+          alone: {exec: wc -c, stdin: "{{ outputs.much }}", depends_on: much}
+          tool: {type: tool, tool: count, arguments: {text: "{{ outputs.much }}"}, depends_on: much}
+          each: {exec: wc -c, for_each: ["{{ outputs.much }}"], stdin: "{{ item }}", depends_on: much}
+          built: {exec: wc -c, stdin: ">{{ outputs.much }}", depends_on: much}
+        """
+    )
+    said = [step(envelope, name)["output"] for name in ("alone", "tool", "each", "built")]
+    assert said == ["10500000", "10500000", ["10500000"], None]
+    assert step(envelope, "built")["error"]["code"] == "TEMPLATE_FAILED"
 
 
 def test_what_a_run_ends_with_may_be_more_than_the_store_takes(

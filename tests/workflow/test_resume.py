@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,38 @@ def test_a_step_that_was_cut_off_is_interrupted_unless_it_may_run_twice(tmp_path
     assert steps["once"]["attempts"] == 1, "it was begun once"
     assert (tmp_path / "once").read_text() == "x\n"
     assert finished(home, "--resume", "r") == envelope, "a run that has ended answers as it did"
+
+
+@pytest.mark.slow
+def test_items_that_are_done_stay_done_and_those_that_were_cut_off_follow_the_rule_for_steps(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    # The first ten end at once, the next hang until the run is killed, and the others have not begun by then.
+    script = "echo {{{{ item }}}} >> {name}; test {{{{ item }}}} -lt 10 || test -e go || sleep 600; echo {{{{ item }}}}"
+    items = json.dumps(list(range(40)))
+    flow.write_text(
+        "max_parallelism: 16\n"
+        "steps:\n"
+        f"  once: {{exec: '{script.format(name='once')}', for_each: {items}}}\n"
+        f"  again: {{exec: '{script.format(name='again')}', for_each: {items}, idempotent: true}}\n"
+    )
+
+    def count(name: str) -> Counter[int]:
+        file = tmp_path / name
+        return Counter(map(int, file.read_text().split())) if file.exists() else Counter()
+
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until(lambda: len(count("once")) == len(count("again")) == 18)  # of each, eight hang
+    assert started.kill()
+    (tmp_path / "go").touch()
+    steps = finished(home, "--resume", "r")["data"]["steps"]
+    hung, everything = range(10, 18), range(40)
+    assert count("once") == dict.fromkeys(everything, 1), "each item ran once"
+    assert count("again") == {item: 2 if item in hung else 1 for item in everything}
+    assert steps["once"]["status"] == "interrupted" and steps["once"]["attempts"] == 40
+    assert steps["once"]["error"]["context"]["items_failed"] == list(hung)
+    assert steps["once"]["output"] == [None if item in hung else str(item) for item in everything]
+    assert steps["again"]["status"] == "succeeded" and steps["again"]["attempts"] == 48
+    assert steps["again"]["output"] == list(map(str, everything))
 
 
 @pytest.mark.slow

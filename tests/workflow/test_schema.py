@@ -14,7 +14,7 @@ from shotclock.core.clocks import format_duration
 from shotclock.core.validation import Part
 from shotclock.providers import ai
 from shotclock.providers.ai import AiLimits, AiPart, AiServer
-from shotclock.providers.provider import STEP_TYPES, Backoff, Reaction, Retry, StepPart
+from shotclock.providers.provider import STEP_TYPES, Backoff, Reaction, StepPart, StepRetry
 from shotclock.workflow import lint, loader, template_check, yaml_reader
 from shotclock.workflow.loader import load_file, load_text
 from shotclock.workflow.schema import DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
@@ -157,7 +157,7 @@ def default(value: Any) -> str:
         ("The file", 0, WorkflowFile),
         ("Every step", 0, StepPart),
         ("Reactions", 0, Reaction),
-        ("Reactions", 1, Retry),
+        ("Reactions", 1, StepRetry),
         ("Reactions", 2, Backoff),
         ("Tools", 0, ToolPart),
         ("Inputs", 0, InputPart),

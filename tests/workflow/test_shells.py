@@ -1,8 +1,9 @@
-"""Which shell runs a command, and what becomes of a failure inside a pipe."""
+"""Which shell runs a command, when a command has failed, and what its exit code decides."""
 
 import shutil
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,41 @@ def test_sh_has_pipefail_where_it_knows_it_and_says_nothing_where_it_does_not(ru
     assert "pipefail" not in said and "option" not in said and "nosuchprogram" in said
 
 
+def test_a_command_fails_with_its_first_line_that_fails_unless_it_says_otherwise(run: Run) -> None:
+    envelope = run(
+        """
+        tools: {t: {exec: "false; echo on"}}
+        steps:
+          lines: {exec: "cd /no/such/dir\necho published"}
+          one: {exec: "false; echo on"}
+          tool: {type: tool, tool: t}
+          reads: {exec: "false; cat", stdin: text}
+          off: {exec: "set +e; false; echo on"}
+          option: {exec: "false; echo on", shell: [sh, +e]}
+          handled: {exec: "false || echo on; if false; then :; fi; ! true; echo on"}
+        """
+    )
+    failed, succeeded = ("lines", "one", "tool", "reads"), ("off", "option", "handled")
+    assert statuses(envelope) == dict.fromkeys(failed, "failed") | dict.fromkeys(succeeded, "succeeded")
+
+
+@needs_bash
+def test_bash_fails_with_its_first_line_that_fails_and_with_any_command_of_a_pipe(run: Run) -> None:
+    envelope = run(
+        """
+        defaults: {shell: bash}
+        steps:
+          lines: {exec: "false; echo on"}
+          pipe: {exec: "false | true; echo on"}
+          long: {exec: "false; echo on", shell: [bash, --norc, --noprofile, -u]}
+          off: {exec: "false; false | true; echo on", shell: [bash, +e]}
+          no_pipe: {exec: "false | true; echo on", shell: [bash, +o, pipefail]}
+        """
+    )
+    failed, succeeded = ("lines", "pipe", "long"), ("off", "no_pipe")
+    assert statuses(envelope) == dict.fromkeys(failed, "failed") | dict.fromkeys(succeeded, "succeeded")
+
+
 def test_a_shell_that_is_not_there_is_told(run: Run) -> None:
     envelope = run("steps: {a: {exec: 'true', shell: /no/such/bash}}")
     assert step(envelope, "a")["error"]["code"] == "COMMAND_NOT_FOUND"
@@ -68,3 +104,51 @@ def test_what_is_no_shell_that_takes_values_as_data_is_refused(shell: str) -> No
 def test_lines_are_counted_as_in_the_file(run: Run) -> None:
     envelope = run('steps: {a: {exec: "true\\nnosuchprogram", stdin: x}}')
     assert "2: nosuchprogram" in step(envelope, "a")["error"]["context"]["stderr"].replace("line ", "")
+
+
+def test_the_exit_code_of_a_command_decides_what_comes_next(run: Run, linted: Callable[[str], list[Any]]) -> None:
+    text = """
+        tools: {t: {exec: exit 4}}
+        steps:
+          probe: {exec: exit 2, continue_on_failure: true}
+          tool: {type: tool, tool: t, continue_on_failure: true}
+          fine: {exec: "true"}
+          two: {exec: "echo {{ steps.probe.exit_code }}", if: steps.probe.exit_code == 2, depends_on: probe}
+          one: {exec: echo one, if: steps.probe.exit_code == 1, depends_on: probe}
+          each: {exec: "exit {{ item }}", for_each: [0], continue_on_failure: true}
+        outputs: {tool: "{{ steps.tool.exit_code }}", each: "{{ steps.each.exit_code }}"}
+        """
+    assert not [finding for finding in linted(text) if finding.is_error]
+    envelope = run(text)
+    assert [step(envelope, name).get("exit_code") for name in ("probe", "tool", "fine", "each")] == [2, 4, 0, None]
+    assert step(envelope, "two")["output"] == "2" and step(envelope, "one")["status"] == "skipped"
+    assert envelope.data["outputs"] == {"tool": 4, "each": None}
+
+
+def test_a_retry_may_be_only_for_some_exit_codes_and_error_codes(run: Run) -> None:
+    envelope = run(
+        """
+        defaults: {grace: 0}
+        steps:
+          busy: {exec: exit 75, on_fail: {retry: {max: 2, on: [75, TIMEOUT], backoff: {delay_ms: 0}}}}
+          wrong: {exec: exit 64, on_fail: {retry: {max: 2, on: [75, TIMEOUT], backoff: {delay_ms: 0}}}}
+          slow: {exec: sleep 9, timeout: 100ms, on_fail: {retry: {max: 1, on: TIMEOUT, backoff: {delay_ms: 0}}}}
+        """
+    )
+    assert {name: step(envelope, name)["attempts"] for name in ("busy", "wrong", "slow")} == {
+        "busy": 3,
+        "wrong": 1,
+        "slow": 2,
+    }
+
+
+@pytest.mark.parametrize("on", ["[0]", "[256]", "timeout", "[true]", "['75']"])
+def test_a_retry_for_what_is_no_failure_is_refused(on: str) -> None:
+    loaded = load_text(f"steps: {{a: {{exec: x, on_fail: {{retry: {{max: 1, on: {on}}}}}}}}}".encode())
+    assert [finding.field for finding in loaded.findings] == ["steps.a.on_fail.retry.on"]
+
+
+def test_the_hint_of_a_failed_command_names_keys_that_its_step_has(run: Run) -> None:
+    failed = step(run("steps: {a: {exec: exit 3}}"), "a")
+    assert failed["error"]["suggestion"] == "read error.context.stderr; exit_code is the command's own"
+    assert (failed["error"]["context"]["stderr"], failed["exit_code"]) == ("", 3)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, warning
 from ..core.validation import After, Before, field
 from .provider import Provider, StepCall, StepPart, StepResult, StepType, as_list, envelope_left_by, hand_over
 
@@ -22,6 +22,16 @@ STDIN_VARIABLE = "SHOTCLOCK_STDIN"
 
 # The shells whose `[ … ]`, `printf` and `exit` take a value for what it is. Others compute it, as ksh and zsh do.
 SHELLS = ("sh", "dash", "ash", "bash")
+
+
+def shell_argv(words: list[str] | None) -> list[str]:
+    """Return the words that start the shell of a command: it ends at the first failure (`-e`), and in `bash` a pipe
+    fails with any of its commands, unless later options say otherwise."""
+    shell, *options = words or SHELL
+    strict = ["-e", "-o", "pipefail"] if shell.rpartition("/")[2] == "bash" else ["-e"]
+    # bash reads its long options only in front of the others.
+    first = next((place for place, word in enumerate(options) if not word.startswith("--")), len(options))
+    return [shell, *options[:first], *strict, *options[first:]]
 
 
 def _known_shell(words: list[str]) -> list[str]:
@@ -97,15 +107,18 @@ class CommandProvider(Provider):
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
                 script = f'exec <"${STDIN_VARIABLE}"; {script}'
-            shell = step.settings.get("shell") or SHELL
-            if shell[0].rpartition("/")[2] == "bash":
-                argv = [*shell, "-o", "pipefail", "-c", script]
-            else:
-                argv = [*shell, "-c", PIPEFAIL + script]
+            shell = as_list(step.settings.get("shell") or shell_argv(None))
+            if shell[0].rpartition("/")[2] != "bash":
+                script = PIPEFAIL + script
             try:
                 stop_signal = step.settings.get("stop_signal") or "SIGTERM"
                 envelope = await runtime.run(
-                    argv, env=env, base_env=base_env, cwd=step.folder, call=call, stop_signal=stop_signal
+                    [*shell, "-c", script],
+                    env=env,
+                    base_env=base_env,
+                    cwd=step.folder,
+                    call=call,
+                    stop_signal=stop_signal,
                 )
                 return _make_result(envelope)
             except CancelledError as cancelled:
@@ -115,8 +128,27 @@ class CommandProvider(Provider):
 
 
 def _make_result(envelope: Envelope) -> StepResult:
-    data = envelope.data if isinstance(envelope.data, dict) else {}
-    return StepResult(envelope, data.get("stdout", ""))
+    """Return the result with the whole output, read from its file where the envelope has only a part of it."""
+    data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
+    total = data.get("stdout_bytes")
+    if total is None:
+        return StepResult(envelope, data.get("stdout", ""))
+    try:
+        with open(data["stdout_file"] or "", "rb") as file:
+            written = file.read()
+    except OSError:
+        written = b""
+    if len(written) != total:
+        return StepResult(envelope, cut=f"it printed {total} bytes, of which {len(written)} are in a file")
+    with contextlib.suppress(OSError):
+        os.unlink(data["stdout_file"])
+    of_part = {"stream": "stdout"}
+    envelope.warnings = [note for note in envelope.warnings if note.get("context") != of_part]
+    try:
+        return StepResult(envelope, written.decode())
+    except UnicodeDecodeError:
+        envelope.warnings.append(warning("OUTPUT_NOT_UTF8", stream="stdout"))
+        return StepResult(envelope, written.decode(errors="replace"))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from ..core.errors import Ending
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Proposal
 from ..core.validation import After, Before, Limits, Part, field, read_hints
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import dataclass, lazy_pattern, replace_fields
 from ..core.value_types import field as dataclass_field
 from ..process.clock import monotonic_ns
 
@@ -116,10 +116,26 @@ class Retry(Part):
     backoff: Backoff = Backoff()
 
 
+def _failures(written: Any) -> Any:
+    for each in written if isinstance(written, list) else [written]:
+        is_exit_code = type(each) is int and 1 <= each <= 255
+        if not is_exit_code and not (isinstance(each, str) and ERROR_CODE.fullmatch(each)):
+            raise ValueError(f"should be exit codes from 1 to 255 or error codes such as TIMEOUT, and is {each!r:.40}")
+    return written if isinstance(written, list) else [written]
+
+
+ERROR_CODE = lazy_pattern("[A-Z][A-Z0-9_]*")
+
+
+class StepRetry(Retry):
+    on: Annotated[list[int | str], Before(_failures)] = field(default=[])
+    """The exit codes and error codes after which the step is tried again; any if there are none."""
+
+
 class Reaction(Part):
     """`on_fail` and `on_success`: what else happens once a step has failed or succeeded."""
 
-    retry: Retry | None = None
+    retry: StepRetry | None = None
     run: Names = field(default=[])
     goto: str | None = None
 
@@ -394,6 +410,8 @@ class StepResult:
     """Makes of the answer what a server has said that speaks of its calls as we do."""
     details: Mapping[str, Any] | None = None
     """What is written down with the output: of a model which one, and what it used; `partial` where it was cut off."""
+    cut: str | None = None
+    """Why the output is not whole, where it is not. A cut output is never handed on."""
 
 
 class Provider(Protocol):

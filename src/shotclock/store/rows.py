@@ -17,8 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
 
-# One value. SQLite would take a gigabyte, and hold the writer's lock while it does.
-LONGEST_JSON = 64 * 1024 * 1024
+# One value: 60 MB of text, the most that a step hands on, of which JSON escapes a byte with six at most; and the rest
+# of its record. SQLite would take a gigabyte, and hold the writer's lock while it does.
+LONGEST_JSON = 400_000_000
 
 Column = str | int | bytes | None
 T = TypeVar("T")

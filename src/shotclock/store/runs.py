@@ -6,8 +6,9 @@ was finished and what was cut off in the middle.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -72,6 +73,8 @@ class RunTaken(Exception):
 _RUNS = RowMapper(Run, "runs")
 _NEW_RUNS = RowMapper(NewRun, "runs")
 _STEPS = RowMapper(StepRecord, "steps")
+# Of steps whose items are still needed, unless the record of the step has them as `parts`.
+_OPEN = ("pending", "running")
 
 
 class Runs:
@@ -120,7 +123,7 @@ class Runs:
                 "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL", (deadline_at, run_id)
             )
 
-    def record(self, run_id: str, steps: Iterable[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
+    def record(self, run_id: str, steps: Sequence[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
         """Record how far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last
         moment, and its step is then taken for one that was cut off. `may_wait`: see Database.write."""
         rows = [(run_id, step.id, step.status, json_text(step.record), now) for step in steps]
@@ -131,6 +134,20 @@ class Runs:
                 "changed_at = excluded.changed_at",
                 rows,
             )
+            ended = [(run_id, step.id) for step in steps if step.status not in _OPEN or step.record.get("parts")]
+            transaction.executemany("DELETE FROM items WHERE run = ? AND step = ?", ended)
+
+    def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, may_wait: bool = True) -> None:
+        """Record how far one item of a running step is. `may_wait`: see Database.write."""
+        row = (run_id, step_id, number, json_text(record))
+        with self._database.write(durable=False, may_wait=may_wait) as transaction:
+            transaction.execute("INSERT OR REPLACE INTO items (run, step, number, record) VALUES (?, ?, ?, ?)", row)
+
+    def items(self, run_id: str, step_id: str) -> dict[int, Any]:
+        """Return how far each begun item of a step is, by its number."""
+        query = "SELECT number, record FROM items WHERE run = ? AND step = ?"
+        with self._database.read() as transaction:
+            return {number: json.loads(record) for number, record in transaction.execute(query, (run_id, step_id))}
 
     def steps(self, run_id: str) -> dict[str, StepRecord]:
         """Return how far each step of a run is, by its id."""
@@ -259,30 +276,33 @@ def _is_inside_open(transaction: Transaction, seq: int, open_ids: frozenset[str]
 def _slim_envelope(transaction: Transaction, id: str, envelope: Mapping[str, Any]) -> tuple[str, int]:
     """Return the envelope without the outputs, of steps and of the run, that stand with the steps as well; and how much
     the whole run takes."""
-    rows = transaction.execute("SELECT id, record FROM steps WHERE run = ?", (id,)).fetchall()
-    records = {decode_text(step): json.loads(record) for step, record in rows}
+    digests, size = {}, 0
+    # One record at a time, because each can be large.
+    for step_id, record in transaction.execute("SELECT id, record FROM steps WHERE run = ?", (id,)):
+        digests[decode_text(step_id)] = _digest(json.loads(record).get("output"))
+        size += len(record)
     steps, outputs, _ = _parts_of(envelope)
     kept = {
         name: {key: value for key, value in step.items() if key != "output"}
-        if name in records and _is_same(step.get("output"), records[name].get("output"))
+        if digests.get(name) == _digest(step.get("output"))
         else step
         for name, step in steps.items()
     }
     if kept:
         envelope = {**envelope, "data": {**envelope["data"], "steps": kept}}
-    # By its text, because 1 and True are equal and not the same.
-    steps_by_output = {json_text(record.get("output")): step for step, record in records.items()} if outputs else {}
-    sources = {name: step for name, value in outputs.items() if (step := steps_by_output.get(json_text(value)))}
+    steps_by_output = {digest: name for name, digest in digests.items()}
+    sources = {name: step for name, value in outputs.items() if (step := steps_by_output.get(_digest(value)))}
     if sources:
         slim = {name: None if name in sources else value for name, value in outputs.items()}
         envelope = {**envelope, "data": {**envelope["data"], "outputs": slim, _SOURCES: sources}}
     text = json_text(envelope)
     found = transaction.execute("SELECT length(workflow) + length(inputs) FROM runs WHERE id = ?", (id,)).fetchone()
-    return text, len(text) + sum(len(record) for _, record in rows) + (0 if found is None else found[0])
+    return text, len(text) + size + (0 if found is None else found[0])
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+def _digest(value: Any) -> bytes:
+    """Return a digest of the value's text: 1 and True are equal, and not the same."""
+    return hashlib.sha256(json_text(value).encode()).digest()
 
 
 # In an envelope as it is kept: the step that has the output, of each output of the run that is one.

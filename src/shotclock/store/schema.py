@@ -274,6 +274,21 @@ _CREATION_ORDER = (
     "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash, created_seq)",
 )
 
+# The items of a `for_each` that have begun, as long as their step runs. Number -1: an earlier version has begun the
+# step, and recorded none.
+_ITEMS = (
+    """
+    CREATE TABLE items (
+        run TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+        step TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        record TEXT NOT NULL,
+        PRIMARY KEY (run, step, number)
+    ) WITHOUT ROWID
+    """,
+    "INSERT INTO items (run, step, number, record) SELECT run, id, -1, '{}' FROM steps WHERE status = 'running'",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _RUNS,
@@ -285,4 +300,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _OWNERS,
     _RETENTION,
     _CREATION_ORDER,
+    _ITEMS,
 )

@@ -50,7 +50,7 @@ with workflow.unsafe.imports_passed_through():
     from ..core.value_types import replace_fields
     from ..providers.provider import STEP_TYPES, StepPart
     from ..runtime.call import DEFAULT_CLOCKS, Call, Outcome, WindDown, answer_at
-    from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, most_tries, plan_of, retry_of
+    from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, may_run_again, most_tries, plan_of
     from ..workflow.scheduler import Deadlines, ParallelSlots, RunLimits, Scheduler
     from ..workflow.schema import WorkflowFile
     from ..workflow.state import Status, StepState, describe_steps, effects_of, judge_steps
@@ -375,9 +375,8 @@ class RunWorkflow:
         # Without a word of it, it is silent since it began.
         began_ms = heard.get("try_began_at", now_ms - self._given["heartbeat_ms"])
         state.attempts = max(state.attempts, heard.get("attempts", 1) - 1)
-        is_harmless = step.idempotent or retry_of(self._workflow, step) is not None
         started_ms = state.started_ms
-        judged = state.after_cut_off(is_harmless=is_harmless)
+        judged = state.after_cut_off(is_harmless=may_run_again(self._workflow, step))
         _replace_state(state, judged)
         if judged.status is Status.INTERRUPTED:
             state.side_effects = SideEffects.UNKNOWN

@@ -50,7 +50,7 @@ from ..store.retention import prune_by_the_way
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
 from .lint import identity, inner_workflow
-from .plan import clean_up_steps, kept_for_clean_up_ms, retry_of, run_timeout_ms
+from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, run_timeout_ms
 from .scheduler import (
     Deadlines,
     OnChange,
@@ -270,15 +270,36 @@ def _find_known_states(
     """Return the known state of each step. One that was cut off is run again only where that does no harm."""
     known = {}
     for step_id, state in states.items():
-        if state.status is Status.RUNNING:
-            step = workflow.steps[step_id]
+        step, items = workflow.steps[step_id], None
+        if is_per_item(workflow, step) and not state.status.is_final:
+            items = store.runs.items(run.id, step_id)
+        if items is not None and -1 not in items:
+            state = _put_off_items(workflow, step, state, items, store, run)
+        elif state.status is Status.RUNNING:
             only_waited = not step.for_each and _only_waited(store, run, step, state)
-            is_harmless = step.idempotent or retry_of(workflow, step) is not None
-            state = state.after_cut_off(is_harmless=is_harmless, only_waited=only_waited)
+            state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
         elif state.status is Status.SKIPPED:
             state = state.fresh()
         known[step_id] = state
     return known
+
+
+def _put_off_items(
+    workflow: WorkflowFile, step: StepPart, state: StepState, items: Mapping[int, Any], store: Store, run: Run
+) -> StepState:
+    """Return a step whose items go on: done ones stay done, and one that was cut off follows the rule for steps."""
+    parts = {**dict(enumerate(state.parts)), **items}
+    for number, record in items.items():
+        item = StepState.from_record(record)
+        if item.status is Status.RUNNING:
+            only_waited = _only_waited(store, run, step, item)
+            item = item.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
+            parts[number] = {**record, **item.to_record()}
+    if state.status is Status.RUNNING:
+        state = state.put_off()
+        state.attempts = sum(part.get("attempts", 0) for part in parts.values())
+    state.parts = [parts.get(number, {}) for number in range(max(parts, default=-1) + 1)]
+    return state
 
 
 def _only_waited(store: Store, run: Run, step: StepPart, state: StepState) -> bool:
@@ -385,7 +406,15 @@ class _Run:
                 on_news=self.caller.on_news,
                 call=self.call,
                 describe_limit=self._describe_fired_clock,
+                record_item=self._record_item,
             )
+
+    async def _record_item(self, step_id: str, number: int, record: dict[str, Any]) -> None:
+        write = partial(self.store.runs.record_item, self.request.run_id, step_id, number, record)
+        try:
+            write(may_wait=False)  # as for steps
+        except StoreBusy:
+            await asyncio.to_thread(write)
 
     def _make_scheduler(self, context: RunContext, steps: StepExecutor) -> Scheduler:
         run_id, run = context.run_id, {"id": context.run_id, "name": self.request.name}

@@ -16,7 +16,7 @@ from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..core.validation import Part, ValidationError
 from ..core.value_types import dataclass, field
-from ..providers.provider import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart
+from ..providers.provider import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart, StepRetry
 from ..runtime.call import Outcome
 from .schema import DefaultsPart, InputPart, ToolPart, WorkflowFile
 from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
@@ -428,7 +428,7 @@ def _model_at(loc: Sequence[Any]) -> type[Part]:
         case (*_, "retry", "backoff"):
             return Backoff
         case (*_, "retry"):
-            return Retry
+            return StepRetry
         case ("tools", _):
             return ToolPart
         case ("inputs", _):

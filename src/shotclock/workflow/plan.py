@@ -22,7 +22,7 @@ from ..core.clocks import (
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import dataclass
 from ..providers.command import ToolStep
-from ..providers.provider import STEP_TYPES, Retry, StepPart, duration_ms
+from ..providers.provider import STEP_TYPES, Retry, StepPart, StepRetry, duration_ms
 from .schema import WorkflowFile
 
 Groups = tuple[tuple[str, ...], ...]
@@ -296,9 +296,15 @@ def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
     return kept
 
 
-def retry_of(workflow: WorkflowFile, step: StepPart) -> Retry | None:
+def retry_of(workflow: WorkflowFile, step: StepPart) -> StepRetry | None:
     reaction = step.on_fail or workflow.defaults.on_fail
     return None if reaction is None else reaction.retry
+
+
+def may_run_again(workflow: WorkflowFile, step: StepPart) -> bool:
+    """Return whether a step that was cut off may run again: it is idempotent, or its `retry` covers being cut off."""
+    retry = retry_of(workflow, step)
+    return step.idempotent or (retry is not None and (not retry.on or "INTERRUPTED" in retry.on))
 
 
 def most_tries(workflow: WorkflowFile, step: StepPart) -> int:

@@ -80,6 +80,8 @@ class StepState:
     loops: int = 0
     output: Any = None
     error: dict[str, Any] | None = None
+    exit_code: int | None = None
+    """The exit code of its command. None of any other step, and of one that is done for items."""
     ending: str | None = None
     side_effects: SideEffects | None = None
     """None of one that has not begun, or that nobody knows more of than its status."""
@@ -195,7 +197,8 @@ class StepState:
     def to_answer(self) -> dict[str, Any]:
         """Return what the envelope shows of it."""
         values = zip(_SHOWN, _read_shown(self), strict=True)
-        return {name: value for name, value in values if value or name in _ALWAYS_SHOWN}
+        always = _ALWAYS_SHOWN if self.exit_code is None else {*_ALWAYS_SHOWN, "exit_code"}
+        return {name: value for name, value in values if value or name in always}
 
     def to_record(self) -> dict[str, Any]:
         """Return what the store keeps of it: what differs from a fresh step, because every step is written twice."""
@@ -222,7 +225,7 @@ _SHOWN = tuple(name for name in _FIELDS if name not in _KEPT_BACK)
 _read_fields, _read_shown = attrgetter(*_FIELDS), attrgetter(*_SHOWN)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # Nothing, 0, false and empty are different things in these.
-_ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output"}
+_ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output", "exit_code"}
 
 
 def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:
@@ -288,7 +291,7 @@ class StepsView(_View):
     def __getitem__(self, name: str) -> Any:
         state = self._states[name]
         shown = {"status": state.status.value, "error": state.error, "attempts": state.attempts}
-        shown |= {"partial": state.partial}
+        shown |= {"partial": state.partial, "exit_code": state.exit_code}
         return {**shown, "output": state.output}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import hashlib
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.value_types import NamedTuple, dataclass, replace_fields
+from ..core.value_types import NamedTuple, dataclass, lazy_pattern, replace_fields
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
@@ -73,10 +73,12 @@ ITEM_SHOWN = 40
 MOST_ITEMS = 10_000
 # Frames of a traceback of our own.
 TRACEBACK_KEPT = 20
-# Characters of JSON that one step can hand on: what the store takes of a step, less what else is known of it.
+# Bytes that one step can hand on: of its text, or of the JSON of any other value.
 OUTPUT_LIMIT = 60_000_000
-# Of what a command that failed said on stderr: the end of it, where the reason mostly is.
-STDERR_KEPT = 2_000
+# Characters of an output that are read aside.
+LARGE = 1_000_000
+# Characters of a command's stderr, or of an output that is not handed on, which its error shows: the end of it.
+END_SHOWN = 2_000
 
 
 class AnsweredTry(NamedTuple):
@@ -88,6 +90,8 @@ class AnsweredTry(NamedTuple):
     """What kind of failure it was, as `command/timeout`; found in error.context.rule."""
     details: Mapping[str, Any] | None = None
     """What is written down with the output."""
+    cut: str | None = None
+    """Why the output is not whole, where it is not."""
 
 
 @dataclass(slots=True)
@@ -189,14 +193,23 @@ class StepExecutor:
         outer = self._run.slots if STEP_TYPES[step.type].takes_slot else None
         slots = ParallelSlots(min(ITEMS_AT_ONCE, self._workflow.max_parallelism), outer)
         parts = [StepState(f"{work.name}[{number}]", step.type) for number in range(len(items))]
-        if len(state.parts) == len(parts):
-            parts = [StepState.from_record(record) for record in state.parts]
+        digests = [hashlib.sha256(as_text(item).encode("utf-8", "surrogatepass")).hexdigest() for item in items]
+        for number, (record, digest) in enumerate(zip(state.parts, digests, strict=False)):
+            if record.get("item") == digest:  # it is about this very item
+                parts[number] = StepState.from_record(record)
         state.parts = []
         is_clean_up = self._run.call.winding_down is not None  # nothing else is begun then
 
+        def to_record(number: int, part: StepState) -> dict[str, Any]:
+            return {**part.to_record(), "item": digests[number]}
+
+        async def write(number: int) -> None:
+            if self._run.record_item is not None:
+                await self._run.record_item(work.name, number, to_record(number, parts[number]))
+
         async def try_item(number: int, item: Any) -> None:
             part = parts[number]
-            if part.status.is_final:  # before the run was parked
+            if part.status.is_final:  # before the run was parked, or its process died
                 return
             here = {**scope, "item": item, "index": number}
             if source is not None:  # the one output that is meant is this item's
@@ -207,10 +220,16 @@ class StepExecutor:
                     return
                 with self._person_wait.at_work():
                     try:
+                        part.status = Status.RUNNING
+                        await write(number)
                         one = _Work(work.name, step, part, here, (number, len(items)))
                         part.status = await self._approve_and_try(one)
                     except StepFailed as failed:
                         self._note_failure(part, failed)
+                    except Failure as failure:
+                        self._note_failure(part, StepFailed(failure.code, str(failure), "step/items"))
+                with contextlib.suppress(Failure):  # without a record of its end it counts as cut off
+                    await write(number)
 
         try:
             with self._person_wait.leave_to_parts():
@@ -225,7 +244,8 @@ class StepExecutor:
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
             if self._person_wait.parked.done():
-                records = [(part if part.status.is_final else part.to_parked()).to_record() for part in parts]
+                later = (part if part.status.is_final else part.to_parked() for part in parts)
+                records = [to_record(number, part) for number, part in enumerate(later)]
                 state.parts = [] if _is_too_large(records) else records
             raise
         outputs = [part.output for part in parts]
@@ -310,13 +330,15 @@ class StepExecutor:
                 if state.attempts > state.cut_off:
                     state.side_effects = state.earlier_effects
                 raise
-            verdict = self._record_try(step, state, result)
+            verdict = await self._record_aside(step, state, result)
             state.used_ms = (monotonic_ns() - began_ns) // NS_PER_MS
             if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, work.scope):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
             tries = state.attempts - state.cut_off
             if not verdict.is_bad or tries >= most or retry is None:
+                return verdict
+            if retry.on and state.exit_code not in retry.on and (state.error or {})["code"] not in retry.on:
                 return verdict
             if not may_start(work.name) or self._is_wound_down(work.name):
                 return verdict
@@ -345,19 +367,37 @@ class StepExecutor:
             return None
         return max(LEAST_TEMPLATE_MS, timeout_ms - state.used_ms)
 
+    async def _record_aside(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
+        """Record a try, in a thread where its output is so large that reading it would hold up all other steps."""
+        if not isinstance(result.output, str) or len(result.output) <= LARGE:
+            return self._record_try(step, state, result)
+        recording = asyncio.ensure_future(asyncio.to_thread(self._record_try, step, state, result))
+        try:
+            return await asyncio.shield(recording)
+        finally:
+            await asyncio.wait([recording])  # bounded by the size of the output
+
     def _record_try(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
-        envelope = result.envelope
+        envelope, data = result.envelope, result.envelope.data
         trouble: str | None = None
         kept: tuple[str, ...] = ()
+        shown = ["stderr"]
         try:
+            if result.cut is not None:
+                raise ValueError(f"{result.cut}; {OUTPUT_LIMIT} are the most")
             output, kept = _read_output(step, result.output)
             state.output = self._check_size(output)
         except ValueError as unfit:
             state.output, trouble = None, f"its output cannot be passed on: {unfit}"
             if isinstance(result.output, str) and not _is_too_large(result.output):
                 state.output = self._run.redaction.value(result.output.removesuffix("\n"))
+            else:
+                shown.append("stdout")
         state.details = self._run.redaction.value(dict(result.details or {}))
         state.partial = bool(state.details.pop("partial", False))
+        state.exit_code = None
+        if isinstance(step, CommandStep | ToolStep) and isinstance(data, dict):
+            state.exit_code = data.get("exit_code")  # type: ignore[assignment]
         state.ending = envelope.ending
         effects = SideEffects(str(envelope.meta["side_effects"]))
         state.side_effects = effects_of_all((state.earlier_effects, effects), ended_well=envelope.ok)
@@ -366,23 +406,23 @@ class StepExecutor:
             notes = [note for note in notes if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = [self._run.redaction.value(note) for note in notes]
         state.error = None
-        if envelope.error is None and trouble is not None:
-            state.error = _error("OUTPUT_INVALID", trouble, "step/output")
-            return Status.FAILED
-        if envelope.error is None:
+        if envelope.error is None and trouble is None:
             return Status.SUCCEEDED
-        error = dict(envelope.error)
+        error = dict(envelope.error or _error("OUTPUT_INVALID", str(trouble), "step/output"))
         if effects is SideEffects.NONE is not state.side_effects:  # a repeat could do what an earlier try has done
             error["retryable"] = False
         known = error.get("context")
         context = dict(known) if isinstance(known, dict) else {}
         if result.rule is not None:
             context["rule"] = result.rule
-        if isinstance(envelope.data, dict) and envelope.data.get("stderr"):
-            # In this order: half a secret would not be known for one.
-            context["stderr"] = str(self._run.redaction.value(envelope.data["stderr"]))[-STDERR_KEPT:]
+        for stream in shown:
+            if isinstance(data, dict) and stream in data:
+                # In this order: half a secret would not be known for one.
+                context[stream] = str(self._run.redaction.value(data[stream]))[-END_SHOWN:]
         if context:
             error["context"] = context
+        if isinstance(suggestion := error.get("suggestion"), str):
+            error["suggestion"] = _IN_DATA.sub(lambda found: _IN_STEP.get(found[1], f"output.{found[1]}"), suggestion)
         state.error = self._run.redaction.value(error)
         self._note_cut_short(state, envelope.fired)
         return Status.TIMED_OUT if _is_timeout(envelope) else Status.FAILED
@@ -390,7 +430,7 @@ class StepExecutor:
     def _check_size(self, output: Any) -> Any:
         """Return what the steps behind it get of an output. Raise ValueError where it is too large."""
         if _is_too_large(output):
-            raise ValueError(f"it is more than {OUTPUT_LIMIT} characters of JSON")
+            raise ValueError(f"it is more than {OUTPUT_LIMIT} bytes")
         return self._run.redaction.value(output)
 
     async def _try(self, work: _Work) -> AnsweredTry:
@@ -634,7 +674,7 @@ def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredT
     if result.rewrite is not None:
         envelope = result.rewrite(envelope)
     rule = result.rule or provider.step_type.rule_for(envelope.code)
-    return AnsweredTry(envelope, result.output, rule, result.details)
+    return AnsweredTry(envelope, result.output, rule, result.details, result.cut)
 
 
 class _FileTools:
@@ -665,11 +705,17 @@ def _read_output(step: StepPart, output: Any) -> Read:
     return read_printed(output)
 
 
+# Where a step has what a suggestion of the error registry looks for in the data of a call.
+_IN_DATA = lazy_pattern(r"\bdata\.(\w+)")
+_IN_STEP = {"stderr": "error.context.stderr", "exit_code": "exit_code", "body": "output"}
+
+
 def _is_too_large(value: Any) -> bool:
-    """Return whether a value is too large for the store, which escapes what is not ASCII with six characters."""
-    if isinstance(value, str) and len(value) * 6 <= OUTPUT_LIMIT:
+    """Return whether a value is too large to be handed on."""
+    text = as_text(value)
+    if len(text) * 4 <= OUTPUT_LIMIT:  # no character is more than four bytes
         return False
-    return len(json.dumps(value)) > OUTPUT_LIMIT
+    return len(text if text.isascii() else text.encode("utf-8", "surrogatepass")) > OUTPUT_LIMIT
 
 
 def _kind_of(value: Any) -> str:

@@ -18,7 +18,7 @@ from ..core.errors import Failure
 from ..core.json_values import as_text, is_true
 from ..core.redaction import looks_secret
 from ..core.value_types import NamedTuple
-from ..providers.command import CommandStep, ToolStep
+from ..providers.command import CommandStep, ToolStep, shell_argv
 from ..providers.provider import STEP_TYPES, StepPart, StepType
 from . import templates
 from .scheduler import RunContext
@@ -141,7 +141,7 @@ class StepRenderer:
     async def _render_command(
         self, step_type: StepType, written: dict[str, Any], scope: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        written["shell"] = written["shell"] or self._workflow.defaults.shell
+        written["shell"] = shell_argv(written["shell"] or self._workflow.defaults.shell)
         script, values = await self._render_script(str(written["exec"]), scope)
         rest = {key: value for key, value in written.items() if key != "exec"}
         return {**await self._render_keys(step_type, rest, scope), "exec": script}, values

@@ -276,7 +276,7 @@ _EVERYWHERE = frozenset({"outputs", "steps", "inputs", "env", "run"})
 _MEMBERS = {
     "run": ("id", "name"),
     "deadline": ("remaining",),
-    "steps.NAME": ("status", "output", "error", "attempts", "partial"),
+    "steps.NAME": ("status", "output", "error", "exit_code", "attempts", "partial"),
 }
 # About the step as a whole, or about its output: no try of it is under way then.
 _AROUND = frozenset({"if", "for_each", "transform", "fail_if"})

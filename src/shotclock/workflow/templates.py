@@ -78,7 +78,7 @@ def _find_misfit(schema: dict[str, Any], value: Any) -> str | None:
     return None if problem is None else f"{problem.json_path}: {problem.message[:200]}"
 
 
-# What one template may make.
+# Characters of text that one template may build. A template that is a plain name hands on the value itself.
 OUTPUT_LIMIT = 10_000_000
 
 _PLACEHOLDER = lazy_pattern(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
@@ -136,7 +136,10 @@ def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
         return mark(len(values) - 1)
 
     _refuse_marks(text)
-    return Rendered(_PLACEHOLDER.sub(replaced, text), values)
+    made = _PLACEHOLDER.sub(replaced, text)
+    if len(made) > OUTPUT_LIMIT:
+        raise TemplateError(f"a template made more than {OUTPUT_LIMIT} characters")
+    return Rendered(made, values)
 
 
 def with_marks(template: str) -> str:
