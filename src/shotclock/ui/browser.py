@@ -456,6 +456,7 @@ class BrowserDevice:
                 session = self._sessions.get(page)
                 if session is not None:  # or it would go on, and the page be another one some time later
                     self._later(session.send("Page.stopLoading"))
+                    self._leaving.pop(page, None)
                 if "Download is starting" not in str(error):
                     raise
                 return dict(where=page.url, download=True)

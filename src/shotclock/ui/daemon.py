@@ -46,8 +46,10 @@ from .execution import effects_of_steps
 from .payload import Execution, read_execution
 from .session import RUN_COMMAND, START_PROGRAM
 
-# Of RESULT_MARGIN_MS what the daemon keeps for itself: to kill what does not answer, and to tell its caller in time.
-ANSWER_RESERVE_MS = 1_000
+# Of RESULT_MARGIN_MS what the daemon keeps to kill a device process that gives no result: GRACE_MS and a little more.
+ANSWER_RESERVE_MS = 400
+# What killing it may take before its caller, who was told so, gives up the daemon as well.
+KILL_LIMIT_MS = 5_000
 # Between the cancellation of an execution that gave no result and the kill of its process.
 GRACE_MS = 300
 # How long a daemon waits for the one before it to be gone.
@@ -378,7 +380,7 @@ class Daemon:
             call.caller = trace or call.caller
             return await self._runtime.conclude(call, _come_to(outcome))
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
-        left = asyncio.ensure_future(reader.read(1))
+        left, ringing = asyncio.ensure_future(reader.read(1)), None
         try:
             if not self._opened:
                 tell(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
@@ -387,6 +389,8 @@ class Daemon:
             tell(begun=True)
             call = self._call = self._begin(execution, request.get("remainingMs"), began_ns)
             call.caller = trace or call.caller
+            ring_s = call.clocks.timeout_ms / 1000
+            ringing = asyncio.get_running_loop().call_later(ring_s, lambda: tell(mayTakeMs=KILL_LIMIT_MS))
             work = self._run(execution, call, lambda event: tell(event=event))
             self._executing = asyncio.ensure_future(work)
             await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
@@ -395,6 +399,8 @@ class Daemon:
             return await self._executing  # bounded by its clocks
         finally:
             left.cancel()
+            if ringing is not None:
+                ringing.cancel()
             self._executing = self._call = self._holder = None
 
     async def _open_for(self, left: asyncio.Future[bytes]) -> Envelope | None:
@@ -506,7 +512,12 @@ def _outcome_of_result(result: Any, device: str) -> Outcome:
     problem = None
     if error is not None:
         context = {name: item for name, item in error.items() if name not in ("code", "message")}
-        problem = Problem(error["code"], error["message"], context={**context, "device": device})
+        context["device"], suggestion = device, None
+        if isinstance(clock := context.get("clock"), dict):
+            context["timeout_ms"] = clock["limit_ms"]
+            if error["code"] == "OPERATION_TIMEOUT":  # whose registered hint is about a server
+                suggestion = f"look at data.page; to wait longer, give the {clock['owner']} more time (timeoutMs)"
+        problem = Problem(error["code"], error["message"], context=context, suggestion=suggestion)
     warnings = (warning("DEVICE_REPLACED"),) if data["page"].get("state") == "fresh" else ()
     return Outcome(Ending.FINISHED, problem, data, side_effects=SideEffects(result["effects"]), warnings=warnings)
 
