@@ -344,7 +344,7 @@ class BrowserDevice:
         if matcher.ref is not None and not await _bounded(
             self._find(matcher).count(), deadline.remaining_ms(monotonic_ns())
         ):
-            raise Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
+            raise _no_ref(matcher)
         while True:
             left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
             page, node = self._page, self._find(matcher).first
@@ -397,6 +397,8 @@ class BrowserDevice:
             gone = ("has been closed", "crashed", "Connection closed", "Browser closed", "disconnected")
             if any(sign in str(error) for sign in gone):
                 raise Failure("DEVICE_LOST", f"the page or the browser went away: {text}") from None
+            if matcher is not None and "Invalid frame in aria-ref" in text:
+                raise _no_ref(matcher) from None
             raise Failure("ACTION_FAILED", text) from None
         finally:
             if doubting is not None:
@@ -438,7 +440,7 @@ class BrowserDevice:
     # --- actions ----------------------------------------------------------------------------------------------
 
     async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
-        raise Failure("ACTION_UNSUPPORTED", f"a browser has no apps; an address begins with https://: {application_id}")
+        raise Failure("ACTION_UNSUPPORTED", f"a browser has no apps; to open a page write https://{application_id}")
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
         if uri.strip().partition(":")[0].lower() not in SCHEMES:
@@ -607,6 +609,10 @@ async def _is_seen(node: Any) -> bool | None:
     with contextlib.suppress(Exception):
         return bool(await _bounded(node.is_visible(), LAST_LOOK_MS))
     return None
+
+
+def _no_ref(matcher: Matcher) -> Failure:
+    return Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
 
 
 def _first_line(error: Exception) -> str:

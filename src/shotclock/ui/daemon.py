@@ -46,8 +46,8 @@ from .execution import effects_of_steps
 from .payload import Execution, read_execution
 from .session import RUN_COMMAND, START_PROGRAM
 
-# Of RESULT_MARGIN_MS what the daemon keeps to kill a device process that gives no result: GRACE_MS and a little more.
-ANSWER_RESERVE_MS = 400
+# Of RESULT_MARGIN_MS what the daemon keeps to kill a device process that gives no result, and to answer.
+ANSWER_RESERVE_MS = 200
 # What killing it may take before its caller, who was told so, gives up the daemon as well.
 KILL_LIMIT_MS = 5_000
 # Between the cancellation of an execution that gave no result and the kill of its process.
