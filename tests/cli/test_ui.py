@@ -87,7 +87,36 @@ def test_each_builder_gives_its_execution(
     code, told = answer(shotclock, *words, "--dry-run")
     assert code == 0, told
     plan = told["data"]["plan"]
-    assert plan["timeoutMs"] == timeout_ms and plan["actions"] == [action] and plan["actionCount"] == 1
+    assert plan["timeoutMs"] == timeout_ms and plan["actionCount"] == 1
+    assert [{name: each[name] for name in ("id", "type")} for each in plan["actions"]] == [action]
+
+
+def test_a_dry_run_shows_the_params_of_every_action(shotclock: Callable[..., Any]) -> None:
+    actions = [
+        {"id": "click-1", "type": "click", "params": {"matcher": {"textEquals": "Settings"}}},
+        {"id": "sleep-1", "type": "sleep", "params": {"durationMs": 1500}},
+        {"id": "wait-1", "type": "wait_for_node", "params": {"matcher": {"textEquals": "Done"}, "timeoutMs": 10000}},
+        {"id": "snap-1", "type": "snapshot_ui"},
+    ]
+    code, told = answer(shotclock, "exec", "--dry-run", "--execution", json.dumps({**SNAPSHOT, "actions": actions}))
+    plan = {"commandId": "snap-1", "timeoutMs": 30000, "actionCount": 4, "actions": actions}
+    assert (code, told["data"]) == (0, {"ok": True, "dryRun": True, "plan": plan})
+
+
+def test_a_word_of_another_tool_is_answered_with_ours_and_with_nothing_that_is_false(
+    shotclock: Callable[..., Any],
+) -> None:
+    for words, ours in (
+        (("wait", "--desc", "Menu"), "--label"),
+        (("click", "--selector", "a"), "--css"),
+        (("click", "--coordinate", "3,4"), "--at"),
+        (("wait", "--text", "Done", "--timeout-ms", "5000"), "--timeout"),
+    ):
+        code, told = answer(shotclock, *words)
+        message = f"unknown option; did you mean {ours}?"
+        assert (code, told["error"]["errors"]) == (2, [{"field": words[-2], "message": message}])
+    code, told = answer(shotclock, "exec", "best-effort")
+    assert told["error"]["code"] == "FILE_NOT_FOUND" and '"mode": "best_effort"' in told["error"]["suggestion"]
 
 
 @pytest.mark.parametrize(

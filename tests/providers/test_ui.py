@@ -66,7 +66,7 @@ def test_a_step_without_a_timeout_has_its_executions_and_what_is_waited_for_the_
     assert loaded.workflow is not None and not [f for f in lint(loaded) if f.level == "error"]
     kind = STEP_TYPES["ui"]
     steps = loaded.workflow.steps
-    assert kind.timeout_ms(None, steps["it"]) == 65000 and kind.timeout_ms(None, steps["other"]) == 35000
+    assert kind.timeout_ms(None, steps["it"]) == 66000 and kind.timeout_ms(None, steps["other"]) == 36000
     assert kind.timeout_ms(9000) == 9000
 
 

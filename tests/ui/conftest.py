@@ -20,6 +20,7 @@ class MemoryDevice:
     """A device whose nodes do what the test says: by the text of a matcher a function of `within_ms`."""
 
     kind = "memory"
+    is_fresh = False
 
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or {}

@@ -39,8 +39,13 @@ PAGES = {
     "const source = 'const big = new Array(2000).fill({a: 1}); while (true) postMessage(big)';"
     "const worker = new Worker(URL.createObjectURL(new Blob([source])));"
     "worker.onmessage = () => { const end = performance.now() + 20; while (performance.now() < end); } }</script>",
+    "/links": "<h1>Links</h1><label>Name <input id='name'></label> <a href='/slow'>Slow</a> <a href='/never'>Never</a>"
+    "<form action='/slow'><input id='q' aria-label='Search'></form>",
+    "/slow": "<title>Slow</title><h1>Slow page</h1>",
     "/hanging-download": "<h1>Download</h1><a href='/endless' download>Go</a>",
 }
+# How long /slow takes to answer.
+SLOW_S = 2.0
 # A connection that a test leaves behind is closed by the server then.
 HANG_LIMIT_S = 30.0
 
@@ -62,6 +67,8 @@ class _Pages(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.ending.wait(HANG_LIMIT_S)
             return
+        if path == "/slow":
+            self.ending.wait(SLOW_S)
         body = PAGES.get(path)
         self.send_response(404 if body is None else 200)
         self.send_header("Content-Type", "text/html; charset=utf-8")

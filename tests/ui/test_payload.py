@@ -62,7 +62,7 @@ def test_the_payloads_of_the_budget_table_are_valid_and_shown_as_they_were_writt
         "commandId": "c-1",
         "timeoutMs": TABLE[name]["timeoutMs"],
         "actionCount": len(TABLE[name]["actions"]),
-        "actions": [{"id": each["id"], "type": each["type"]} for each in TABLE[name]["actions"]],
+        "actions": TABLE[name]["actions"],
     }
 
 

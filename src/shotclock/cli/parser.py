@@ -48,6 +48,8 @@ class Parameter:
     """Makes the value of the text; its ValueError is the mistake."""
     heading: str = "Options"
     key: str = ""
+    others: tuple[str, ...] = ()
+    """What other tools call this option; whoever types that is told its name here."""
 
     @property
     def field(self) -> str:
@@ -193,7 +195,8 @@ def read_command(table: CommandTable, words: list[str]) -> Reading:
         for word in others:
             if is_option(word):
                 name = word.partition("=")[0]
-                reading.refuse(name, _describe_unknown(name, ["--version", "--json"], f"see {table.name} --help"))
+                nearest = nearest_of(name, ["--version", "--json"])
+                reading.refuse(name, _describe_unknown(nearest, f"see {table.name} --help"))
             else:
                 reading.refuse("arguments", f"{word!r} is one too many")
         return reading
@@ -201,7 +204,7 @@ def read_command(table: CommandTable, words: list[str]) -> Reading:
     known = {each.name for command in table.commands for each in command.parameters}
     for word in before:
         if is_option(word) and (name := word.partition("=")[0]) not in known:
-            reading.refuse(name, _describe_unknown(name, known, f"see {table.name} --help"))
+            reading.refuse(name, _describe_unknown(nearest_of(name, known), f"see {table.name} --help"))
     if not reading.mistakes:
         reading.refuse(table.kind, f"none given; {_list_names(table)}")
     return reading
@@ -291,8 +294,9 @@ class _Reader:
     def _read_unknown(self, name: str, has_value: bool) -> None:
         """Read on as if it had been spelt right, or its value would be taken for an argument."""
         known = [*self._options, *self._negated, "--help"]
-        self._reading.refuse(name, _describe_unknown(name, known, self._hint))
-        nearest = nearest_of(name, known)
+        others = {other: each.name for each in self._command.parameters for other in each.others}
+        nearest = others.get(name) or nearest_of(name, known)
+        self._reading.refuse(name, _describe_unknown(nearest, self._hint))
         said = {word.partition("=")[0] for word in self._words}
         meant = None if nearest is None or nearest in said else self._options.get(nearest)
         takes_value = meant is None or meant.metavar
@@ -399,8 +403,7 @@ def _list_names(table: CommandTable) -> str:
     return f"there are {', '.join(names[:-1])} and {names[-1]}"
 
 
-def _describe_unknown(name: str, known: Iterable[str], hint: str) -> str:
-    nearest = nearest_of(name, known)
+def _describe_unknown(nearest: str | None, hint: str) -> str:
     return f"unknown option; {hint if nearest is None else f'did you mean {nearest}?'}"
 
 

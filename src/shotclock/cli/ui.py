@@ -77,8 +77,8 @@ _MATCHER = (
     option("--text-contains", "TEXT", "A part of it."),
     option("--id", "ID", "Its resource id, or test id."),
     option("--role", "ROLE", "Its role: button, link, textbox, …"),
-    option("--label", "TEXT", "Its label or description."),
-    option("--css", "SELECTOR", "On a browser: a CSS selector."),
+    option("--label", "TEXT", "Its label or description.", others=("--desc",)),
+    option("--css", "SELECTOR", "On a browser: a CSS selector.", others=("--selector",)),
     option("--ref", "REF", "Its ref in the last snapshot, as in [ref=e12]."),
 )
 
@@ -105,7 +105,7 @@ TABLE = CommandTable(
             "Click a node or a point.",
             (
                 *_MATCHER,
-                option("--at", "X,Y", "A point instead of a node.", read=_point),
+                option("--at", "X,Y", "A point instead of a node.", read=_point, others=("--coordinate",)),
                 flag("--long", "For long."),
                 flag("--focus", "Only focus it."),
                 _WHOLE,
@@ -333,7 +333,9 @@ def _read_payload(written: str | None) -> Any:
         with open(written, "rb") as file:
             return parse_payload(file.read(STDIN_MOST))
     except FileNotFoundError:
-        raise Failure("FILE_NOT_FOUND", f"there is no file {written!r}") from None
+        is_mode = written in ("best-effort", "best_effort")
+        hint = 'write "mode": "best_effort" in the payload' if is_mode else None
+        raise Failure("FILE_NOT_FOUND", f"there is no file {written!r}", suggestion=hint) from None
     except OSError as error:
         raise Failure("FILE_UNREADABLE", f"{written!r} cannot be read: {error.strerror}") from None
 

@@ -330,6 +330,7 @@ _WARNINGS: dict[str, str] = {
     "DEADLINE_INHERITED": "The caller's deadline is earlier than the timeout asked for, and wins.",
     "SOFT_LIMIT": "The soft clock rang before the work ended.",
     "WOUND_DOWN": "The work was asked to end early; its result may be partial.",
+    "DEVICE_REPLACED": "The device was replaced; its earlier pages, with their forms and logins, are gone.",
     "HOST_REPLACED": "The process of the async handlers was replaced; what they kept in its memory is lost.",
     "CHECKPOINT_DISCARDED": "What was kept before was for another input; the work starts over.",
     "HUMAN_DEFAULTED": "Nobody answered the question; its default is the answer.",

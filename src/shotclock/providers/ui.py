@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import Ending, Failure
 from ..process.clock import monotonic_ns
 from ..ui import budgets
-from ..ui.client import RESULT_MARGIN_MS
+from ..ui.client import KILL_MARGIN_MS, RESULT_MARGIN_MS
 from ..ui.device_names import DEFAULT_DEVICE, kind_of
 from .provider import (
     Provider,
@@ -70,7 +70,7 @@ def _default_ms(step: Any) -> int:
     """Return the timeout of a step that has none: its execution's own, and what is waited for the result."""
     written: Any = (getattr(step, "execution", None) or {}).get("timeoutMs")
     is_number = type(written) in (int, float) and 0 < written <= budgets.BEST_EFFORT_MAX_TIMEOUT_MS
-    return (int(written) if is_number else budgets.DEFAULT_TIMEOUT_MS) + RESULT_MARGIN_MS
+    return (int(written) if is_number else budgets.DEFAULT_TIMEOUT_MS) + RESULT_MARGIN_MS + KILL_MARGIN_MS
 
 
 UI = StepType(
@@ -78,7 +78,7 @@ UI = StepType(
     "actions on a browser or a phone",
     UiStep,
     lambda services: UiProvider(),
-    default_ms=budgets.DEFAULT_TIMEOUT_MS + RESULT_MARGIN_MS,
+    default_ms=budgets.DEFAULT_TIMEOUT_MS + RESULT_MARGIN_MS + KILL_MARGIN_MS,
     default_for=_default_ms,
     unit="ms",
     has_typed_output=True,

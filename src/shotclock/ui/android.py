@@ -138,6 +138,7 @@ class AndroidDevice:
     """A phone."""
 
     kind = "android"
+    is_fresh = False  # a phone keeps its apps when its daemon ends
 
     def __init__(self, adb: Adb, lock: int) -> None:
         self._adb, self._lock = adb, lock

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
-from ..core.clocks import Deadline
+from ..core.clocks import NS_PER_MS, Deadline
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
 from .device import DeviceEntry, DeviceServices, Place, Snapshot
@@ -39,8 +39,10 @@ SCHEMES = ("http", "https", "file", "about", "data")
 DOUBT_MS = 250
 # What the last look of a wait may take, at its end.
 LAST_LOOK_MS = 100
-# Until a script that holds the page has been ended, and the page answers again.
+# Until loading was stopped, or a script that holds the page was ended, and the page answers again.
 TERMINATE_MS = 400
+# How long a navigation may be pending before it is stopped: as long as open_uri has.
+NAVIGATION_MS = 30_000
 # A page that is given up may take this long to close; then it is left to die with its browser.
 DISCARD_MS = 1_000
 # A look at whether a node is there by now.
@@ -140,6 +142,9 @@ class BrowserDevice:
         """The newest last. Those that crashed are not among them."""
         self._sessions: dict[Any, Any] = {}
         self._documents: dict[Any, str] = {}
+        self._leaving: dict[Any, tuple[str, int]] = {}
+        """For each page with a pending navigation: its address, and when it began."""
+        self.is_fresh = False
         self._dialogs: list[dict[str, str]] = []
         self._downloads: list[dict[str, str]] = []
         self._waiting: set[asyncio.Future[Any]] = set()
@@ -166,19 +171,32 @@ class BrowserDevice:
         page.on("dialog", lambda dialog: self._later(self._dismiss(dialog, page)))
         page.on("download", lambda download: self._later(self._refuse_download(download)))
         session = self._sessions[page] = await self._context.new_cdp_session(page)
+        frame_id = (await session.send("Target.getTargetInfo"))["targetInfo"]["targetId"]
         session.on("Page.frameNavigated", lambda told: self._note_document(page, told))
+        session.on("Page.frameStartedNavigating", lambda told: self._note_leaving(page, told, frame_id))
+        session.on("Page.frameStoppedLoading", lambda told: self._note_stop(page, told, frame_id))
         await session.send("Page.enable")
 
     def _note_document(self, page: Any, told: dict[str, Any]) -> None:
         frame = told["frame"]
         if not frame.get("parentId"):
             self._documents[page] = f"page {id(page)} document {frame['loaderId']}"
+            self._leaving.pop(page, None)
+
+    def _note_leaving(self, page: Any, told: dict[str, Any], frame_id: str) -> None:
+        if told["frameId"] == frame_id and "same" not in told["navigationType"].lower():
+            self._leaving[page] = (told["url"], monotonic_ns())
+
+    def _note_stop(self, page: Any, told: dict[str, Any], frame_id: str) -> None:
+        if told["frameId"] == frame_id:
+            self._leaving.pop(page, None)
 
     def _forget(self, page: Any) -> None:
         if page in self._pages:
             self._pages.remove(page)
         self._sessions.pop(page, None)
         self._documents.pop(page, None)
+        self._leaving.pop(page, None)
 
     async def _dismiss(self, dialog: Any, page: Any) -> None:
         """Answer a dialog, which holds its page until somebody does, and note it for the step's result. A page that
@@ -222,12 +240,15 @@ class BrowserDevice:
             page = self._page
         except Failure:
             return None
-        return Place(page.url, self._documents[page])
+        return Place(page.url, self._documents[page], self._leaving.get(page, (None, 0))[0])
 
     async def look(self, within_ms: int) -> Place:
         page = self._page
-        async with self._explained("look", within_ms, "EVAL_TIMEOUT"):
-            await self._ask(page, within_ms)
+        leaving = self._leaving.get(page)
+        # A page that is navigating does not answer, and is not frozen: it is left alone for a while.
+        if leaving is None or monotonic_ns() - leaving[1] > NAVIGATION_MS * NS_PER_MS:
+            async with self._explained("look", within_ms, "EVAL_TIMEOUT"):
+                await self._ask(page, within_ms)
         place = self.place_seen()
         if place is None:
             raise Failure("DEVICE_LOST", "the page is gone")
@@ -240,14 +261,16 @@ class BrowserDevice:
         await _bounded(asked, within_ms)
 
     async def recover(self, within_ms: int) -> Place:
-        """End the script that holds the page; where that does not help, give up the page and open another."""
+        """Stop loading and end the script that holds the page. If that does not help, replace the page."""
         deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         if not self._browser.is_connected():
             raise Failure("DEVICE_LOST", "the browser is gone")
         if self._pages:
             session = self._sessions.get(self._pages[-1])
             if session is not None:
+                self._later(session.send("Page.stopLoading"))
                 self._later(session.send("Runtime.terminateExecution"))
+                self._leaving.pop(self._pages[-1], None)
                 with contextlib.suppress(Failure):
                     place = await self.look(TERMINATE_MS)
                     self._dialogs.clear()  # of the script that was ended: the next step has nothing to do with them
@@ -260,7 +283,7 @@ class BrowserDevice:
 
     async def _replace_page(self, deadline: Deadline) -> None:
         """Give up every page, and open a fresh one."""
-        given_up, self._pages = self._context, []
+        given_up, self._pages, self.is_fresh = self._context, [], True
         self._dialogs.clear()
         with contextlib.suppress(TimeoutError):
             await _bounded(given_up.close(), DISCARD_MS)
@@ -321,7 +344,7 @@ class BrowserDevice:
         if matcher.ref is not None and not await _bounded(
             self._find(matcher).count(), deadline.remaining_ms(monotonic_ns())
         ):
-            raise Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
+            raise _no_ref(matcher)
         while True:
             left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
             page, node = self._page, self._find(matcher).first
@@ -361,22 +384,38 @@ class BrowserDevice:
         try:
             yield
         except (PlaywrightTimeout, TimeoutError) as error:
-            waited = f"within {within_ms} ms"
-            if matcher is None or doubting is None or not await doubting:
-                raise Failure(silent, f"the page did not answer {what} {waited}") from None
-            if "performing" in str(error):  # it was under way: what became of it nobody knows
+            waited, place = f"within {within_ms} ms", self.place_seen()
+            to = None if place is None else place.navigating_to
+            why = _reason_in(str(error)) if to is None else f": the page is navigating to {to[:200]}"
+            if matcher is None or doubting is None or not (to or await doubting):
+                raise Failure(silent, f"the page did not answer {what} {waited}{'' if to is None else why}") from None
+            if "performing" in str(error):  # its effect is unknown
                 raise Failure(silent, f"{what} did not come to its end {waited}") from None
-            why = _reason_in(str(error))
             raise Failure("WAIT_TIMEOUT", f"no node with {matcher.describe()} could be used {waited}{why}") from None
         except Error as error:
             text = _first_line(error)
             gone = ("has been closed", "crashed", "Connection closed", "Browser closed", "disconnected")
             if any(sign in str(error) for sign in gone):
                 raise Failure("DEVICE_LOST", f"the page or the browser went away: {text}") from None
+            if matcher is not None and "Invalid frame in aria-ref" in text:
+                raise _no_ref(matcher) from None
             raise Failure("ACTION_FAILED", text) from None
         finally:
             if doubting is not None:
                 doubting.cancel()
+
+    async def _order(self, order: Awaitable[None]) -> None:
+        """Await a click or a key. A page that begins to navigate meanwhile has received it: Playwright goes on to wait
+        for the other page, which may take longer than the action has."""
+        from playwright.async_api import TimeoutError as PlaywrightTimeout
+
+        page, began_ns = self._page, monotonic_ns()
+        try:
+            await order
+        except PlaywrightTimeout as error:
+            was_given = "performing" in str(error) or "elementHandle.press" in str(error)
+            if not was_given or self._leaving.get(page, ("", 0))[1] < began_ns:
+                raise
 
     async def _answers_near_end(self, within_ms: int) -> bool:
         """Return, at the end of a wait, whether the page still answered shortly before."""
@@ -401,14 +440,15 @@ class BrowserDevice:
     # --- actions ----------------------------------------------------------------------------------------------
 
     async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
-        raise Failure("ACTION_UNSUPPORTED", "a browser has no apps: open an address with open_uri")
+        raise Failure("ACTION_UNSUPPORTED", f"a browser has no apps; to open a page write https://{application_id}")
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
         if uri.strip().partition(":")[0].lower() not in SCHEMES:
             raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
         deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained(f"opening {uri[:200]}", within_ms):
-            if self._is_own and not await self._answers():  # it is left anyway, and could keep us from leaving it
+            # A frozen page is left anyway, and could keep us from leaving it. One that is navigating cannot.
+            if self._is_own and self._page not in self._leaving and not await self._answers():
                 await self._replace_page(deadline)
             page = self._page
             try:
@@ -418,6 +458,7 @@ class BrowserDevice:
                 session = self._sessions.get(page)
                 if session is not None:  # or it would go on, and the page be another one some time later
                     self._later(session.send("Page.stopLoading"))
+                    self._leaving.pop(page, None)
                 if "Download is starting" not in str(error):
                     raise
                 return dict(where=page.url, download=True)
@@ -446,7 +487,7 @@ class BrowserDevice:
             if params.click_type == "focus":
                 await node.focus(timeout=left_ms)
             else:
-                await node.click(timeout=left_ms, delay=delay)
+                await self._order(node.click(timeout=left_ms, delay=delay))
         return dict(where=self._page.url)
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
@@ -459,7 +500,7 @@ class BrowserDevice:
             else:
                 await node.press_sequentially(params.text, timeout=timeout)
             if params.submit:
-                await node.press("Enter", timeout=timeout)
+                await self._order(node.press("Enter", timeout=timeout))
         return dict(length=len(params.text))
 
     async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
@@ -568,6 +609,10 @@ async def _is_seen(node: Any) -> bool | None:
     with contextlib.suppress(Exception):
         return bool(await _bounded(node.is_visible(), LAST_LOOK_MS))
     return None
+
+
+def _no_ref(matcher: Matcher) -> Failure:
+    return Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
 
 
 def _first_line(error: Exception) -> str:

@@ -32,8 +32,8 @@ CONNECT_LIMIT_S = 2.0
 CONNECT_PAUSE_S = 0.01
 # What the daemon has beyond `timeoutMs` to answer, and what this end waits for it.
 RESULT_MARGIN_MS = 5_000
-# Of that what is kept to kill a daemon that has said nothing at all.
-KILL_RESERVE_MS = 1_000
+# What killing a silent daemon may take after that.
+KILL_MARGIN_MS = 1_000
 # What stopping a daemon may take: its execution is cancelled, its browser killed and seen gone.
 STOP_LIMIT_MS = 20_000
 LOOK_LIMIT_MS = 3_000
@@ -145,8 +145,7 @@ class Exchange:
         started_ns = monotonic_ns()
         coming_up_ms = START_LIMIT_MS if self.has_started else 0
         may_kill = self.request["do"] != "status"
-        reserve_ms = KILL_RESERVE_MS if may_kill else 0
-        latest_ns = started_ns + (margin_ms - reserve_ms + coming_up_ms) * 1_000_000
+        latest_ns = started_ns + (margin_ms + coming_up_ms) * 1_000_000
         rest = b""
         while True:
             now_ns = monotonic_ns()

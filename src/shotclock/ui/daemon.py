@@ -26,7 +26,7 @@ from typing import Any
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import NS_PER_MS, Clocks
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, SideEffects, error_entries
 from ..core.trace import parse_trace
 from ..core.value_types import dataclass, replace_fields
@@ -40,13 +40,16 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from . import client
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
+from .device_names import kind_of
 from .devices import RuntimeServices
 from .execution import effects_of_steps
 from .payload import Execution, read_execution
 from .session import RUN_COMMAND, START_PROGRAM
 
-# Of RESULT_MARGIN_MS what the daemon keeps for itself: to kill what does not answer, and to tell its caller in time.
-ANSWER_RESERVE_MS = 1_000
+# Of RESULT_MARGIN_MS what the daemon keeps to kill a device process that gives no result, and to answer.
+ANSWER_RESERVE_MS = 200
+# What killing it may take before its caller, who was told so, gives up the daemon as well.
+KILL_LIMIT_MS = 5_000
 # Between the cancellation of an execution that gave no result and the kill of its process.
 GRACE_MS = 300
 # How long a daemon waits for the one before it to be gone.
@@ -103,7 +106,7 @@ def main(device: str, idle_ms: str) -> None:
         with open(f"{stem}{ending}", "w", encoding="utf-8") as file:
             file.write(text)
     try:
-        asyncio.run(Daemon(device, int(idle_ms), stem, scratch).serve())
+        asyncio.run(Daemon(device, int(idle_ms), stem, scratch, lock).serve())
     finally:
         client.remove_leftovers(stem)
         shutil.rmtree(scratch, ignore_errors=True)  # also where somebody has removed what says where it is
@@ -158,8 +161,8 @@ class _Listener(CallListener):
 class Daemon:
     """One device, its runtime, and those who are connected."""
 
-    def __init__(self, device: str, idle_ms: int, stem: str, scratch: str) -> None:
-        self._device, self._idle_ms, self._stem, self._scratch = device, idle_ms, stem, scratch
+    def __init__(self, device: str, idle_ms: int, stem: str, scratch: str, lock: int) -> None:
+        self._device, self._idle_ms, self._stem, self._scratch, self._lock = device, idle_ms, stem, scratch, lock
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._runtime = self._new_runtime()
         self._opened = False
@@ -318,13 +321,17 @@ class Daemon:
         async with self._changing:
             if self._opened:
                 return None
-            call = self._runtime.begin(OPEN, {"device": self._device})
+            # The lock file has content once a daemon has opened the device. Phones and attached apps keep their pages.
+            is_fresh = os.fstat(self._lock).st_size > 0 and kind_of(self._device) == "browser"
+            call = self._runtime.begin(OPEN, {"device": self._device, "is_fresh": is_fresh})
             listener = _Listener(self, lambda event: None)
             envelope = await self._runtime.conclude(call, self._judge_start(call, listener))
             self._opened = envelope.ok
-            if not envelope.ok:
-                await self._replace_runtime()
-            return None if envelope.ok else envelope
+            if envelope.ok:
+                os.ftruncate(self._lock, 1)
+                return None
+            await self._replace_runtime()
+            return envelope
 
     async def _judge_start(self, call: Call, listener: CallListener) -> Outcome:
         outcome = await self._runtime.perform(call, listener)
@@ -373,7 +380,7 @@ class Daemon:
             call.caller = trace or call.caller
             return await self._runtime.conclude(call, _come_to(outcome))
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
-        left = asyncio.ensure_future(reader.read(1))
+        left, ringing = asyncio.ensure_future(reader.read(1)), None
         try:
             if not self._opened:
                 tell(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
@@ -382,6 +389,8 @@ class Daemon:
             tell(begun=True)
             call = self._call = self._begin(execution, request.get("remainingMs"), began_ns)
             call.caller = trace or call.caller
+            ring_s = call.clocks.timeout_ms / 1000
+            ringing = asyncio.get_running_loop().call_later(ring_s, lambda: tell(mayTakeMs=KILL_LIMIT_MS))
             work = self._run(execution, call, lambda event: tell(event=event))
             self._executing = asyncio.ensure_future(work)
             await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
@@ -390,6 +399,8 @@ class Daemon:
             return await self._executing  # bounded by its clocks
         finally:
             left.cancel()
+            if ringing is not None:
+                ringing.cancel()
             self._executing = self._call = self._holder = None
 
     async def _open_for(self, left: asyncio.Future[bytes]) -> Envelope | None:
@@ -501,8 +512,14 @@ def _outcome_of_result(result: Any, device: str) -> Outcome:
     problem = None
     if error is not None:
         context = {name: item for name, item in error.items() if name not in ("code", "message")}
-        problem = Problem(error["code"], error["message"], context={**context, "device": device})
-    return Outcome(Ending.FINISHED, problem, data, side_effects=SideEffects(result["effects"]))
+        context["device"], suggestion = device, None
+        if isinstance(clock := context.get("clock"), dict):
+            context["timeout_ms"] = clock["limit_ms"]
+            if error["code"] == "OPERATION_TIMEOUT":  # whose registered hint is about a server
+                suggestion = f"look at data.page; to wait longer, give the {clock['owner']} more time (timeoutMs)"
+        problem = Problem(error["code"], error["message"], context=context, suggestion=suggestion)
+    warnings = (warning("DEVICE_REPLACED"),) if data["page"].get("state") == "fresh" else ()
+    return Outcome(Ending.FINISHED, problem, data, side_effects=SideEffects(result["effects"]), warnings=warnings)
 
 
 def find_malformed(execution: Execution, result: Any) -> str | None:

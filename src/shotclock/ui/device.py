@@ -44,6 +44,8 @@ class Place:
     document: str
     """The same text for as long as the same document, or the same instance of an activity, is shown; another one after
     a navigation, a reload, a crash."""
+    navigating_to: str | None = None
+    """The address that the page is leaving for; None if it is not. Until that one answers, the page answers nothing."""
 
 
 @value
@@ -86,6 +88,8 @@ class Device(Protocol):
 
     kind: str
     """`browser`, `android`: the first part of its name."""
+    is_fresh: bool
+    """Whether it has lost what it showed before, and no result has reported that yet."""
 
     def place_seen(self) -> Place | None:
         """Return what it is known to show without asking it; None where that is not known. Does not wait."""

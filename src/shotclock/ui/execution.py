@@ -5,7 +5,7 @@ The result is plain data, as it goes from the process of the device to whoever w
     {"commandId": …, "taskId": …, "status": "success" | "failed" | "partial",
      "stepResults": [{"id": …, "actionType": …, "success": …, "data": {…}}],     every step that ran
      "position": {"index": 2, "actionId": "wait-1", "completed": 2, "total": 4},  how far it came
-     "page": {"state": "same" | "changed" | "unresponsive" | "lost", "where": …, "next": "same" | "recovered" | …},
+     "page": {"state": "same" | "changed" | "navigating" | "fresh" | "unresponsive" | "lost", "where": …, "next": …},
      "error": null | {"code": …, "message": …, "actionId": …, "clock": {…}},
      "effects": "none" | "partial" | "complete" | "unknown", "durationMs": …}
 
@@ -139,6 +139,8 @@ class ExecutionRun:
         if page is None:
             seen = self.device.place_seen()
             page = await self._examine(before, started_ns) if seen is None else _page(seen, before)
+        if self.device.is_fresh and page["state"] in ("same", "changed"):
+            page["state"], self.device.is_fresh = "fresh", False
         return self._result(steps, failures, index, page, started_ns)
 
     @property
@@ -230,6 +232,11 @@ class ExecutionRun:
         except Failure as failure:
             if failure.code == "DEVICE_LOST":
                 state = "lost"
+        seen = self.device.place_seen()
+        if seen is not None and seen.navigating_to is not None:
+            if not may_recover:
+                return _page(seen, before)
+            state = "navigating"
         page: dict[str, object] = {"state": state, "where": where, "next": "none"}
         if not may_recover:
             return page
@@ -296,6 +303,8 @@ def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideE
 
 
 def _page(now: Place, before: Place | None) -> dict[str, object]:
+    if now.navigating_to is not None:
+        return {"state": "navigating", "where": now.where, "to": now.navigating_to, "next": "same"}
     is_same = before is not None and now.document == before.document
     return {"state": "same" if is_same else "changed", "where": now.where, "next": "same"}
 

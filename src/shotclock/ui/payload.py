@@ -346,7 +346,7 @@ class Execution:
             "commandId": self.command_id,
             "timeoutMs": self.timeout_ms,
             "actionCount": len(self.actions),
-            "actions": [{"id": action.id, "type": action.type} for action in self.actions],
+            "actions": self.written["actions"],
         }
 
 

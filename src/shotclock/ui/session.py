@@ -43,11 +43,13 @@ _services = _Services()
 _devices: dict[str, Device] = {}
 
 
-async def open_session(device: str, ctx: Context) -> dict[str, object]:
-    """Open the device, unless it is open. Raises Failure DEVICE_UNAVAILABLE."""
+async def open_session(device: str, is_fresh: bool, ctx: Context) -> dict[str, object]:
+    """Open the device, unless it is open. `is_fresh`: it replaces one whose pages are gone. Raises Failure
+    DEVICE_UNAVAILABLE."""
     _services.ctx = ctx
     if device not in _devices:
         _devices[device] = await module_of(device).open_device(device, _services)
+        _devices[device].is_fresh = is_fresh
     place = _devices[device].place_seen()
     return {"device": device, "where": None if place is None else place.where}
 
