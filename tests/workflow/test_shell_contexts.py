@@ -86,6 +86,39 @@ CODE_IN_VARIABLES = {
     "MAKEFLAGS={{ x }} make": r"--eval=x:=$$(shell\ touch\ pwned)",
     "TAR_OPTIONS={{ x }} tar -cf a.tar evil.py": "--checkpoint=1 --checkpoint-action=exec='touch pwned'",
 }
+# Values that are options, assignments or names, by the command that would run them.
+OPEN_WORDS = {
+    "env {{ x }} ls": "-Ssh -c 'touch pwned'",
+    "env -i A=1 {{ x }}": "./evil",
+    "nice env {{ x }} ls": "-Ssh -c 'touch pwned'",
+    "env {-i,{{ x }}} ls": "-Ssh -c 'touch pwned'",
+    "timeout 5 {{ x }}": "./evil",
+    "command -p {{ x }}": "./evil",
+    "find . -maxdepth 0 -exec {{ x }} \\;": "./evil",
+    "export {{ x }}; bash -c true": "BASH_ENV=./evil",
+    "$(echo {{ x }})": "touch pwned",
+    "$(basename {{ x }})": "touch pwned",
+    "e=eval; $e {{ x }}": "touch pwned",
+    "e=eval; nice -n 0 ${e:-/bin/true} -- {{ x }}; ${e:-/bin/true} {{ x }}": "touch pwned",
+    "{eval,} {{ x }}": "touch pwned",
+    "coproc eval {{ x }}; wait": "touch pwned",
+    "coproc P { eval {{ x }}; }; wait": "touch pwned",
+    "time -p eval {{ x }}": "touch pwned",
+    "SRANDOM={{ x }}": INDEX,
+    'a["{{ x }}"]=1': INDEX,
+    "exec {a[{{ x }}]}> /dev/null": SCRIPT,
+    "printf {{ x }} y": f"-v{INDEX}",
+    "sleep 0 & wait -n -p {{ x }}": INDEX,
+    "a=(1); declare a={{ x }}": LIST,
+    "[[ $(basename {{ x }}) -gt 3 ]]": INDEX,
+    "make -s -f - <<E\nall:\n\t{{ x }}\nE": "touch pwned",
+    "GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=alias.x GIT_CONFIG_VALUE_0={{ x }} git x": "!touch pwned",
+    "python3 {{ x }}": "-cimport os; os.system('touch pwned')",
+    "perl -ne 1 {{ x }}": "-e;BEGIN{open(F,q(>pwned))}",
+    "echo {{ x }} | xargs env": "-S 'touch pwned'",
+    "echo {{ x }} | sh 3< /dev/null": "touch pwned",
+    "exec 3<<< {{ x }}; sh < /dev/null <&3": "touch pwned",
+}
 COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]
 SCRIPTS = [
     "eval {{ x }}",
@@ -272,18 +305,69 @@ OTHER_VARIABLES = [
     "PS1={{ x }} bash -i",
     "PROMPT_COMMAND={{ x }} bash -i",
 ]
+# No shell runs a value here as it stands. The rules are simple, and refuse these too: `env` is another way.
+REFUSED_TO_BE_SIMPLE = [
+    "bash {{ x }}",
+    "ssh {{ x }} uptime",
+    "awk -f program.awk {{ x }}",
+    "perl -ne 'print' {{ x }}",
+    "read -r -p {{ x }} line",
+    "$SHELL script.sh {{ x }}",
+    "echo {{ x }} | $PAGER",
+    "declare -i n=0; for i in {{ x }}; do n+=1; done",
+    "declare -i n; read -r line <<< {{ x }}",
+    "declare -i n; arr+=({{ x }})",
+    "compgen -f {{ x }}",
+    "(cd {{ x }} && sh)",
+    "$CC -c {{ x }}",
+    "${CC:-cc} -c {{ x }}",
+    "$TAR -czf {{ x }} .",
+    "$TOOL {{ x }}",
+    "sed -f - file <<E\n{{ x }}\nE",
+    "echo {{ x }} | sed -n -f /dev/stdin file",
+]
 REFUSED = (
     COMPUTED
     + RUN_VARIABLES
     + [*CODE_IN_VARIABLES]
+    + [*OPEN_WORDS]
     + OTHER_VARIABLES
     + COMPUTED_LISTS
     + SCRIPTS
     + OTHER_PROGRAMS
     + NEVER_REPLACED
+    + REFUSED_TO_BE_SIMPLE
 )
 
 ALLOWED = [
+    "sudo systemctl restart {{ x }}",
+    "sudo -u deploy -n systemctl restart {{ x }}",
+    "sudo -u {{ x }} ls",
+    "timeout -k 5 10 ./job {{ x }}",
+    "stdbuf -oL ./job {{ x }}",
+    "env -u A B={{ x }} ./job {{ x }}",
+    "command -v {{ x }}",
+    "bash ./{{ x }}",
+    "bash -- {{ x }}",
+    "ssh -i {{ x }} -- {{ x }} uptime",
+    "ssh -fN -L 1:a:1 host; echo {{ x }}",
+    "perl -ne 'print' -- {{ x }}",
+    "{{ x }}/bin/python script.py {{ x }}",
+    "{{ x }} --version",
+    '"$HOME/bin/tool" {{ x }}',
+    "$(npm bin)/eslint {{ x }}",
+    "python3 --version; echo {{ x }}",
+    "curl -sSf https://sh.example | sh -s -- -y; cargo build {{ x }}",
+    "pip install pkg[{{ x }}]",
+    "GIT_SSH_COMMAND='ssh -i key' git clone {{ x }}",
+    "export PAGER; git log {{ x }}",
+    "export $(cat .env); ./job {{ x }}",
+    "flock lock ./job {{ x }}",
+    "node --max-old-space-size={{ x }} app.js",
+    "make -j{{ x }}",
+    "apt-get install bash {{ x }}",
+    "find {{ x }} -name '*.py' -exec grep a {} +",
+    "printf '{{ x }}\\n'",
     "[ {{ x }} -gt 3 ]",
     "test {{ x }} = y",
     "[[ {{ x }} = y && -n {{ x }} ]]",
@@ -302,13 +386,11 @@ ALLOWED = [
     "sh -c 'grep -- \"$1\" log' sh {{ x }}",
     "bash -o pipefail -c 'echo \"$1\"' bash {{ x }}",
     "sh script.sh {{ x }}",
-    "bash {{ x }}",
     "bash ./deploy.sh -c {{ x }}",
     "echo {{ x }} | sh script.sh",
     "echo {{ x }} | xargs -0 rm --",
     "echo {{ x }} | xargs sh -c 'echo \"$@\"' sh",
     "printf '%s\\0' {{ x }} | ssh host 'xargs -0 rm --'",
-    "ssh {{ x }} uptime",
     "ssh host 'cat > file' <<E\n{{ x }}\nE",
     "curl -s -o out {{ x }}; sh install.sh",
     "curl -sh {{ x }}",
@@ -317,12 +399,9 @@ ALLOWED = [
     "npm run watch {{ x }}",
     "awk -v a={{ x }} '{print a}' file",
     "awk '{print}' {{ x }}",
-    "awk -f program.awk {{ x }}",
     "perl script.pl {{ x }}",
-    "perl -ne 'print' {{ x }}",
     "printf '%s' {{ x }}",
     "printf -v n '%s' {{ x }}",
-    "read -r -p {{ x }} line",
     "declare n={{ x }}",
     "local n={{ x }}",
     "export N={{ x }}",
@@ -357,29 +436,18 @@ ALLOWED = [
     "echo {{ x }} | while read -r line; do echo a | sh; done",
     "while read -r line; do sh <<E\necho a\nE\ndone <<< {{ x }}",
     "{ echo {{ x }}; sh script.sh; }",
-    "(cd {{ x }} && sh)",
     "if [ {{ x }} = a ]; then sh < install.sh; fi",
     "sh < script.sh; cat <<< {{ x }}",
     "f() { sh < script.sh; }; f {{ x }}",
     "f() { cat; }; echo {{ x }} | f",
     "exec > log 2>&1; echo {{ x }}; sh script.sh",
     "exec 3<<< {{ x }}; cat <&3",
-    "$CC -c {{ x }}",
-    "${CC:-cc} -c {{ x }}",
-    "$TAR -czf {{ x }} .",
-    "$TOOL {{ x }}",
-    "$SHELL script.sh {{ x }}",
-    "echo {{ x }} | $PAGER",
-    "declare -i n=0; for i in {{ x }}; do n+=1; done",
-    "declare -i n; read -r line <<< {{ x }}",
-    "declare -i n; arr+=({{ x }})",
     "python3 -W ignore script.py -c {{ x }}",
     "python3 -m pytest -k {{ x }}",
     "echo {{ x }} | python3 -X utf8 script.py",
     "echo {{ x }} | perl -lne 'print'",
     "env -i A={{ x }} sh script.sh",
     "env A=1 ls -S {{ x }}",
-    "compgen -f {{ x }}",
     "make all",
     "awk -f program.awk <<E\n{{ x }}\nE",
     "sed -f script.sed <<E\n{{ x }}\nE",
@@ -423,8 +491,6 @@ def test_a_value_that_is_only_data_is_not_refused(command: str) -> None:
         "sed 's/a/{{ x }}/' file",
         "sed -i -e 's/a/{{ x }}/' file",
         "sed -f script.sed -e 's/a/{{ x }}/' file",
-        "sed -f - file <<E\n{{ x }}\nE",
-        "echo {{ x }} | sed -n -f /dev/stdin file",
         "make -j2 V={{ x }} all",
         "make -j2 {{ x }}",
     ],
@@ -432,6 +498,30 @@ def test_a_value_that_is_only_data_is_not_refused(command: str) -> None:
 def test_check_points_at_a_value_that_another_program_may_take_for_commands_without_refusing_it(command: str) -> None:
     (refusal,) = find_refusals(with_marks(command))
     assert not refusal.is_error
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_every_variable_that_bash_computes_is_known() -> None:
+    told = subprocess.run(["bash", "-c", "declare -pi"], capture_output=True, text=True, check=True, timeout=20).stdout
+    names = [line.split()[2].partition("=")[0] for line in told.splitlines() if "r" not in line.split()[1]]
+    assert "RANDOM" in names
+    for name in names:
+        assert [refusal.is_error for refusal in find_refusals(with_marks(name + "={{ x }}"))] == [True], name
+
+
+def test_check_warns_where_a_value_may_be_read_as_an_option() -> None:
+    warned = {
+        "grep {{ x }} log": True,
+        "sudo systemctl restart {{ x }}": True,
+        "tar cf /dev/null '{{ x }}' --checkpoint=1 .": True,
+        "grep -- {{ x }} log": False,
+        "grep -e {{ x }} log": False,
+        "cat ./{{ x }}": False,
+        "echo {{ x }}": False,
+    }
+    for command, is_warned in warned.items():
+        rules = [refusal.rule for refusal in find_refusals(with_marks(command)) if not refusal.is_error]
+        assert rules == ["shell/value-as-option"] * is_warned, command
 
 
 @pytest.mark.parametrize(
@@ -496,6 +586,7 @@ def test_commands_deep_inside_each_other_are_refused_and_not_an_error_of_ours() 
         *((command, SCRIPT) for command in SCRIPTS),
         *((command, SCRIPT) for command in RUN_VARIABLES),
         *CODE_IN_VARIABLES.items(),
+        *OPEN_WORDS.items(),
     ],
 )
 def test_what_is_refused_would_really_have_been_run_by_bash(command: str, value: str, tmp_path: Path) -> None:
@@ -508,6 +599,8 @@ def test_what_is_refused_would_really_have_been_run_by_bash(command: str, value:
         command.replace("{{ x }}", value),
     }
     (tmp_path / "evil.py").write_text("open('pwned', 'w')")
+    (tmp_path / "evil").write_text("#!/bin/sh\ntouch pwned\n")
+    (tmp_path / "evil").chmod(0o755)
     if "git" in command:
         subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=20)
     for text in texts:
@@ -522,6 +615,7 @@ FRAGMENTS = [
     *("echo ", "{m}", "{m}", " ", '"', "'", "$(", ")", "`", "\n", "|", "; ", "(", "\\", "# ", "&& ", "! ", "{ ", "; }"),
     *("cat <<E\n", "\nE\n", "cat <<'E'\n", "<<-E\n", "<<<", "<(", "$'", "$[", "]", "((", "))", "$((", "${A:-", "}"),
     *("[[ ", "]] ", "-gt 3 ", "eval ", "sh -c ", "let ", "x=", "[ ", "declare -i n=", "arr[", "]=1", "printf "),
+    *("env ", "export ", "coproc ", "exec ", "e=eval; $e ", "nice ", "time ", "xargs ", "declare ", "{a,", ","),
     *("if true; then ", "fi\n", "case a in a) ", ";; esac\n", "for i in a; do ", "done\n", "while false; do ", "f() "),
 ]  # fmt: skip
 EVIL = [
@@ -533,6 +627,9 @@ EVIL = [
     "`touch pwned`",
     "\ntouch pwned\n",
     "E\ntouch pwned\nE",
+    "-Stouch pwned",
+    f"-v{INDEX}",
+    "touch pwned",
 ]
 
 

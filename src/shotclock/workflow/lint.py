@@ -520,8 +520,7 @@ def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
         marked = with_marks(part.exec)
         for refusal in find_refusals(marked)[:REFUSALS_LIMIT] if is_template(part.exec) else ():
             is_error = refusal.is_error and is_certain
-            rule = "shell/value-in-script"
-            yield Finding(rule, refusal.message, path, suggestion=refusal.suggestion, is_error=is_error)
+            yield Finding(refusal.rule, refusal.message, path, suggestion=refusal.suggestion, is_error=is_error)
         shell = part.shell or workflow.defaults.shell or ["sh"]
         if not shell[0].endswith("bash") and (program := find_unheard(marked)) is not None:
             message = f"a failure of {program} is not seen: where sh has no `pipefail`, the last in a pipe decides"

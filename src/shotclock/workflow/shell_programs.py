@@ -1,6 +1,6 @@
-"""Programs and their words in a shell command: which words are scripts, and which programs read a script.
+"""Programs that run their arguments: how the words of each are read.
 
-Only what is known of programs stands here; what may stand in a script is decided in `shell_quoting`.
+`shell_quoting` decides where a value is refused; this module only knows the programs.
 """
 
 from __future__ import annotations
@@ -8,73 +8,96 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..core.value_types import lazy_pattern
-from .shell_syntax import Word
+from ..core.value_types import NamedTuple, lazy_pattern
+from .shell_syntax import MARK_START, Word
 
 ASSIGNED = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
-# They start the program that they are given; a script on their standard input is that program's.
-STARTING = {
-    *("env", "sudo", "doas", "exec", "command", "nohup", "nice", "ionice", "time", "timeout", "stdbuf", "setsid"),
-    *("chroot", "unshare", "nsenter", "docker", "podman", "kubectl", "ssh", "runuser", "busybox", "xargs", "find"),
-}
 SHELL = lazy_pattern(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
 INTERPRETER = lazy_pattern(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
-# The options that take a script, by their letter.
-_CODE_LETTERS = {"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "nodejs": "ep", "php": "rBRE", "lua": "e"}
-# The options whose value is the next word.
-_VALUE_LETTERS = {"python": "WX", "perl": "I", "ruby": "rICE", "node": "rC", "nodejs": "rC", "php": "dczS", "lua": "l"}
+AWK = {"awk", "gawk", "mawk", "nawk"}
+# They start the program that they are given inside a container.
+CONTAINERS = {"docker", "podman", "kubectl"}
+
+
+class Runner(NamedTuple):
+    """A program or builtin that runs its arguments as a command."""
+
+    valued: str = ""
+    """The letters of options whose value is the next word."""
+    operands: int = 0
+    """How many words stand between the options and the command."""
+    script: str = ""
+    """The letters of options that take a script."""
+
+
+RUNNERS = {
+    **dict.fromkeys(("command", "builtin", "coproc", "nohup", "setsid", "busybox"), Runner()),
+    **{"env": Runner("uCa", script="S"), "exec": Runner("a"), "sudo": Runner("CDghpRrTtUu"), "doas": Runner("Cu")},
+    **{"nice": Runner("n"), "ionice": Runner("cnpPu"), "chrt": Runner("TPD", 1), "taskset": Runner("", 1)},
+    **{"time": Runner("fo"), "timeout": Runner("ks", 1), "stdbuf": Runner("ieo"), "flock": Runner("Ew", 1, "c")},
+    **{"chroot": Runner("", 1), "unshare": Runner("GRSw"), "nsenter": Runner("tSG"), "xargs": Runner("adEILnPs")},
+    **{"runuser": Runner("ugGsw", script="c"), "strace": Runner("aeEIoOpPsSuX")},
+}
+# Options that take a script in the next word or after `=`.
+_CODE_WORDS = {"--eval", "--print", "--command", "--run", "--split-string", "--session-command", "--source"}
+# Other long options whose value is the next word. Each names code to load.
 _VALUE_WORDS = {
     *("--require", "--import", "--loader", "--experimental-loader", "--input-type", "--conditions", "--preload"),
-    *("--check-hash-based-pycs", "--env-file"),
+    *("--check-hash-based-pycs", "--env-file", "--rcfile", "--init-file", "--file", "--include", "--load"),
 }
-# Modules of Python that run their arguments, and those that run what they read.
-_RUNNING_MODULES, _READING_MODULES = {"timeit", "pdb"}, {"code", "asyncio", "pdb"}
-_CODE_WORDS = {"--eval", "--print", "--command", "--run"}
-_SSH_OPTIONS_WITH_VALUE = set("bcDEeFIiJLlmOopQRSWwBP")
-STANDARD_INPUT = lazy_pattern(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
-AWK = {"awk", "gawk", "mawk", "nawk"}
-# Variables whose value shells and other programs run: as script, as command, as options that take either, or as the
-# file whose code each of them loads. What only says where to look (PATH, PYTHONPATH, LD_LIBRARY_PATH) is none of them.
+# By interpreter: the letters of options that take a script, and of options whose value is the next word.
+_CODE_LETTERS = {"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "nodejs": "ep", "php": "rBRE", "lua": "e"}
+_VALUE_LETTERS = {"python": "WX", "perl": "I", "ruby": "rICE", "node": "rC", "nodejs": "rC", "php": "dczS", "lua": "l"}
+# Modules of Python that run their arguments, and modules that run their standard input.
+_RUNNING_MODULES, _READING_MODULES = {"timeit", "pdb", "trace", "cProfile", "profile"}, {"code", "asyncio", "pdb"}
+_SSH_VALUED = "bcDEeFIiJLlmOopQRSWwBP"
+_STANDARD_INPUT = lazy_pattern(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
+_ASKING = {"--version", "--help", "-V"}
+# Variables that a shell or another program evaluates: as a script, a command, options that take either, or a file of
+# code to load. Variables that name a folder to search (PATH, PYTHONPATH, LD_LIBRARY_PATH) are not among them.
 RUN_VARIABLE = lazy_pattern(
     r"BASH_ENV|BASH_FUNC_.*|PS[0-4]|PROMPT_COMMAND"
     r"|(?:GIT_|GIT_SEQUENCE_|SUDO_|KUBE_|SYSTEMD_|HG)?EDITOR|VISUAL|FCEDIT|(?:GIT_|GH_|AWS_|SYSTEMD_|MAN)?PAGER"
     r"|LESSOPEN|LESSCLOSE|(?:GIT|SSH|SUDO)_ASKPASS|(?:RSYNC|CVS|BORG)_RSH|RSYNC_CONNECT_PROG"
-    r"|GIT_(?:SSH|SSH_COMMAND|PROXY_COMMAND|EXTERNAL_DIFF|CONFIG_PARAMETERS|CONFIG_KEY_\d+)"
+    r"|GIT_(?:SSH|SSH_COMMAND|PROXY_COMMAND|EXTERNAL_DIFF|CONFIG.*)"
     r"|PERL5OPT|PERL5DB|PYTHON(?:STARTUP|BREAKPOINT|WARNINGS)|RUBYOPT|NODE_OPTIONS|LUA_INIT(?:_\d+_\d+)?"
     r"|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|ERL_[AZ]?FLAGS|EXINIT|VIMINIT"
     r"|MAKEFLAGS|GNUMAKEFLAGS|MAKEFILES|TAR_OPTIONS|LD_PRELOAD|LD_AUDIT|DYLD_INSERT_LIBRARIES"
 )
-# Read by POSIX shells that are interactive, and the name of many a setting elsewhere.
+# POSIX shells read it if they are interactive. Elsewhere it is the name of an ordinary setting.
 INTERACTIVE_VARIABLE = "ENV"
 
 
+class Reading(NamedTuple):
+    """What an interpreter does with its words."""
+
+    code: list[Word]
+    """Words that it runs."""
+    options: list[Word]
+    """Its options and their values."""
+    rest: list[Word]
+    """The script file, if there is one, and its arguments."""
+    input: str = ""
+    """The file that it reads its script from, if that is its standard input or another descriptor."""
+
+
 def program_of(word: Word) -> str:
-    return word.text.rpartition("/")[2] if "/" in word.text else word.text
+    return word.text.rpartition("/")[2]
 
 
-def find_program(words: Sequence[Word]) -> int:
-    """Return where the program stands, behind assignments and what merely says how the next word is looked up."""
-    number = 0
-    is_looked_up = False
-    while number < len(words):
-        text = words[number].text
-        if text in ("command", "builtin"):
-            is_looked_up = True
-        elif not ASSIGNED.match(text) and not (is_looked_up and text.startswith("-")):
-            break
-        number += 1
-    return number
+def is_computed(word: Word) -> bool:
+    """Return whether the name of a program is only known when it runs."""
+    name = program_of(word)
+    return MARK_START in name or "*" in name or (len(name) > 1 and "{" in name) or (word.is_expanded and "$" in name)
 
 
 def starts_interactive_shell(words: Sequence[Word]) -> bool:
-    """Return whether a shell among the words is to be interactive, as in `sh -i`."""
+    """Return whether a shell among the words is interactive, as in `sh -i`."""
     for number, word in enumerate(words):
         if SHELL.fullmatch(program_of(word)):
-            for option in words[number + 1 :]:
-                if not option.text.startswith(("-", "+")):
-                    break
-                if not option.text.startswith("--") and "i" in option.text:
-                    return True
+            options, _, _ = split_words(words[number + 1 :], "oO")
+            if any("i" in option.text for option in options if not option.text.startswith("--")):
+                return True
     return False
 
 
@@ -82,182 +105,178 @@ def options_of(words: Sequence[Word]) -> set[str]:
     return {letter for word in words if word.text.startswith("-") for letter in word.text[1:]}
 
 
-def is_code_option(text: str, letters: str) -> bool:
-    if text in _CODE_WORDS:
-        return True
-    return re.fullmatch(rf"-[A-Za-z0-9.]*[{letters}]", text) is not None
+def split_words(words: Sequence[Word], valued: str = "") -> tuple[list[Word], list[tuple[str, Word]], list[Word]]:
+    """Return the options of a program, the values of its options with their option, and the other words.
+
+    A word that begins with a value may be an option, and counts as one.
+    """
+    options: list[Word] = []
+    values: list[tuple[str, Word]] = []
+    number = 0
+    while number < len(words):
+        word = words[number]
+        if word.text == "--":
+            number += 1
+            break
+        is_option = len(word.text) > 1 and word.text[0] in "-+"
+        if not is_option and not word.is_open:
+            break
+        options.append(word)
+        number += 1
+        if is_option and number < len(words) and _takes_next(word.text, valued):
+            values.append((word.text, words[number]))
+            number += 1
+    return options, values, list(words[number:])
 
 
 def _takes_next(text: str, letters: str) -> bool:
     """Return whether the value of an option is the next word."""
-    return text in _VALUE_WORDS or (not text.startswith("--") and text[-1] in letters)
+    if text.startswith("--"):
+        return text in _VALUE_WORDS or text in _CODE_WORDS
+    return text[-1] in letters
 
 
-def find_interpreted(words: Sequence[Word], name: str) -> list[Word]:
-    """Return the scripts among the words of an interpreter."""
-    if name == "python" and _module(words) in _RUNNING_MODULES:
-        return list(words)
-    return find_code_words(words, _CODE_LETTERS.get(name, "e"), valued=_VALUE_LETTERS.get(name, ""))
+def is_code_option(text: str, letters: str) -> bool:
+    """Return whether an option takes a script."""
+    if text.startswith("--") or not letters:
+        return text.partition("=")[0] in _CODE_WORDS
+    return re.match(rf"-[A-Za-z0-9.]*[{letters}]", text) is not None
 
 
-def _module(words: Sequence[Word]) -> str:
-    """Return what `python -m` is to run."""
-    skip = False
-    for number, word in enumerate(words):
-        if skip:
-            skip = False
-        elif not word.text.startswith("-"):
-            return ""
-        elif re.match(r"-[A-Za-z]*m", word.text) and not word.text.startswith(("-W", "-X", "--")):
-            attached = word.text.partition("m")[2]
-            return attached or (words[number + 1].text if number + 1 < len(words) else "")
-        else:
-            skip = _takes_next(word.text, "WX")
-    return ""
+def may_run(option: Word) -> bool:
+    """Return whether an interpreter may run the value in one of its options."""
+    name = option.text.partition("=")[0]
+    return not name.startswith("--") or MARK_START in name or name in _CODE_WORDS or name in _VALUE_WORDS
 
 
-def _reads_code(words: Sequence[Word], name: str) -> bool:
-    """Return whether an interpreter with these words takes its standard input for a script."""
-    if name == "python" and (module := _module(words)):
-        return module in _READING_MODULES
-    letters, valued = _CODE_LETTERS.get(name, "e"), _VALUE_LETTERS.get(name, "")
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif not word.text.startswith("-") or word.text == "-":
-            return STANDARD_INPUT.fullmatch(word.text) is not None
-        elif is_code_option(word.text, letters) or word.text.partition("=")[0] in _CODE_WORDS:
-            return False
-        else:
-            skip = _takes_next(word.text, valued)
-    return True
+def read_interpreter(name: str, words: Sequence[Word]) -> Reading | None:
+    """Read the words of a shell, an interpreter or awk. Returns None for other programs."""
+    if SHELL.fullmatch(name):
+        return _read_shell(words)
+    if (found := INTERPRETER.fullmatch(name)) is not None:
+        return _read_language(found["name"], words)
+    if name in AWK:
+        return _read_filter(words, "vFfeil", "e")
+    return None
+
+
+def _read_shell(words: Sequence[Word]) -> Reading:
+    options, values, rest = split_words(words, "oO")
+    read = [*options, *(value for _, value in values)]
+    letters = options_of([option for option in options if not option.text.startswith("--")])
+    if "c" in letters:
+        return Reading(rest[:1], read, rest[1:])
+    if _ASKING & {option.text for option in options}:
+        return Reading([], read, rest)
+    return Reading([], read, rest, "-" if "s" in letters else _input(rest))
+
+
+def _read_language(name: str, words: Sequence[Word]) -> Reading:
+    if name == "python" and (reading := _read_python(words)) is not None:
+        return reading
+    letters = _CODE_LETTERS.get(name, "e")
+    options, values, rest = split_words(words, letters + _VALUE_LETTERS.get(name, ""))
+    code = [value for _, value in values]  # code, or the name of code to load
+    if any(is_code_option(option.text, letters) for option in options):
+        return Reading(code, options, rest)
+    asking = _ASKING if name == "python" else {*_ASKING, "-v", "-h"}
+    return Reading(code, options, rest, "" if asking & {option.text for option in options} else _input(rest))
+
+
+def _read_python(words: Sequence[Word]) -> Reading | None:
+    """Read `python -c` and `python -m`, which end the options of Python. Returns None for other words."""
+    number = 0
+    while number < len(words) and (text := words[number].text)[:1] == "-" and text not in ("-", "--"):
+        if (found := re.fullmatch(r"-[A-Za-z]*?([cm])(.*)", text, re.DOTALL)) and text[1:2] not in ("W", "X"):
+            first = words[number] if found[2] else Word()
+            options, behind = list(words[:number]), list(words[number + 1 :])
+            if not found[2] and behind:
+                first, *behind = behind
+            module = found[2] or first.text
+            if found[1] == "c":
+                return Reading([first], options, behind)
+            runs = first.values or module in _RUNNING_MODULES
+            return Reading([first, *behind] if runs else [], options, behind, "-" * (module in _READING_MODULES))
+        number += 2 if _takes_next(text, "WX") else 1
+    return None
+
+
+def _read_filter(words: Sequence[Word], valued: str, letters: str) -> Reading:
+    """Read the words of awk or sed, whose script is a word or the file of `-f`."""
+    options, values, rest = split_words(words, valued)
+    code = [value for option, value in values if is_code_option(option, letters) or value.is_open]
+    files = find_script_files(words)
+    code += [Word(made=file.made) for file in files]
+    if files or any(is_code_option(option.text, letters) for option in options):
+        return Reading(code, options, rest, _first_stream(files))
+    return Reading([*code, *rest[:1]], options, rest[1:])
 
 
 def find_script_files(words: Sequence[Word]) -> list[Word]:
-    """Return the files that `awk -f` and `sed -f` take their scripts from."""
+    """Return the files that `awk -f`, `sed -f` and `make -f` take their scripts from."""
     found: list[Word] = []
     for number, word in enumerate(words):
-        if word.text == "--file" or re.fullmatch(r"-[nrEsuz]*f", word.text):
+        if re.fullmatch(r"-[A-Za-z]*f|--file|--makefile", word.text):
             found += words[number + 1 : number + 2]
-        elif attached := re.match(r"-[nrEsuz]*f|--file=", word.text):
-            found.append(Word(word.text[attached.end() :], inside=word.inside))
+        elif attached := re.match(r"-[A-Za-z]*f|--(?:make)?file=", word.text):
+            found.append(Word(word.text[attached.end() :], word.marks, made=word.made))
     return found
 
 
-def find_code_words(words: Sequence[Word], letters: str, *, stops: bool = True, valued: str = "") -> list[Word]:
-    """Return the scripts among the words of a program: behind an option that takes one, or in the option's own word.
-    The first word that is no option is a file, and what follows it is data, unless options may follow (`stops`)."""
-    found = []
-    is_next = skip = False
-    for word in words:
-        if is_next:
-            found.append(word)
-            is_next = False
-            if not word.text.startswith("-"):
-                continue
-        if skip:
-            skip = False
-        elif word.text.startswith("-") and len(word.text) > 1:
-            is_next = is_code_option(word.text, letters)
-            skip = not is_next and _takes_next(word.text, valued)
-            if re.match(rf"-[A-Za-z0-9.]*[{letters}]", word.text) or word.text.partition("=")[0] in _CODE_WORDS:
-                found.append(word)
-        elif stops:
-            break
-    return found
+def _first_stream(files: Sequence[Word]) -> str:
+    return next((file.text for file in files if _STANDARD_INPUT.fullmatch(file.text)), "")
 
 
-def find_shell_script(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
-    """Return the script of `sh -c`, if there is one, and the other words that are no options."""
-    asks = skip = False
-    for number, word in enumerate(words):
-        if skip:
-            skip = False
-        elif word.text[:1] in ("-", "+") and len(word.text) > 1:
-            is_long = word.text.startswith("--")
-            skip = word.text in ("--rcfile", "--init-file") or (not is_long and word.text[-1] in "oO")
-            asks = asks or (word.text[0] == "-" and not is_long and "c" in word.text)
-        else:
-            return ([word], list(words[number + 1 :])) if asks else ([], list(words[number:]))
-    return [], []
+def _input(rest: Sequence[Word]) -> str:
+    """Return the descriptor that an interpreter with these words reads its script from, or ""."""
+    name = rest[0].text if rest else "-"
+    return name if _STANDARD_INPUT.fullmatch(name) else ""
 
 
-def find_awk_programs(words: Sequence[Word]) -> list[Word]:
-    skip = ""
-    has_file = False
-    found = []
-    for word in words:
-        if skip:
-            if skip in ("-e", "--source"):
-                found.append(word)
-            skip = ""
-        elif word.text in ("-F", "-v", "-f", "-e", "-i", "--source", "--file", "--assign", "--field-separator"):
-            skip = word.text
-            has_file = has_file or word.text in ("-f", "--file")
-        elif not word.text.startswith("-") or word.text == "-":
-            return found if found or has_file else [word]
-    return found
+def read_ssh(words: Sequence[Word]) -> Reading:
+    """Read the words of ssh: the command is code for the shell of the other host."""
+    options, values, rest = split_words(words, _SSH_VALUED)
+    more, also, remote = split_words(rest[1:], _SSH_VALUED)
+    options += more + [value for option, value in (*values, *also) if option[-1] in "oFJ"]
+    return Reading(remote, options, rest[:1], "" if remote or "N" in options_of(options) else "-")
 
 
-def find_sed_scripts(words: Sequence[Word]) -> list[Word]:
-    scripts = find_code_words(words, "e", stops=False)
-    return scripts or [word for word in words if not word.text.startswith("-")][:1]
+def find_script_reader(words: Sequence[Word]) -> tuple[str, str] | None:
+    """Return the program among the words that reads a script from a descriptor, and that descriptor."""
+    if not words:
+        return None
+    name, rest = program_of(words[0]), words[1:]
+    if is_computed(words[0]):
+        return (words[0].text, stream) if (stream := _read_shell(rest).input) else None
+    if name in RUNNERS and (started := find_started(name, rest)):
+        return find_script_reader(started)
+    if name in CONTAINERS:
+        found = (find_script_reader(rest[number:]) for number, word in enumerate(rest) if SHELL.fullmatch(word.text))
+        return next(filter(None, found), None)
+    if name == "ssh":
+        read = read_ssh(rest)
+        remote = [Word(text) for word in read.code for text in word.text.split()]
+        return ("the shell of the other host", read.input) if read.input else find_script_reader(remote)
+    if name in (".", "source"):
+        stream = _first_stream(rest[:1])
+    elif name in ("sed", "gsed", "make", "gmake"):
+        stream = _first_stream(find_script_files(rest))
+    elif name in ("at", "batch", "su"):
+        stream = "" if any(is_code_option(word.text, "cf") for word in rest) else "-"
+    elif name == "parallel":
+        stream = "-" if all(word.text.startswith("-") for word in rest) else ""
+    else:
+        reading = read_interpreter(name, rest)
+        stream = reading.input if reading is not None else ""
+    return (name, stream) if stream else None
 
 
-def find_ssh_words(words: Sequence[Word]) -> tuple[Word | None, list[Word]]:
-    """Return the host, and the command for the shell there."""
-    skip = False
-    for number, word in enumerate(words):
-        if skip:
-            skip = False
-        elif word.text.startswith("-") and len(word.text) > 1:
-            skip = word.text[-1] in _SSH_OPTIONS_WITH_VALUE and len(word.text) == 2
-        else:
-            return word, list(words[number + 1 :])
-    return None, []
-
-
-def find_names_to_read(words: Sequence[Word], valued: str = "dinNptu") -> list[Word]:
-    found = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word.text.startswith("-") and len(word.text) > 1:
-            skip = word.text[-1] in valued
-        else:
-            found.append(word)
-    return found
-
-
-def find_script_reader(words: Sequence[Word]) -> str | None:
-    """Return the program among the words that takes its standard input for a script, if one does."""
-    for number, word in enumerate(words):
-        name, rest = program_of(word), words[number + 1 :]
-        if number and program_of(words[0]) not in STARTING:
-            return None
-        if SHELL.fullmatch(name):
-            script, operands = find_shell_script(rest)
-            asks = any(is_code_option(each.text, "c") for each in rest)
-            from_input = any(re.fullmatch(r"-[a-z]*s[a-z]*", each.text) for each in rest)
-            is_input = not operands or from_input or STANDARD_INPUT.fullmatch(operands[0].text)
-            if not script and not asks and is_input:
-                return name
-            return None
-        if (found := INTERPRETER.fullmatch(name)) is not None:
-            return name if _reads_code(rest, found["name"]) else None
-        if name in AWK:
-            return name if any(STANDARD_INPUT.fullmatch(each.text) for each in find_script_files(rest)) else None
-        if name in (".", "source"):
-            return name if rest and STANDARD_INPUT.fullmatch(rest[0].text) else None
-        if name == "ssh":
-            host, remote = find_ssh_words(rest)
-            if host is not None and not remote:
-                return "the shell on the other side"
-            return find_script_reader([Word(text) for each in remote for text in each.text.split()])
-        if name == "su":
-            return None if any(is_code_option(each.text, "c") for each in rest) else name
-        if name in ("at", "batch") or (name == "parallel" and all(each.text.startswith("-") for each in rest)):
-            return name
-    return None
+def find_started(name: str, words: Sequence[Word]) -> list[Word]:
+    """Return the command among the words of a runner."""
+    if name == "command" and options_of(words[:1]) & set("vV"):
+        return []
+    _, _, rest = split_words(words, RUNNERS[name].valued)
+    rest = rest[RUNNERS[name].operands :]
+    while rest and ASSIGNED.match(rest[0].text):
+        rest = rest[1:]
+    return rest

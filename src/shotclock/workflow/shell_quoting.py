@@ -9,34 +9,28 @@ word (`eval`, `sh -c`, a comparison that bash computes), the value is refused, w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
-from ..core.value_types import NamedTuple, lazy_pattern
+from ..core.value_types import NamedTuple, lazy_pattern, replace
 from .shell_programs import (
     ASSIGNED,
-    AWK,
+    CONTAINERS,
     INTERACTIVE_VARIABLE,
-    INTERPRETER,
     RUN_VARIABLE,
-    SHELL,
-    STANDARD_INPUT,
-    STARTING,
-    find_awk_programs,
-    find_code_words,
-    find_interpreted,
-    find_names_to_read,
-    find_program,
-    find_script_files,
+    RUNNERS,
     find_script_reader,
-    find_sed_scripts,
-    find_shell_script,
-    find_ssh_words,
+    find_started,
     is_code_option,
+    is_computed,
+    may_run,
     options_of,
     program_of,
+    read_interpreter,
+    read_ssh,
+    split_words,
     starts_interactive_shell,
 )
-from .shell_syntax import MARKED, Command, Group, Script, TooDeep, ValueContext, Word, read_script
+from .shell_syntax import MARK_START, MARKED, Command, Script, TooDeep, ValueContext, Word, read_script
 
 VARIABLE = "SHOTCLOCK_VALUE_{}"
 # What Linux takes in one environment variable, less its name.
@@ -58,6 +52,7 @@ class Refusal(NamedTuple):
     message: str
     suggestion: str
     is_error: bool = True
+    rule: str = "shell/value-in-script"
 
 
 def mark(number: int, nonce: int = 0) -> str:
@@ -146,8 +141,8 @@ def find_unheard(command: str) -> str | None:
     for number, piped in enumerate(commands):
         if piped.piped_from is not None:
             for before in commands[piped.piped_from : number]:
-                rest = before.words[find_program(before.words) :]
-                if rest and not rest[0].marks and (name := program_of(rest[0])) not in _NEVER_FAILING:
+                name, _ = _program(before)
+                if name and MARK_START not in name and name not in _NEVER_FAILING:
                     return name
     return None
 
@@ -187,28 +182,32 @@ _HINTS = {
     ValueContext.BACKTICK: "write $(…)",
     ValueContext.BACKSLASH: "leave the backslash out, a value needs none",
 }
-_SUBSCRIPT = lazy_pattern("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=", re.DOTALL)
+_SUBSCRIPT = lazy_pattern("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=|\\{\\w+\\[.*\ue000.*\\}$", re.DOTALL)
 # bash computes what is assigned to these.
-_COMPUTED_NAMES = {"RANDOM", "OPTIND", "HISTCMD"}
+_COMPUTED_NAMES = {"RANDOM", "SRANDOM", "OPTIND", "HISTCMD", "BASHPID"}
 _ENV_OPTION = lazy_pattern(r"--env=|-e")
 _COMPARISONS = {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _DECLARING = {"declare", "typeset", "local", "readonly", "export"}
-# Programs that print what they are given.
-_REPEATING = {"echo", "printf", "cat", "tee"}
-# And others whose failure nobody waits for.
-_NEVER_FAILING = {*_REPEATING, "yes", "seq", "true", ":", "date", "set", "for", "case", "select", "function", "read"}
-# They speak of programs without starting them.
-_SPEAKING = {"echo", "printf", "grep", "egrep", "fgrep", "rg", "test", "[", "[[", "eval", "trap", "alias", "let"}
-# They read nothing, so that what they are piped into does not read what was meant for them.
-_NEVER_READING = {"echo", "printf", "seq", "yes", "true", ":", "date", "curl", "wget", "git", "ls", "find"}
-# `$CC -c` compiles.
-_COMPILERS = lazy_pattern(r"\$?(?:CC|CXX|GCC|CLANG)\b")
-_SHELL_C = lazy_pattern(r"-[abefhiklmnoprstuvx]*c[abefhiklmnoprstuvx]*")
-_PREFIXES = {"env", "sudo", "doas", "exec", "nohup", "nice", "time", "timeout", "setsid", "stdbuf"}
-_EXPANDED = lazy_pattern(r"\$?(?P<name>[A-Za-z_]\w*)(?::?[-=](?P<default>.*))?", re.DOTALL)
-_NAMED_DESCRIPTOR = lazy_pattern(r"\{\w+\}")
-# Options of `make` whose value is the next word.
-_MAKE_VALUE = lazy_pattern(r"^(?:-[a-zA-Z]*[CfIoW]|--directory|--file|--makefile|--include-dir)$")
+# Builtins and programs that run or compute any of their arguments.
+_EVALUATING = {
+    *("eval", "alias", "trap", "let", "unset", "read", "mapfile", "readarray", "getopts", "compgen", "complete"),
+    *("wait", "bind", "fc", "enable", "jobs", "su", "sg", "script", "watch", "parallel", "at", "batch"),
+}
+# Builtins that put data into the variables that they name.
+_FILLING = {"read", "mapfile", "readarray", "getopts", "printf", "for", "select"}
+# Builtins that run none of their arguments.
+_SPEAKING = {
+    *("echo", "printf", "test", "[", "[[", ":", "true", "false", "cd", "pushd", "exit", "return", "shift", "set"),
+    *("type", "hash", "kill", "umask", "ulimit", "break", "continue", "for", "case", "select", "function", "command"),
+}
+_SEARCHING = {"grep", "egrep", "fgrep", "rg"}
+# Programs that do not read their standard input.
+_NEVER_READING = {"echo", "printf", "curl", "wget"}
+# Programs whose failure inside a pipe does not matter.
+_NEVER_FAILING = {
+    *("echo", "printf", "cat", "tee", "yes", "seq", "true", ":", "date", "set", "for", "case", "select", "function"),
+    "read",
+}
 
 
 def _refusals(script: Script) -> Iterator[Refusal]:
@@ -216,27 +215,18 @@ def _refusals(script: Script) -> Iterator[Refusal]:
         if place.startswith(("in ", "behind ")):
             message = f"a value cannot stand {place}"
             yield Refusal(position, message, _HINTS.get(place, _BY_ENV))
-    if not script.places:
-        return
-    looked = _Commands(script)
-    for start, end in script.computed:
-        yield from _in_arithmetic(looked.repeated([Word(inside=[(start, end)])]), "arithmetic")
-    for command in script.commands:
-        yield from looked.refusals(command)
-    for group in script.groups:
-        yield from looked.refusals_in_group(group)
-    yield from looked.refusals_of_descriptors()
-    for name, start, end in script.arrays:
-        if looked.is_computed(name):
-            yield from _in_arithmetic(looked.values_in([Word(inside=[(start, end)])]), f"{name}=(…)")
-    for name, default in script.defaults:
-        if looked.is_computed(name):
-            yield from _in_arithmetic(looked.repeated([default]), f"${{{name}=…}}")
+    if script.places:
+        yield from _Commands(script).refusals()
 
 
-def _in_script(positions: Iterable[int], program: str) -> Iterator[Refusal]:
+def _in_script(positions: Iterable[int], program: str, hint: str = _BESIDE) -> Iterator[Refusal]:
     for position in positions:
-        yield Refusal(position, f"a value stands inside a script for {program}, which would run what is in it", _BESIDE)
+        yield Refusal(position, f"a value stands inside a script for {program}, which would run what is in it", hint)
+
+
+def _as_argument(positions: Iterable[int], what: str, hint: str) -> Iterator[Refusal]:
+    for position in positions:
+        yield Refusal(position, f"a value is {what}, which may run what is in it", hint)
 
 
 def _in_arithmetic(positions: Iterable[int], where: str, hint: str = _BY_ENV) -> Iterator[Refusal]:
@@ -249,337 +239,251 @@ def _refuse_in_variable(position: int, name: str) -> Refusal:
     return Refusal(position, message, "write out what it is, or pass the value under another name")
 
 
-def _in_settings(positions: Iterable[int], program: str, what: str) -> Iterator[Refusal]:
-    for position in positions:
-        message = f"a value stands in {what} for {program}, which would take what is in it for commands of its own"
-        yield Refusal(position, message, "escape it, or use a program that takes it as data", False)
+def _values_in(words: Iterable[Word]) -> list[int]:
+    return [value for word in words for value in word.values]
 
 
 class _Commands:
-    """The simple commands of a script, looked at one by one for values that they would run."""
+    """The simple commands of a script, searched for values that they would run."""
 
     def __init__(self, script: Script) -> None:
-        self._commands = script.commands
-        self._numbers = {id(command): number for number, command in enumerate(script.commands)}
-        self._bodies = {group.function: group for group in script.groups if group.function}
-        self._integers = set(self._find_integers())
+        self._script = script
         self._is_interactive = any(starts_interactive_shell(command.words) for command in script.commands)
-        self._name_programs()
+        self._has_arrays = bool(script.arrays)
+        items = {number for _, start, end in script.arrays for number in self._items(start, end)}
+        self._commands = [command for number, command in enumerate(script.commands) if number not in items]
+        for command in self._commands:
+            name, words = _program(command)
+            is_listing = name in ("mapfile", "readarray") or bool(
+                name in (*_DECLARING, "read") and options_of(words) & set("aA")
+            )
+            found = ASSIGNED.match(command.words[0].text) if command.words else None
+            self._has_arrays |= is_listing or (found is not None and found["subscript"] is not None)
 
-    def refusals(self, command: Command) -> Iterator[Refusal]:
-        words = command.words
-        yield from self._assignments(words)
-        head = find_program(words)
-        rest = words[head:]
-        name = program_of(rest[0]) if rest else ""
-        yield from self._variables(words if name in STARTING or name in _DECLARING else words[:head])
-        if name in ("for", "select") and len(rest) > 1 and self.is_computed(rest[1].text):
-            yield from _in_arithmetic(self.repeated(rest[2:]), f"{rest[1].text}, a variable that it computes,")
+    def _items(self, start: int, end: int) -> Iterator[int]:
+        """Yield the numbers of the commands that are the items of an array, without the commands inside them."""
+        while start < end:
+            yield start
+            inner = [last for word in self._script.commands[start].words for _, last in word.inside]
+            start = max([start + 1, *inner])
+
+    def refusals(self) -> Iterator[Refusal]:
+        script = self._script
+        yield from _in_arithmetic(script.values_between(script.computed), "arithmetic")
+        for name, start, end in script.arrays:
+            if self._is_special(name):
+                yield from _in_arithmetic(script.values_between([(start, end)]), f"{name}=(…)")
+        for name, default in script.defaults:
+            if self._is_special(name):
+                positions = [*default.marks, *script.values_between(default.inside)]
+                yield from _in_arithmetic(positions, f"${{{name}=…}}")
+        for word in (word for command in script.commands for word in command.words):
+            if _SUBSCRIPT.match(word.text):
+                yield from _in_arithmetic(word.marks, "the number of an item")
+        for command in self._commands:
+            yield from self._in_words(command.words)
+            yield from self._everywhere(command)
+
+    def _is_special(self, name: str) -> bool:
+        """Return whether a shell or another program evaluates a variable."""
+        name = name.partition("[")[0]
+        is_run = RUN_VARIABLE.fullmatch(name) is not None or (name == INTERACTIVE_VARIABLE and self._is_interactive)
+        return is_run or name in _COMPUTED_NAMES
+
+    # --- commands that no value may stand beside -----------------------------------------------------------
+
+    def _everywhere(self, command: Command) -> Iterator[Refusal]:
+        """Yield refusals of every value in the script, where any of them could reach this command."""
+        everything = [at for at, place in self._script.places.items() if place is not ValueContext.COMMENT]
+        name, words = _program(command)
+        if name in _DECLARING - {"export"} and _may_compute(words):
+            yield from _in_arithmetic(everything, f"a script with `{name} -i` or `{name} -n`", "leave out the option")
+        for word in words if name in _FILLING else ():
+            if self._is_special(word.text.removeprefix("-v")):
+                yield from _in_arithmetic(everything, f"a script that reads data into {word.text}")
+        if (reader := _find_reader(command)) is not None:
+            program, stream = reader
+            positions = everything
+            if stream in ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"):
+                positions = self._fed(command, everything)
+            yield from _in_script(positions, program, _BY_ENV)
+
+    def _fed(self, command: Command, everything: list[int]) -> list[int]:
+        """Return the values that may reach the standard input of a command."""
+        if command.has_input:
+            return _values_in(command.input)
+        if command.piped_from is not None:
+            before = self._script.commands[command.piped_from : self._script.commands.index(command)]
+            if all(each.has_input or _program(each)[0] in _NEVER_READING for each in before):
+                return [value for each in before for value in _values_in([*each.words, *each.input])]
+        return everything
+
+    # --- values in the words of a command ------------------------------------------------------------------
+
+    def _in_words(self, words: Sequence[Word]) -> Iterator[Refusal]:
+        words = list(words)
+        runner = ""
+        while words:
+            words = yield from self._assigned(words)
+            while words and words[0].text[:1] == "-":  # `time -p`
+                words = words[1:]
+            if not words:
+                return
+            word, *args = words
+            name = program_of(word)
+            if word.made or (runner and word.is_open):
+                what = f"a command for {runner}" if runner else "in a substitution that is a command"
+                yield from _as_argument(word.values, what, "write the command out")
+            if is_computed(word):
+                hint = "write the name out, or pass the value by `env`"
+                yield from _as_argument(_values_in(args), "an argument of a program whose name is computed", hint)
+                return
+            if name not in RUNNERS or not (words := find_started(name, args)):
+                break
+            runner = name
+            yield from self._of_runner(name, args, words)
+        else:
+            return
+        if name in RUNNERS:
+            yield from self._of_runner(name, args, [])
+        else:
+            yield from self._of_program(name, args)
+
+    def _assigned(self, words: list[Word]) -> Generator[Refusal, None, list[Word]]:
+        """Yield refusals in the assignments before a command, and return the command."""
+        while words and (found := ASSIGNED.match(words[0].text)) is not None:
+            word = words.pop(0)
+            if found["name"] in _COMPUTED_NAMES:
+                yield from _in_arithmetic(word.values, f"{found['name']}=")
+            elif self._is_special(found["name"]):
+                yield from (_refuse_in_variable(value, found["name"]) for value in word.values)
+        return words
+
+    def _of_runner(self, name: str, words: Sequence[Word], started: Sequence[Word]) -> Iterator[Refusal]:
+        runner = RUNNERS[name]
+        if name == "command" and options_of(words[:1]) & set("vV"):
+            return  # it only looks the program up
+        options, values, _ = split_words(words, runner.valued)
+        own = words[: len(words) - len(started)]
+        if any(is_code_option(option.text, runner.script) for option in options if not option.is_open):
+            yield from _in_script(_values_in(words), name)
+        hint = "put `--` before it, or write the option and its value as two words"
+        yield from _as_argument(_values_in(options), f"an option of {name}", hint)
+        yield from self._assigned([word for word in own if ASSIGNED.match(word.text)])
+        if name == "xargs" and self._runs_input(options, values, started):
+            positions = [at for at, place in self._script.places.items() if place is not ValueContext.COMMENT]
+            yield from _in_script(positions, name, _BY_ENV)
+
+    def _runs_input(self, options: list[Word], values: list[tuple[str, Word]], started: Sequence[Word]) -> bool:
+        """Return whether the command of xargs would run the words that xargs adds to it."""
+        unknown = -1
+        places = [option.text[2:] or "{}" for option in options if re.match("-i|-I.", option.text)]
+        places += ["{}" for option in options if option.text.startswith("--replace")]
+        places += [value.text for option, value in values if option.endswith("I")]
+        place = places[-1] if places else ""
+        words = [
+            replace(word, text=word.text.replace(place, MARK_START), marks=[unknown])
+            if place and place in word.text
+            else word
+            for word in started
+        ]
+        words += [] if place else [Word(MARK_START, [unknown])]
+        return any(refusal.position == unknown and refusal.is_error for refusal in self._in_words(words))
+
+    def _of_program(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
         if name in ("for", "case", "select", "function"):
             return
-        yield from self._builtin(name, rest[1:])
-        if name not in _SPEAKING:
-            for number, word in enumerate(rest):
-                yield from self._script_in_words(program_of(word), rest[number + 1 :])
-                # Who is not known to start what it is given may still do so: `wrapper bash -c "…"`.
-                if number == 0 or name in STARTING:
-                    yield from self._script_of(program_of(word), rest[number + 1 :], command)
-            yield from self._script_of_unknown(rest)
-        yield from self._input(command)
-        yield from self._output(command)
+        if name in _EVALUATING:
+            yield from _in_script(_values_in(words), f"`{name}`", _BY_ENV)
+        elif name in _DECLARING:
+            yield from self._declared(name, words)
+        elif name in ("printf", "test", "[", "[["):
+            yield from _tested(name, words)
+        elif name in (".", "source"):
+            yield from _in_script([value for word in words[:1] for value in word.made], name)
+        elif (reading := read_ssh(words) if name == "ssh" else read_interpreter(name, words)) is not None:
+            program = "the shell of the other host" if name == "ssh" else name
+            yield from _in_script(_values_in(reading.code), program)
+            if not reading.code:
+                yield from _in_script([value for word in reading.rest[:1] for value in word.made], program)
+            hint = "put `--` before it, if it is no option"
+            yield from _as_argument(_values_in(filter(may_run, reading.options)), f"an option of {name}", hint)
+        elif name not in _SPEAKING:
+            yield from self._of_other(name, words)
 
-    def values_in(self, words: Iterable[Word]) -> list[int]:
-        """Return the values that stand in words, and in the commands whose output they take."""
-        found = []
-        for word in words:
-            found += word.marks
-            for start, end in word.inside:
-                found += self._values_of(self._commands[start:end])
-        return found
-
-    def repeated(self, words: Iterable[Word]) -> list[int]:
-        """Return the values that stand in words, and that `echo` and the like put there."""
-        found = []
-        for word in words:
-            found += word.marks
-            for start, end in word.inside:
-                inner = self._commands[start:end]
-                found += self._values_of(
-                    each for each in inner if each.words and program_of(each.words[0]) in _REPEATING
-                )
-        return found
-
-    def _values_of(self, commands: Iterable[Command]) -> list[int]:
-        return [mark for each in commands for word in (*each.words, *each.input) for mark in word.marks]
-
-    # --- variables ----------------------------------------------------------------------------------------
-
-    def _name_programs(self) -> None:
-        """Write the name of a shell or interpreter where a variable stands for it: `$SHELL`, `${S:-sh}`, `S=sh; $S`."""
-        known = {"SHELL": "sh", "BASH": "bash"}
-        words = [word for command in self._commands for word in command.words if not word.marks]
-        for word in words:
-            if (assigned := ASSIGNED.match(word.text)) is not None and not word.is_expanded:
-                name = word.text[assigned.end() :].rpartition("/")[2]
-                if SHELL.fullmatch(name) or INTERPRETER.fullmatch(name):
-                    known[assigned["name"]] = name
-        for word in words:
-            if word.is_expanded and (found := _EXPANDED.fullmatch(word.text)) is not None:
-                default = (found["default"] or "").rpartition("/")[2]
-                lower = found["name"].lower()
-                if found["name"] in known:
-                    word.text = known[found["name"]]
-                elif SHELL.fullmatch(default) or INTERPRETER.fullmatch(default):
-                    word.text = default
-                elif INTERPRETER.fullmatch(lower):
-                    word.text = lower
-
-    def _find_integers(self) -> Iterator[str]:
-        for command in self._commands:
-            rest = command.words[find_program(command.words) :]
-            if rest and program_of(rest[0]) in _DECLARING and "i" in options_of(rest[1:]):
-                for word in rest[1:]:
-                    yield "*" if word.is_expanded and "=" not in word.text else word.text.partition("=")[0].rstrip("+")
-
-    def is_computed(self, name: str) -> bool:
-        """Return whether bash computes what is assigned to a variable."""
-        name = name.partition("[")[0]
-        return name in _COMPUTED_NAMES or name in self._integers or "*" in self._integers or self._is_run(name)
-
-    def _is_run(self, name: str) -> bool:
-        """Return whether a shell or another program runs what is in a variable."""
-        return RUN_VARIABLE.fullmatch(name) is not None or (name == INTERACTIVE_VARIABLE and self._is_interactive)
-
-    def _assigned_by(self, command: Command) -> list[Word]:
-        """Return the variables that a command reads its input into."""
-        rest = command.words[find_program(command.words) :]
-        name = program_of(rest[0]) if rest else ""
-        if name in ("mapfile", "readarray"):
-            return find_names_to_read(rest[1:], "dnOsuCc")
-        return find_names_to_read(rest[1:]) if name == "read" else []
-
-    def _assignments(self, words: Sequence[Word]) -> Iterator[Refusal]:
-        for word in words:
-            if not word.is_quoted and _SUBSCRIPT.match(word.text):
-                yield from _in_arithmetic(word.marks, "the number of an item")
-                return
-            assigned = ASSIGNED.match(word.text)
-            if assigned is None:
-                return
-            if assigned["name"] in self._integers or assigned["name"] in _COMPUTED_NAMES:
-                yield from _in_arithmetic(self.repeated([word]), f"{assigned['name']}=")
-
-    def _variables(self, words: Iterable[Word]) -> Iterator[Refusal]:
-        """Yield refusals of `BASH_ENV=… bash`, `export PAGER=…` and `env LD_PRELOAD=… program`."""
-        for word in words:
-            option = _ENV_OPTION.match(word.text)
-            assigned = ASSIGNED.match(word.text, option.end() if option is not None else 0)
-            if assigned is not None and self._is_run(assigned["name"]):
-                yield from (_refuse_in_variable(mark, assigned["name"]) for mark in self.repeated([word]))
-
-    # --- what the shell does by itself --------------------------------------------------------------------
-
-    def _builtin(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-        match name:
-            case "eval" | "alias":
-                yield from _in_script(self.values_in(words), name)
-            case "trap":
-                operands = [word for word in words if word.text != "--" and not word.text.startswith("-")]
-                yield from _in_script(self.values_in(operands[:1]), name)
-            case "let":
-                yield from _in_arithmetic(self.repeated(words), "`let`")
-            case "declare" | "typeset" | "local" | "readonly" | "export":
-                options = options_of(words)
-                for word in words:
-                    named = "\ue000" in word.text.partition("=")[0]
-                    if (named and name != "export") or options & set("iaAn"):
-                        yield from _in_arithmetic(self.repeated([word]), f"`{name}`")
-            case "unset" | "mapfile" | "readarray":
-                yield from _in_arithmetic(self.repeated(words), f"the names of `{name}`")
-            case "read":
-                yield from _in_arithmetic(self.repeated(find_names_to_read(words)), "the names of `read`")
-            case "getopts":
-                yield from _in_arithmetic(self.repeated(words[1:2]), "the name of `getopts`")
-            case "printf" | "test" | "[" | "[[":
-                yield from self._tested(name, words)
-            case "compgen" | "complete":
-                yield from _in_script(self.values_in(find_code_words(words, "WC", stops=False)), name)
-            case "." | "source":
-                for word in words[:1]:
-                    yield from _in_script(self.values_in([Word(inside=word.inside)]), name)
-
-    def _tested(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-        texts = [word.text for word in words]
+    def _of_other(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
+        """Yield refusals in the words of a program that is not known to run its arguments."""
         for number, word in enumerate(words):
-            before = texts[number - 1] if number else ""
-            behind = texts[number + 1] if number + 1 < len(texts) else ""
-            if before == "-v" or (name == "printf" and word.text.startswith("-v")):
-                yield from _in_arithmetic(self.repeated([word]), f"`{name} -v`")
-                if name == "printf" and self.is_computed(word.text.removeprefix("-v")):
-                    yield from _in_arithmetic(self.repeated(words[number + 1 :]), f"{word.text}, which is a number,")
-            elif name == "[[" and (before in _COMPARISONS or behind in _COMPARISONS):
-                hint = "compare it with `[ … ]`"
-                yield from _in_arithmetic(self.repeated([word]), "a comparison of numbers in [[…]]", hint)
-            elif name in ("test", "[") and number and words[number - 1].marks and word.marks:
-                # The first may be `-v`.
-                yield from _in_arithmetic(
-                    word.marks, f"`{name}` behind another value", "write an operator between them"
-                )
-
-    # --- scripts for other programs -----------------------------------------------------------------------
-
-    def _script_in_words(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-        if SHELL.fullmatch(name):
-            script, operands = find_shell_script(words)
-            # `bash FILE` runs the file that a value names; `bash <(…)` runs what a value is made into.
-            made = [Word(inside=word.inside) for word in operands[:1] if not script]
-            yield from _in_script(self.values_in([*script, *made]), name)
-        elif (found := INTERPRETER.fullmatch(name)) is not None:
-            yield from _in_script(self.values_in(find_interpreted(words, found["name"])), name)
-
-    def _script_of_unknown(self, words: Sequence[Word]) -> Iterator[Refusal]:
-        """Yield refusals of `$(…) -c SCRIPT`: which program is started is known only when it runs, and may be a
-        shell."""
-        for number, word in enumerate(words):
-            if word.is_expanded and not word.marks and not _COMPILERS.match(word.text):
-                script, _ = find_shell_script(words[number + 1 :])
-                if any(_SHELL_C.fullmatch(each.text) for each in words[number + 1 :]):
-                    yield from _in_script(self.values_in(script), "a program that only a variable names")
-            if number == 0 and program_of(word) not in _PREFIXES:
+            behind = words[number + 1 :]
+            if name == "find" and word.text in ("-exec", "-execdir", "-ok", "-okdir"):
+                yield from self._in_words([Word("env"), Word("--"), *behind])
+            elif name not in _SEARCHING and (reading := read_interpreter(program_of(word), behind)) is not None:
+                yield from _in_script(_values_in(reading.code), word.text)  # `wrapper bash -c "…"`
+            elif name in CONTAINERS:
+                option = _ENV_OPTION.match(word.text)
+                found = ASSIGNED.match(word.text, option.end() if option is not None else 0)
+                if found is not None and self._is_special(found["name"]):
+                    yield from (_refuse_in_variable(value, found["name"]) for value in word.values)
+        if name in ("sed", "gsed", "make", "gmake"):
+            what = f"a value stands in an argument of {name}, which may run what is in it"
+            hint = "escape it, or use a program that takes it as data"
+            yield from (Refusal(value, what, hint, False) for value in _values_in(words))
+            return
+        before = ""
+        for word in words:
+            if before == "--":
                 return
+            if word.is_open and before[:1] != "-":
+                message = f"a value that begins with `-` is an option for {name} here"
+                hint = f"put `--` before it, if {name} knows that"
+                yield from (Refusal(value, message, hint, False, "shell/value-as-option") for value in word.values)
+            before = word.text
 
-    def _script_of(self, name: str, words: Sequence[Word], command: Command) -> Iterator[Refusal]:
-        if name in AWK:
-            made = [Word(inside=word.inside) for word in find_script_files(words)]
-            yield from _in_script(self.values_in([*find_awk_programs(words), *made]), name)
-        elif name == "env":
-            split = [word for word in words if word.text.startswith("--split-string=")]
-            split += find_code_words(words, "S", valued="uC")
-            yield from _in_script(self.values_in(split), "`env -S`")
-        elif name == "ssh":
-            _, remote = find_ssh_words(words)
-            yield from _in_script(self.values_in(remote), "the shell on the other side")
-            options = [word for word in words if "command=" in word.text.lower() and word not in remote]
-            yield from _in_script(self.values_in(options), name)
-        elif name in ("su", "runuser", "script", "flock", "sg"):
-            yield from _in_script(self.values_in(find_code_words(words, "c", stops=False)), name)
-        elif name == "watch" and not {"-x", "--exec"} & {word.text for word in words}:
-            yield from _in_script(self.values_in(words), name)
-        elif name == "parallel":
-            texts = [word.text for word in words]
-            yield from _in_script(self.values_in(words[: texts.index(":::")] if ":::" in texts else words), name)
-        elif name == "xargs":
-            yield from self._xargs(words, command)
-        elif name in ("sed", "gsed"):
-            files = find_script_files(words)
-            made = [Word(inside=word.inside) for word in files]
-            scripts = find_code_words(words, "e", stops=False) if files else find_sed_scripts(words)
-            yield from _in_settings(self.values_in([*scripts, *made]), name, "a script")
-            if any(STANDARD_INPUT.fullmatch(word.text) for word in files):
-                yield from _in_settings(self._read_by(command), name, "a script")
-        elif name in ("make", "gmake"):
-            yield from _in_settings(self.values_in(word for word in words if "=" in word.text), name, "a variable")
-            pairs = zip([Word(), *words], words, strict=False)
-            first = [word for before, word in pairs if word.text[:1] == "\ue000" and not _MAKE_VALUE.match(before.text)]
-            yield from _in_settings(self.values_in(first), name, "an argument, which may be an option,")
+    def _declared(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
+        is_array = bool(options_of(words) & set("aA")) or self._has_arrays
+        for word in words:
+            found = ASSIGNED.match(word.text)
+            if found is None or MARK_START in found[0] or (is_array and name != "export"):
+                yield from _in_arithmetic(word.values, f"`{name}`", "assign it in a command of its own")
+        yield from self._assigned([word for word in words if ASSIGNED.match(word.text)])
 
-    def _xargs(self, words: Sequence[Word], command: Command) -> Iterator[Refusal]:
-        """Yield refusals of `xargs`: what it reads becomes a script where it is put into one, or where the script is
-        missing."""
-        texts = [word.text for word in words]
-        for number, word in enumerate(words):
-            if SHELL.fullmatch(program_of(word)):
-                script, rest = find_shell_script(words[number + 1 :])
-                asks = any(is_code_option(each.text, "c") for each in words[number + 1 :])
-                follows = zip(texts, [*texts[1:], ""], strict=True)
-                replaced = [text[2:] or following for text, following in follows if text.startswith("-I")]
-                is_put_in = any(place and place in each.text for each in script for place in replaced)
-                if is_put_in or (asks and not script and not rest):
-                    yield from _in_script(self._read_by(command), word.text)
 
-    # --- scripts on standard input ------------------------------------------------------------------------
+def _program(command: Command) -> tuple[str, Sequence[Word]]:
+    """Return the program that a command starts in the end, and its arguments."""
+    words: Sequence[Word] = command.words
+    while words:
+        if ASSIGNED.match(words[0].text) or words[0].text[:1] == "-":
+            words = words[1:]
+        elif (name := program_of(words[0])) in RUNNERS and (started := find_started(name, words[1:])):
+            words = started
+        else:
+            return name, words[1:]
+    return "", words
 
-    def _input(self, command: Command) -> Iterator[Refusal]:
-        yield from self._read_in([command], self._read_by(command), 0, is_own=True)
-        # The commands inside its words read what is piped into it.
-        for start, end in (part for word in command.words for part in word.inside):
-            yield from self._read_in(self._commands[start:end], self._piped_into(command), start)
 
-    def _read_in(
-        self, commands: Sequence[Command], values: list[int], first: int, *, is_own: bool = False
-    ) -> Iterator[Refusal]:
-        """Yield refusals of values that reach commands on their standard input, where those run or compute what they
-        read."""
-        for command in commands:
-            reader = self._reader(command)
-            computed = [word.text for word in self._assigned_by(command) if self.is_computed(word.text)]
-            if (reader or computed) and (is_own or self._inherits(command, first)):
-                if reader:
-                    yield from _in_script(values, reader)
-                if computed:
-                    yield from _in_arithmetic(values, f"{computed[0]}, which is a number,")
+def _find_reader(command: Command) -> tuple[str, str] | None:
+    words = list(command.words)
+    while words and (ASSIGNED.match(words[0].text) or words[0].text[:1] == "-"):
+        words.pop(0)
+    return find_script_reader(words)
 
-    def _reader(self, command: Command, called: tuple[str, ...] = ()) -> str | None:
-        """Return the program that takes the standard input of a command for a script: itself, or one in the function
-        that it calls."""
-        rest = command.words[find_program(command.words) :]
-        body = self._bodies.get(rest[0].text) if rest else None
-        if body is None or body.function in called:
-            return find_script_reader(rest)
-        for inner in self._commands[body.first : body.end]:
-            if self._inherits(inner, body.first):
-                reader = self._reader(inner, (*called, body.function))
-                if reader is not None:
-                    return reader
-        return None
 
-    def _inherits(self, command: Command, first: int) -> bool:
-        """Return whether a command of a group, which begins at `first`, may read what the group reads."""
-        if command.input:
-            return False
-        if command.piped_from is None or command.piped_from < first:
-            return True
-        before = self._commands[command.piped_from : self._numbers[id(command)]]
-        heads = [(each, each.words[find_program(each.words) :]) for each in before]
-        return any(rest and not each.input and program_of(rest[0]) not in _NEVER_READING for each, rest in heads)
+def _may_compute(words: Sequence[Word]) -> bool:
+    """Return whether `declare` with these words makes a variable a number or a reference."""
+    return bool(options_of(words) & set("in")) or any(word.text[:1] == "$" for word in words)
 
-    def refusals_in_group(self, group: Group) -> Iterator[Refusal]:
-        inner = self._commands[group.first : group.end]
-        if fed := [*self.values_in(group.tail.input), *self._piped_into(group.head)]:
-            yield from self._read_in(inner, fed, group.first)
-        yield from self._written_to(group.tail.output, [*self._values_of(inner), *fed])
 
-    def refusals_of_descriptors(self) -> Iterator[Refusal]:
-        """Yield refusals of `exec <<< …; sh` and `coproc sh`: what is opened once is there for all commands that
-        follow."""
-        for number, command in enumerate(self._commands):
-            rest = command.words[find_program(command.words) :]
-            name = program_of(rest[0]) if rest else ""
-            behind = self._commands[number + 1 :]
-            if name == "exec" and all(_NAMED_DESCRIPTOR.fullmatch(word.text) for word in rest[1:]):
-                if fed := self.values_in(command.input):
-                    yield from self._read_in(behind, fed, number)
-                yield from self._written_to(command.output, self._values_of(behind))
-            elif name == "coproc":
-                started = [Command(rest[at:]) for at in range(1, len(rest))]
-                readers = [reader for each in (*started, *behind) if (reader := self._reader(each)) and not each.input]
-                if readers:
-                    yield from _in_script(self._values_of(self._commands), readers[0])
-
-    def _output(self, command: Command) -> Iterator[Refusal]:
-        """Yield refusals of `echo … > >(sh)` and `… | tee >(sh)`."""
-        words = [*command.words, *command.output]
-        yield from self._written_to(words, [*self.values_in(command.words), *self._read_by(command)])
-
-    def _written_to(self, targets: Iterable[Word], values: list[int]) -> Iterator[Refusal]:
-        for start, end in (part for word in targets for part in word.feeding):
-            yield from self._read_in(self._commands[start:end], values, start)
-
-    def _read_by(self, command: Command) -> list[int]:
-        """Return the values in what a command reads."""
-        return [*self.values_in(command.input), *self._piped_into(command)]
-
-    def _piped_into(self, command: Command) -> list[int]:
-        if command.piped_from is None:
-            return []
-        return self._values_of(self._commands[command.piped_from : self._numbers[id(command)]])
+def _tested(name: str, words: Sequence[Word]) -> Iterator[Refusal]:
+    texts = [word.text for word in words]
+    if name == "printf" and len(words) > 1 and words[0].is_open:
+        yield from _in_arithmetic(words[0].values, "the format of `printf`", "write `printf '%s'` before it")
+    for number, word in enumerate(words):
+        before = texts[number - 1] if number else ""
+        behind = texts[number + 1] if number + 1 < len(texts) else ""
+        if before == "-v" or (name == "printf" and word.text.startswith("-v")):
+            yield from _in_arithmetic(word.values, f"`{name} -v`")
+        elif name == "[[" and (before in _COMPARISONS or behind in _COMPARISONS):
+            yield from _in_arithmetic(word.values, "a comparison of numbers in [[…]]", "compare it with `[ … ]`")
+        elif name in ("test", "[") and number and words[number - 1].values and word.values:
+            # The first may be `-v`.
+            yield from _in_arithmetic(word.values, f"`{name}` behind another value", "write an operator between them")

@@ -16,6 +16,7 @@ from ..core.value_types import dataclass, field, lazy_pattern
 # Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
 DEPTH_LIMIT = 50
 
+MARK_START = "\ue000"
 MARKED = lazy_pattern("\ue000(\\d+):(\\d+)\ue001")
 # `${x:1}`, `${x[1]}` and `${!x}` are computed. What stands behind the others is text.
 _COMPUTED = lazy_pattern(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
@@ -52,62 +53,63 @@ class TooDeep(ValueError):
 @dataclass
 class Word:
     text: str = ""
-    """Without its quotes."""
+    """The word without its quotes. `$` stands for an expansion in braces or parentheses."""
     marks: list[int] = field(default_factory=list)
-    """Positions of the values that stand in it."""
+    """Positions of the values in the word."""
     inside: list[tuple[int, int]] = field(default_factory=list)
-    """Whose output it takes: from and to which command."""
-    feeding: list[tuple[int, int]] = field(default_factory=list)
-    """Who reads what is written to it: the commands of `>(…)`."""
+    """First and last command of each substitution in the word."""
     is_quoted: bool = False
     is_expanded: bool = False
-    """Whether the shell puts something into it that is not written there: a variable, the output of a command."""
+    """Whether the shell expands a variable or the output of a command in the word."""
+    made: list[int] = field(default_factory=list)
+    """Positions of the values in the commands of its substitutions."""
+
+    @property
+    def values(self) -> list[int]:
+        return [*self.marks, *self.made]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a value begins the word, so that the word may be an option, an assignment or a name."""
+        return self.text[:1] in (MARK_START, "$", "{") and bool(self.values)
 
 
 @dataclass
 class Command:
     words: list[Word] = field(default_factory=list)
     input: list[Word] = field(default_factory=list)
-    """What it reads: here-strings, the text of here-documents, the output of `<(…)`."""
-    output: list[Word] = field(default_factory=list)
-    """Where it writes: the targets of its redirections."""
+    """Here-strings, the text of here-documents, and the targets of `<`."""
+    has_input: bool = False
+    """Whether a redirection of its own feeds its standard input."""
     piped_from: int | None = None
     """The first of the commands whose output it reads."""
 
 
 @dataclass
-class Group:
-    """A compound command: `( … )`, `{ … }`, `if`, a loop, the body of a function."""
-
-    first: int
-    end: int
-    """From and to which command it reaches."""
-    head: Command
-    """The one that it stands in the place of: it is piped into the group."""
-    tail: Command
-    """The one that has the redirections of the group."""
-    function: str = ""
-
-
-@dataclass
 class Script:
-    """A command that was read. Commands inside others come behind the one that they are inside of."""
+    """The commands of a text. Commands in a substitution follow the command that contains it."""
 
     places: dict[int, ValueContext] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     computed: list[tuple[int, int]] = field(default_factory=list)
     """The commands whose output is taken for arithmetic."""
-    groups: list[Group] = field(default_factory=list)
     arrays: list[tuple[str, int, int]] = field(default_factory=list)
     """Which variables are given `( … )`, and where its items are, which are read as if they were commands."""
     defaults: list[tuple[str, Word]] = field(default_factory=list)
     """Which variables `${x=…}` and `${x:=…}` assign to, and what."""
+
+    def values_between(self, ranges: list[tuple[int, int]]) -> list[int]:
+        """Return the positions of the values in these commands."""
+        commands = [command for start, end in ranges for command in self.commands[start:end]]
+        return [mark for each in commands for word in (*each.words, *each.input) for mark in word.marks]
 
 
 def read_script(text: str) -> Script:
     """Read a command. Never fails on one that a shell would refuse: it reads on as well as it can. Raises TooDeep."""
     script = Script()
     _Reader(text, 0, len(text), script, 0).read_list("")
+    for word in (word for command in script.commands for word in (*command.words, *command.input)):
+        word.made = script.values_between(word.inside)
     return script
 
 
@@ -115,7 +117,8 @@ def _is_command_next(words: list[Word], word: str) -> bool:
     """Return whether a word stands where a command or a word of the grammar may: `function f {` and `for x do` among
     them."""
     first = words[0].text if words else ""
-    return not words or (word == "{" and first == "function") or (word == "do" and first in ("for", "select"))
+    is_named = first == "function" or (first == "coproc" and len(words) < 3)
+    return not words or (word in _OPENING and is_named) or (word == "do" and first in ("for", "select"))
 
 
 class _Reader:
@@ -129,6 +132,8 @@ class _Reader:
         self._depth = depth
         # Here-documents whose lines begin behind the next end of line: what ends them, and for which command.
         self._awaited: list[tuple[str, bool, bool, Command]] = []
+        # The number before the next redirection, as in `2>`.
+        self._number = ""
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -137,9 +142,9 @@ class _Reader:
         self._go_deeper()
         commands = self._script.commands
         first = pipeline = len(commands)
-        groups: list[tuple[int, int, Command, str]] = []
+        groups: list[int] = []
         cases = 0
-        function = ""
+        is_branch = False
         command = Command()
         commands.append(command)
         while self._at < self._end:
@@ -154,6 +159,9 @@ class _Reader:
             elif char == "#":
                 self._skip_comment()
             elif char in "\n;&|)":
+                if char == ")" and cases:
+                    self._forget_pattern(pipeline)
+                is_branch = self._text.startswith((";;", ";&"), self._at) or (is_branch and char == "\n")
                 is_pipe = self._read_operator(char)
                 if is_pipe is None:  # a redirection of everything
                     self._read_redirection(command, around)
@@ -170,15 +178,13 @@ class _Reader:
                 last = command.words[-1].text if command.words else ""
                 is_array = last.endswith("=")
                 is_function = self._text.startswith(")", self._at) and len(command.words) in (1, 2) and not is_array
-                is_pattern = bool(command.words) and command.words[0].text == "case"
+                is_pattern = command.words[0].text == "case" if command.words else is_branch
                 inside = self.read_list(")", around)
+                if is_pattern:
+                    self._forget_pattern(inside[0])
                 if is_array:
                     self._script.arrays.append((last.rstrip("+="), *inside))
-                elif not is_function and not is_pattern:
-                    self._script.groups.append(Group(*inside, command, command, function))
-                    function = ""
                 if is_function or is_pattern:
-                    function = last if is_function else function
                     command = Command()
                     commands.append(command)
             elif self._is_redirection(char):
@@ -194,13 +200,9 @@ class _Reader:
                     continue
                 cases += (name == "case") - (name == "esac" and cases > 0)
                 if name in _OPENING:
-                    is_named = len(command.words) > 1 and command.words[0].text == "function"
-                    named = command.words[1].text if is_named else function
-                    groups.append((pipeline, len(commands), command, named))
-                    function = ""
+                    groups.append(pipeline)
                 elif name in _CLOSING and groups:
-                    pipeline, opened, head, named = groups.pop()
-                    self._script.groups.append(Group(opened, len(commands), head, command, named))
+                    pipeline = groups.pop()
                 if name in _KEPT or not name or name not in _OPENING | _CLOSING | _BETWEEN:
                     command.words.append(word)
                 elif name not in _CLOSING:
@@ -209,6 +211,15 @@ class _Reader:
                     pipeline = len(commands) - 1
         self._depth -= 1
         return first, len(commands)
+
+    def _forget_pattern(self, first: int) -> None:
+        """Take the words away that are a pattern of `case`, and no command."""
+        inner: list[tuple[int, int]] = []
+        for number, command in enumerate(self._script.commands[first:], first):
+            if not any(start <= number < end for start, end in inner):
+                inner += [each for word in command.words for each in word.inside]
+                if command.words and command.words[0].text != "case":
+                    command.words = []
 
     def _go_deeper(self) -> None:
         self._depth += 1
@@ -254,6 +265,11 @@ class _Reader:
 
     def _read_redirection(self, command: Command, around: ValueContext) -> None:
         text = self._text
+        before = text[self._at - 1 : self._at]
+        is_standard = self._number in ("", "0") if before.isdecimal() else before != "}"
+        self._number = ""
+        if text.startswith("<<", self._at) and is_standard:
+            command.has_input = True
         if text.startswith("<<<", self._at):
             self._at += 3
             self._skip_blanks()
@@ -277,10 +293,11 @@ class _Reader:
             self._at += 1
         self._skip_blanks()
         target = self._read_word(around)
-        # `<&3` reads what was opened before.
-        if target is not None and not is_copy:
+        if reads and is_standard:
+            command.has_input = not is_copy  # `<&3` reads what was opened before
+        if target is not None and reads:
             # A file that a value names is not the value.
-            (command.input if reads else command.output).append(Word(inside=target.inside, feeding=target.feeding))
+            command.input.append(Word(inside=target.inside))
 
     def _skip_blanks(self) -> None:
         while self._at < self._end and self._text[self._at] in _BLANK:
@@ -329,10 +346,11 @@ class _Reader:
             if char in "<>":
                 if not self._text.startswith(("<(", ">("), self._at):
                     if self._text[start : self._at].isdecimal():
+                        self._number = self._text[start : self._at]
                         return None
                     break
                 self._at += 2
-                (word.inside if char == "<" else word.feeding).append(self.read_list(")"))
+                word.inside.append(self.read_list(")"))
             elif char == "'":
                 word.is_quoted = True
                 self._at += 1
@@ -392,6 +410,7 @@ class _Reader:
         elif text.startswith("$((", at):
             self._at += 3
             word.is_expanded = True
+            word.text += "$"
             self._read_arithmetic("))", ValueContext.ARITHMETIC, word)
         elif text.startswith("$[", at):
             self._at += 2
@@ -399,6 +418,7 @@ class _Reader:
         elif text.startswith("$(", at):
             self._at += 2
             word.is_expanded = True
+            word.text += "$"
             word.inside.append(self.read_list(")"))
         elif text.startswith("${", at):
             self._at += 2
@@ -406,6 +426,7 @@ class _Reader:
             self._read_brace(word)
         elif char == "`":
             word.is_expanded = True
+            word.text += "$"
             self._read_backtick(word, place)
         else:
             word.is_expanded = word.is_expanded or char == "$"
@@ -437,7 +458,7 @@ class _Reader:
         self._go_deeper()
         is_computed = _COMPUTED.match(self._text, self._at, self._end) is not None
         assigns = _ASSIGNS.match(self._text, self._at, self._end)
-        marks, inside = len(word.marks), len(word.inside)
+        text, marks, inside = word.text, len(word.marks), len(word.inside)
         while self._at < self._end and self._text[self._at] != "}":
             char = self._text[self._at]
             if char == '"':
@@ -451,6 +472,7 @@ class _Reader:
         if assigns is not None:
             default = Word(marks=word.marks[marks:], inside=word.inside[inside:])
             self._script.defaults.append((assigns["name"], default))
+        word.text = f"{text}${MARK_START * (len(word.marks) - marks)}"
         self._at = min(self._at + 1, self._end)
         self._depth -= 1
 
