@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import NS_PER_MS, Bound, Deadline, latest_bell, move_bell
+from shotclock.core.clocks import NS_PER_MS, Bound, Deadline, latest_bell, move_bell, reserve_ms_for
 from shotclock.core.overtime import (
     Decision,
     ObserverKind,
@@ -73,7 +73,8 @@ def test_an_observer_has_no_longer_than_what_it_could_grant_would_last(policy, r
     overtime = Overtime(policy)
     for decision, took_ms, ceiling in requests:
         overtime.settle(decision, at_ms=0, took_ms=took_ms, ceiling_ms=ceiling)
-    limits = [policy.observer_timeout_ms, policy.budget_ms - overtime.used_ms]
+    left_ms = policy.budget_ms - overtime.used_ms
+    limits = [policy.observer_timeout_ms, left_ms - reserve_ms_for(left_ms)]
     limits += [] if ceiling_ms is None else [ceiling_ms]
     assert overtime.patience_ms(ceiling_ms) == max(1, min(limits))
 

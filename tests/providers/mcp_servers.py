@@ -147,6 +147,26 @@ def flood_stderr() -> None:
         os.write(2, b"complaint\n" * 1000)
 
 
+def stop_gracefully() -> None:
+    """Let `slow` run until `graceful_stop` is called, and answer then with what there is; say what was asked."""
+    asked = threading.Event()
+
+    def work(request: dict[str, Any]) -> None:
+        asked.wait(FOREVER_S)
+        send({"id": request["id"], "result": text("half of it")})
+
+    def call(request: dict[str, Any]) -> None:
+        if request["params"]["name"] == "graceful_stop":
+            sys.stderr.write("asked to stop\n")
+            asked.set()
+            send({"id": request["id"], "result": text("stopping")})
+        else:
+            threading.Thread(target=work, args=[request], daemon=True).start()
+
+    TOOLS.append({"name": "graceful_stop", "inputSchema": {"type": "object"}})
+    serve("tools/call", call)
+
+
 def main(name: str, folder: str = "") -> None:
     match name:
         case "good":
@@ -217,6 +237,8 @@ def main(name: str, folder: str = "") -> None:
             serve("tools/call", lambda r: send({"id": r["id"], "result": {"content": "not a list"}}))
         case "asks_back":
             serve("tools/call", ask_back)
+        case "stops_gracefully":
+            stop_gracefully()
         case "reads_nothing":
             hang()
 

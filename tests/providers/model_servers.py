@@ -27,7 +27,7 @@ class Say:
     pause_s: float = 0.0
     """Before each piece."""
     tokens: int = 5
-    """That the request is said to have used, in and out each."""
+    """That the request is said to have used, in and out each. 0: an OpenAI-like server reports no usage."""
     then: str = "end"
     """Or `hang` in the middle of the stream, `cut` the connection, `garbage`: no JSON where there should be; `stop`:
     the stream ends in good order, before the answer has; `flood`: a line without an end."""
@@ -292,7 +292,8 @@ class _OpenAi(_Speech):
     def finish(self, *, called: bool, tokens: int) -> None:
         self._chunk({}, "tool_calls" if called else "stop")
         usage = {"prompt_tokens": tokens, "completion_tokens": tokens, "total_tokens": 2 * tokens}
-        self._chunk({}, usage=usage)
+        if tokens:
+            self._chunk({}, usage=usage)
         self._handler.chunk(b"data: [DONE]\n\n")
 
     def garbage(self) -> None:

@@ -179,6 +179,12 @@ def test_overtime_ends_when_progress_does():
     assert request["verdict"] == "declined" and envelope.warnings[0]["code"] == "SOFT_LIMIT"
 
 
+def test_an_observer_that_hangs_takes_no_more_than_the_budget():
+    envelope = command("sleep 30", Clocks.of("30s", soft="300ms"), {"command": "sleep 20", "budget": "4s"})
+    (request,) = requests_of(envelope)
+    assert request["verdict"] == "failed" and request["took_ms"] <= 4_000
+
+
 @pytest.mark.parametrize(
     "observer, verdict, reason",
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from .clocks import DurationError, format_duration, parse_duration_ms
+from .clocks import DurationError, format_duration, parse_duration_ms, reserve_ms_for
 from .value_types import as_dict, default_factory, record, value
 
 TYPE_CHECKING = False
@@ -214,8 +214,10 @@ class Overtime:
         return room if ceiling_ms is None else max(0, min(room, ceiling_ms))
 
     def patience_ms(self, ceiling_ms: int | None) -> int:
-        """Return how long an observer may take at the most: no longer than what it could grant would last."""
-        limit_ms = min(self.policy.observer_timeout_ms, self.policy.budget_ms - self.used_ms)
+        """Return how long an observer may take at the most: no longer than what it could grant would last, and a
+        little less than the budget, because stopping it takes a moment as well."""
+        left_ms = self.policy.budget_ms - self.used_ms
+        limit_ms = min(self.policy.observer_timeout_ms, left_ms - reserve_ms_for(left_ms))
         return max(1, limit_ms if ceiling_ms is None else min(limit_ms, ceiling_ms))
 
     def settle(
@@ -279,8 +281,8 @@ class Overtime:
 
 
 def read_decision(answered: object) -> Decision:
-    """Read what a program, a function or a model has answered: {"extend": "30s"} (or extend_ms), or {"decline": true},
-    with a reason. Anything else grants nothing."""
+    """Read the answer of a program, a function or a model: {"extend": "30s"} (or extend_ms), or {"decline": true}, with
+    a reason. A reason alone declines as well. Anything else grants nothing."""
     if not isinstance(answered, dict):
         return Decision(failed=True, reason=f"the observer answered {answered!r:.80}, which is no object")
     reason = answered.get("reason", "")
@@ -288,12 +290,14 @@ def read_decision(answered: object) -> Decision:
     if answered.get("decline") or answered.get("extend") is False:
         return Decision(reason=reason)
     try:
-        if "extend_ms" in answered:
+        if answered.get("extend_ms") is not None:
             return Decision(parse_duration_ms(answered["extend_ms"], bare="ms"), reason)
         if "extend" in answered and answered["extend"] is not True:
             return Decision(parse_duration_ms(answered["extend"]), reason)
     except DurationError as error:
         return Decision(failed=True, reason=f"the observer answered no duration: {error}")
+    if reason and "extend" not in answered:
+        return Decision(reason=reason)
     return Decision(failed=True, reason='the observer answered neither "extend" nor "decline"')
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.errors import Ending, Failure, SideEffects
+from ..core.json_values import as_text
 from ..core.redaction import looks_secret
 from ..core.validation import Before, Part, field
 from ..core.value_types import replace_fields
@@ -129,10 +130,6 @@ class AiPart(AiModel):
     negotiated_timeout_max_per_request: Milliseconds | None = None
     graceful_stop_deadline: Milliseconds | None = None
 
-    def check_together(self) -> None:
-        if self.timeout_behavior == "negotiated" and self.negotiated_timeout_budget is None:
-            raise ValueError("`timeout_behavior: negotiated` needs a `negotiated_timeout_budget`")
-
 
 class AiStep(StepPart):
     type: Literal["ai"]
@@ -187,16 +184,15 @@ DEFAULT_WIND_DOWN_MS = 45_000
 
 def read_overtime(ai: AiPart) -> dict[str, Any] | None:
     """Return the overtime that an `ai` block asks for, as the keys of `overtime`; None where it asks for none."""
-    if ai.timeout_behavior != "negotiated" or ai.negotiated_timeout_budget is None:
+    if ai.timeout_behavior != "negotiated":
         return None
+    durations = {"budget": ai.negotiated_timeout_budget, "max_per_request": ai.negotiated_timeout_max_per_request}
     keys: dict[str, Any] = {
         "observer": "model",
-        "budget": f"{duration_ms(ai.negotiated_timeout_budget, 'ms')}ms",
         "max_requests": ai.negotiated_timeout_max_requests,
         "model": {name: getattr(ai, name) for name in ("provider", "model", "base_url", "api_key_env")},
+        **{key: f"{duration_ms(written, 'ms')}ms" for key, written in durations.items() if written is not None},
     }
-    if ai.negotiated_timeout_max_per_request is not None:
-        keys["max_per_request"] = f"{duration_ms(ai.negotiated_timeout_max_per_request, 'ms')}ms"
     return {key: written for key, written in keys.items() if written is not None}
 
 
@@ -348,14 +344,15 @@ class AiProvider(Provider):
         if (missing := _find_missing(PROVIDERS[models[0].provider].package)) is not None:
             raise Failure("PRECONDITION", f"`ai` steps need {missing}, which is not installed", suggestion=INSTALL)
         call.mutates = bool(ai.tools or ai.mcp_servers)
-        agents = await self._open_agents(models)
         tools = AgentTools(step, ai, call, runtime)
         listener = AgentListener(tools)
+        work = call.work = AgentWork(call, tools, listener)
+        agents = await self._open_agents(models)
         try:
             async with tools:
                 arguments = {"task": _describe_task(step, ai, models, tools.definitions, call.clocks.idle_ms)}
                 part = replace_fields(call, operation=_ASK_MODEL, arguments=arguments)
-                call.work = AgentWork(call, part, listener)
+                work.begin(part)
                 outcome = await agents.perform(part, listener)
         except Failure as failure:  # of a server that its tools are on
             outcome = _not_begun(call, failure)
@@ -463,11 +460,14 @@ def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepR
         outcome.side_effects = SideEffects.NONE
     elif listener.has_left_doubt:
         outcome.side_effects = SideEffects.UNKNOWN
+    if listener.late_results:
+        details["late_results"] = listener.late_results
     if answered is not None:
         output = answered["output"]
         is_partial = bool(answered["partial"])
     else:
-        output = listener.text or None
+        late = [f"[{each['tool']}] {as_text(each['output'])}" for each in listener.late_results]
+        output = "\n\n".join(filter(None, [listener.text, *late])) or None
         is_partial = output is not None
     if is_partial:
         details["partial"] = True

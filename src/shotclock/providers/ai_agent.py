@@ -1,8 +1,8 @@
 """The agent of an `ai` step, in a process of its own: it asks the model, and its caller for every tool.
 
-Nothing in here is trusted to end: the supervisor of this process holds the clock. When the soft clock rings the model
-is told to answer with what it has, and calls no tool any more. A model that is writing its answer by then may end it;
-one that has said nothing yet is asked anew. A request that fails is sent again, or to the next
+Nothing in here is trusted to end: the supervisor of this process holds the clock. When the soft clock rings, an answer
+that is being written is cut, and the model is asked to answer with what it has; running tools may end first, and no
+other one is called. A request that fails is sent again, or to the next
 model, with all that was said and done before it: no tool is ever called twice for that. A model that is silent is not
 asked again; while another is left, that one is asked.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import re
 import resource
@@ -43,6 +44,7 @@ from pydantic_ai.exceptions import (
 )
 from pydantic_ai.messages import (
     ModelMessage,
+    ModelRequest,
     ModelResponse,
     PartDeltaEvent,
     PartStartEvent,
@@ -89,7 +91,6 @@ MESSAGE_SHOWN = 2_000
 WIND_DOWN = (
     "Time is nearly up: {left} left. Call no more tools. Answer now, with what you have; say what you could not finish."
 )
-STOPPED = "stopped before it had ended: time is nearly up. Answer now, with what you have."
 NOT_RUN = "not run: time is nearly up. Answer now, with what you have."
 
 # What a provider's error means; the first that fits. Whatever else goes wrong between it and us is no answer.
@@ -124,6 +125,9 @@ _STATUSES = {
 _FAILURES = tuple(kind for kinds, _ in _CODES for kind in kinds)
 # Worth another try of the same model.
 _PASSING = ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE")
+_TOKENS = ("input_tokens", "output_tokens", "total_tokens")
+# Only the message of pydantic-ai's error tells this one from others of its class.
+_NEVER_FITS = "Exceeded maximum output retries"
 # Only the message of pydantic-ai's error says which limit it was; by its own name for it.
 _LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_tokens|cost)_limit")
 
@@ -138,7 +142,7 @@ async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
 
 
 class _CutShort(Exception):
-    """A request that was given up, because the model has to be told that time is nearly up."""
+    """A request that was given up, because the model has to be told that time is nearly up. Its text is kept."""
 
 
 class _Truncated(ConnectionError):
@@ -157,10 +161,10 @@ class AgentRun:
         self._ctx, self._task, self._models, self._tells_end = ctx, task, models, tells_end
         self._history: list[ModelMessage] | None = None
         self._usage = RunUsage()
+        self._is_usage_known = True
+        """Every answer so far came with the tokens that it used."""
         self._retries = 0
         self._is_winding_down = False
-        self._has_text = False
-        """Of the answer to the request that is under way."""
         self._heard_at = 0.0
         """When its model last sent anything, by the clock of the loop."""
         self._stops_at: float | None = None
@@ -246,7 +250,7 @@ class AgentRun:
             except Failure as failure:
                 failure.data = self._describe(model.model_name)
                 self._waiting -= 1
-                if failure.code == "LIMIT_REACHED" or not self._waiting or not self._may_send:
+                if failure.code in ("LIMIT_REACHED", "PRECONDITION") or not self._waiting or not self._may_send:
                     raise
                 self._failed.append({"model": model.model_name, "code": failure.code, "message": str(failure)})
                 await self._begin_again()
@@ -261,7 +265,6 @@ class AgentRun:
             except _CutShort:  # what it was asked is asked again, with the word that time is nearly up
                 if self._most_requests is not None:
                     self._most_requests += 1
-                await self._begin_again()
                 continue
             except UsageLimitExceeded as error:
                 named = _LIMIT_NAME.search(str(error))
@@ -291,35 +294,46 @@ class AgentRun:
             usage=self._usage,
             usage_limits=self._limits,
         )
-        is_void = False
+        is_void = is_cut = False
+        response: ModelResponse | None = None
         async with going as run:
             try:
                 async for node in run:
                     if Agent.is_model_request_node(node):
                         self._count_request()
-                        self._take_time(await self._ctx.ask("request", self._describe(model.model_name)))
+                        told = self._describe(model.model_name)
+                        # A model that called no tool has answered: this request has it correct its answer.
+                        told["again"] = response is not None and not self._find_calls(response)
+                        self._take_time(await self._ctx.ask("request", told))
                         if self._ctx.stopping:
                             self._wind_down(node.request.parts)
                         async with self._watched(), node.stream(run.ctx) as stream:
                             async for event in stream:
                                 self._note(event)
-                            self._check_end(stream.response)
+                            response = stream.response
+                            self._check_end(response)
                         self._kept += self._size
-                        self._check_price(model)
+                        self._check_limits(model, response)
                     elif Agent.is_call_tools_node(node):
                         self._count_tool_calls(node.model_response)
+                assert run.result is not None
+                response, output = run.result.response, run.result.output
+                output = output["result"] if self._is_wrapped else output
+            except UnexpectedModelBehavior as error:
+                if response is None or not str(error).startswith(_NEVER_FITS):
+                    raise
+                output = _read_answer(response)  # the caller says what is wrong with it, and has it
             except _Truncated:
                 is_void = True
                 raise
+            except _CutShort:
+                is_cut = True
+                raise
             finally:
-                self._history = _without_unfinished(run.all_messages(), is_void=is_void) or None
-            result = run.result
-        assert result is not None
-        output = result.output
-        response = result.response
+                self._history = _without_unfinished(run.all_messages(), is_void=is_void, is_cut=is_cut) or None
         finish = response.finish_reason
         return {
-            "output": output["result"] if self._is_wrapped else output,
+            "output": output,
             "partial": self._is_winding_down or finish == "length",
             **self._describe(response.model_name or model.model_name),
             "finish_reason": finish,
@@ -337,10 +351,14 @@ class AgentRun:
 
     def _count_tool_calls(self, response: ModelResponse) -> None:
         """Count what a model asks for, before any of it runs."""
-        asked = sum(part.tool_name != self._output_tool for part in response.tool_calls)
+        asked = self._find_calls(response)
         if self._most_tool_calls is not None and self._tool_calls + asked > self._most_tool_calls:
             raise self._limit_reached("tool_calls")
         self._tool_calls += asked
+
+    def _find_calls(self, response: ModelResponse) -> int:
+        """Count the calls of tools in an answer, without that of the tool that gives the answer itself."""
+        return sum(part.tool_name != self._output_tool for part in response.tool_calls)
 
     def _count_result(self, result: object) -> None:
         """Count what a tool has answered, which is sent with every further request."""
@@ -373,7 +391,7 @@ class AgentRun:
     async def _watched(self) -> AsyncIterator[None]:
         """Let a request go on until the soft clock rings, or its model has been silent for too long: raise _CutShort
         or _Silent then."""
-        self._has_text, self._heard_at = False, asyncio.get_running_loop().time()
+        self._heard_at = asyncio.get_running_loop().time()
         reasons: list[Exception] = []
         try:
             async with asyncio.timeout(None) as patience:
@@ -391,8 +409,7 @@ class AgentRun:
         loop = asyncio.get_running_loop()
         while not reasons:
             await asyncio.sleep(HEARTBEAT_S)
-            # A model that was told before, or has begun to answer, may go on.
-            if self._ctx.stopping and not self._is_winding_down and not self._has_text:
+            if self._ctx.stopping and not self._is_winding_down:  # one that was told before may go on
                 reasons.append(_CutShort())
             elif silence_s is not None and loop.time() - self._heard_at >= silence_s:
                 said = format_duration(int(silence_s * 1000))
@@ -435,13 +452,20 @@ class AgentRun:
             text = event.part.content
         elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
             text = event.delta.content_delta
-        self._has_text, self._heard_at = self._has_text or bool(text), asyncio.get_running_loop().time()
+        self._heard_at = asyncio.get_running_loop().time()
         self._ctx.write(text)
         self._size += _size_of(event)
         if self._kept + self._size > CONVERSATION_LIMIT:
             raise AnswerTooLong(f"what it says is longer than {CONVERSATION_LIMIT} characters, and was given up")
 
-    def _check_price(self, model: Model) -> None:
+    def _check_limits(self, model: Model, response: ModelResponse) -> None:
+        """Raise Failure where a limit cannot be checked: no tokens are reported, or no price is known."""
+        if not response.usage.total_tokens:
+            self._is_usage_known = False
+            limited = [name for name in (*_TOKENS, "cost") if self._task["limits"].get(name) is not None]
+            if limited:
+                message = f"{model.model_name} reports no usage, so `limits.{limited[0]}` cannot be checked"
+                raise Failure("PRECONDITION", message, suggestion="limit `requests` instead")
         if self._limits.cost_limit is not None and self._usage.cost is None:
             message = f"no price of {model.model_name} is known, so `limits.cost` cannot be watched"
             raise Failure("PRECONDITION", message, suggestion="limit the tokens instead")
@@ -498,15 +522,13 @@ class AgentRun:
 
     def _describe(self, model: str) -> dict[str, Any]:
         """Return which model it is, and what was used so far."""
-        used = self._usage
+        used, is_known = self._usage, self._is_usage_known and self._usage.total_tokens > 0
         usage: dict[str, Any] = {
             "requests": self._requests,
             "tool_calls": self._tool_calls,
-            "input_tokens": used.input_tokens,
-            "output_tokens": used.output_tokens,
-            "total_tokens": used.total_tokens,
+            **{name: getattr(used, name) if is_known else None for name in _TOKENS},
         }
-        if used.cost is not None:
+        if used.cost is not None and is_known:
             usage["cost"] = float(used.cost)
         told: dict[str, Any] = {"model": model, "usage": usage}
         if self._retries:
@@ -516,13 +538,29 @@ class AgentRun:
         return told
 
 
-def _without_unfinished(messages: list[ModelMessage], *, is_void: bool) -> list[ModelMessage]:
-    """Return the conversation up to the request that was not answered: what came of its answer is void."""
-    if is_void and messages and isinstance(messages[-1], ModelResponse):
+def _without_unfinished(messages: list[ModelMessage], *, is_void: bool, is_cut: bool) -> list[ModelMessage]:
+    """Return the conversation up to the request that was not answered: what came of its answer is void. Of an answer
+    that we cut, the text stays, and a further request follows it."""
+    last = messages[-1] if messages else None
+    if is_void and isinstance(last, ModelResponse):
         messages = messages[:-1]
     while messages and isinstance(messages[-1], ModelResponse) and messages[-1].state != "complete":
         messages = messages[:-1]
+    if is_cut and isinstance(last, ModelResponse) and last.text:
+        said = replace(last, parts=[TextPart(last.text)], state="complete")
+        return [*messages, said, ModelRequest(parts=[])]
     return messages
+
+
+def _read_answer(response: ModelResponse) -> Any:
+    """Return an answer that never fitted its schema: the value where it is JSON that readers take, else the text."""
+    given = response.tool_calls[0].args if response.tool_calls else response.text
+    text = given if isinstance(given, str) else json.dumps(given)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if is_nested_deeper(value, MOST_NESTED) else value
 
 
 def _find_too_long(error: BaseException) -> BaseException | None:
@@ -623,9 +661,8 @@ class _Tools(AbstractToolset[None]):
         asking = asyncio.ensure_future(self._ctx.ask("tool", {"name": name, "arguments": tool_args}))
         try:
             while not (await asyncio.wait([asking], timeout=HEARTBEAT_S))[0]:
-                self._ctx.write("")  # it has a clock of its own; the model is not silent meanwhile
-                if self._ctx.stopping:
-                    raise ToolFailed(STOPPED)
+                # It has a clock of its own, and its caller asks it to stop; the model is not silent meanwhile.
+                self._ctx.write("")
         finally:
             if not asking.done():
                 asking.cancel()
@@ -634,8 +671,6 @@ class _Tools(AbstractToolset[None]):
             told = asking.result()
         except Failure as failure:
             raise ToolFailed(str(failure)) from None
-        if not told["ok"] and self._ctx.stopping:
-            raise ToolFailed(STOPPED)
         if not told["ok"]:
             raise ToolFailed(f"{told['error']}\n({_describe_left(told['remaining_ms'])})")
         if told["remaining_ms"] is None:

@@ -2,14 +2,15 @@
 
 The agent asks from its own process. A tool of the file runs as a `tool` step would; one of an MCP server over a
 connection that is kept for the whole of the agent's run. Each is a call of its own inside the deadline of the step, and
-whatever becomes of it is told to the model, with the time that is left.
+whatever becomes of it is told to the model, with the time that is left. When the step winds down, running calls and the
+servers are asked to stop; what they return by then goes to the model and into the step's result.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +25,7 @@ from ..process.command_task import LOOKED_AT
 from ..process.context import CallListener, Scope
 from ..process.kill import VERIFY_LIMIT_MS
 from ..runtime import commands
-from ..runtime.call import Call, Outcome, Work, WorkView
+from ..runtime.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ..runtime.command_runner import REPORT_MARGIN_MS, InteractiveProcess, run_shielded
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import timeout_problem
@@ -73,6 +74,8 @@ class _Server:
     process: InteractiveProcess | None = None
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """What is to be left when the agent is done."""
+    request_ids: list[str] = field(default_factory=list)
+    """Of the calls that run on it."""
 
 
 class AgentTools:
@@ -86,6 +89,9 @@ class AgentTools:
         self._tools: dict[str, _Tool] = {}
         self._servers = [_Server(name, written) for name, written in ai.mcp_servers.items()]
         self._running: set[asyncio.Task[Any]] = set()
+        self._stopping: list[asyncio.Future[None]] = []
+        self.late_results: list[dict[str, Any]] = []
+        """Of the tools that ended after the step was asked to wind down."""
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
         self.has_left_doubt = False
@@ -135,6 +141,8 @@ class AgentTools:
 
     async def _end_calls(self) -> None:
         """Wait until the tools are gone that ran when the agent ended: nobody waits for their results any more."""
+        for asking in self._stopping:
+            asking.cancel()
         for task in self._running:
             if not task.cancelling():
                 task.cancel()
@@ -220,8 +228,25 @@ class AgentTools:
 
     # --- calls --------------------------------------------------------------------------------------------
 
+    def ask_to_stop(self, until_ns: int) -> None:
+        """Ask every server that offers it to end its calls early. The calls of the file's own tools are asked by the
+        control of the step."""
+        within_ms = max(1, (until_ns - monotonic_ns()) // NS_PER_MS)
+        for server in () if self._stopping else self._servers:
+            if server.conversation is not None:
+                asked = server.conversation.ask_to_stop(server.request_ids or [self._call.request_id], within_ms)
+                self._stopping.append(asyncio.ensure_future(asked))
+
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Call a tool, and return what the model is told of it. Never raises but for a cancellation."""
+        if self.is_winding_down():
+            return self._tell_failure("not run: time is nearly up")
+        told = await self._call_tool(name, arguments)
+        if self.is_winding_down():
+            self.late_results.append({"tool": name, "output": told["output"] if told["ok"] else told["error"]})
+        return told
+
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         tool = self._tools.get(name)
         task = asyncio.current_task()
         assert task is not None
@@ -257,7 +282,6 @@ class AgentTools:
     def _tell_failure(self, message: str) -> dict[str, Any]:
         return {"ok": False, "error": _shorten(message), "remaining_ms": self.remaining_ms()}
 
-    @property
     def is_winding_down(self) -> bool:
         return self._call.winding_down is not None
 
@@ -274,7 +298,11 @@ class AgentTools:
         clocks = Clocks(timeout_ms=TOOL_TIMEOUT_MS if written is None else duration_ms(written, "ms"))
         call = self._runtime.begin(f"tool {tool.name}", {}, clocks, is_command=True)
         outputs: list[Any] = []
-        envelope = await self._runtime.conclude(call, self._wait_for_server(call, tool, server, arguments, outputs))
+        server.request_ids.append(call.request_id)
+        try:
+            envelope = await self._runtime.conclude(call, self._wait_for_server(call, tool, server, arguments, outputs))
+        finally:
+            server.request_ids.remove(call.request_id)
         return envelope, outputs[0] if outputs else None
 
     async def _wait_for_server(
@@ -289,12 +317,15 @@ class AgentTools:
             return Outcome(Ending.NOT_STARTED, timeout_problem(call, 0))
         call.has_begun = True
         asking = asyncio.ensure_future(server.conversation.call(tool.own_name, arguments, remaining_ms, call.trace))
+        call.work = work = _ServerWork(asking)
         try:
             await asyncio.wait([asking], timeout=None if remaining_ms is None else remaining_ms / 1000)
         finally:
             if not asking.done():
                 asking.cancel()
                 await run_shielded(asyncio.wait([asking], timeout=LEAVE_LIMIT_S))
+        if work.is_stopped:
+            return Outcome(Ending.CANCELLED, wound_down_problem(call))
         if asking.cancelled() or not asking.done():
             fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
             message = f"the tool did not answer within {format_duration(fired.limit_ms)}, and was given up"
@@ -304,6 +335,17 @@ class AgentTools:
         if result.is_error:
             return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", text_of(result).strip() or "the tool failed"))
         return Outcome(Ending.FINISHED)
+
+
+class _ServerWork(Work):
+    """A call of a tool on a server."""
+
+    def __init__(self, asking: asyncio.Future[Any]) -> None:
+        self._asking = asking
+        self.is_stopped = False
+
+    def stop_unwound(self) -> None:
+        self.is_stopped = self._asking.cancel()
 
 
 async def _take_leave(talk: ServerConversation, talking: asyncio.Future[None]) -> None:
@@ -404,12 +446,19 @@ class AgentListener(CallListener):
         self._kept = KeptText()
         self._request_began = 0
         self.tool_calls = 0
+        self.on_begin: Callable[[], None] | None = None
+        """Called before the model is asked for the first time."""
         self.details: dict[str, Any] = {}
         """What is known of the model and its usage so far."""
 
     @property
     def text(self) -> str:
         return str(self._kept)
+
+    @property
+    def late_results(self) -> list[dict[str, Any]]:
+        """Return the results of tools that ended after the step was asked to wind down."""
+        return self._tools.late_results
 
     @property
     def has_left_doubt(self) -> bool:
@@ -433,11 +482,14 @@ class AgentListener(CallListener):
     async def _note_request(self, told: dict[str, Any]) -> dict[str, Any]:
         """Take note that the model is about to be asked, or asked again: then what it said of its answer is void.
         Return when the step is stopped, where it winds down."""
+        if self.on_begin is not None:
+            begin, self.on_begin = self.on_begin, None
+            begin()
         if told.pop("again", False):
             self._kept.cut(self._request_began)
         self._request_began = self._kept.size
         self.details.update(told)
-        return {"stops_in_ms": self._tools.remaining_ms() if self._tools.is_winding_down else None}
+        return {"stops_in_ms": self._tools.remaining_ms() if self._tools.is_winding_down() else None}
 
 
 class RequestListener(CallListener):
@@ -451,23 +503,43 @@ class RequestListener(CallListener):
 
 
 class AgentWork(Work):
-    """The agent of a step, told what becomes of the step: `part` is its call in the process that runs it."""
+    """The agent of a step, told what becomes of the step."""
 
-    def __init__(self, call: Call, part: Call, listener: AgentListener) -> None:
-        self._call, self._part, self._listener = call, part, listener
+    def __init__(self, call: Call, tools: AgentTools, listener: AgentListener) -> None:
+        self._call, self._tools, self._listener = call, tools, listener
+        self._starting, self._part = call.work, call
+        listener.on_begin = self._begin
+
+    @property
+    def is_queued(self) -> bool:
+        """Return whether its model was never asked: its processes and servers are still being started."""
+        return self._listener.on_begin is not None
+
+    def _begin(self) -> None:
+        if self._call.control is not None:
+            self._call.control.begin_work()
+
+    def begin(self, part: Call) -> None:
+        """Take note that all is started: `part` is its call in the process that runs it."""
+        part.work, self._part = self._starting, part
+
+    @property
+    def _inner(self) -> Work:
+        work = self._starting if self._part is self._call else self._part.work
+        assert work is not None, "a try has work"
+        return work
 
     def wind_down(self, until_ns: int) -> None:
+        self._tools.ask_to_stop(until_ns)
         self._part.winding_down = self._call.winding_down
-        if self._part.work is not None:
-            self._part.work.wind_down(until_ns)
+        self._inner.wind_down(until_ns)
 
     def stop_unwound(self) -> None:
-        if self._part.work is not None:
-            self._part.work.stop_unwound()
+        self._inner.stop_unwound()
 
     def move_bell(self) -> bool:
         before, self._part.bound = self._part.bound, self._call.bound
-        if self._part.work is not None and self._part.work.move_bell():
+        if self._inner.move_bell():
             return True
         self._part.bound = before
         return False

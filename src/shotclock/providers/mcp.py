@@ -218,7 +218,7 @@ class _ToolCall(Work):
     def wind_down(self, until_ns: int) -> None:
         if self._stopping is None:
             within_ms = max(1, (until_ns - monotonic_ns()) // NS_PER_MS)
-            asking = self._conversation.ask_to_stop(self._admission.request_id, within_ms)
+            asking = self._conversation.ask_to_stop([self._admission.request_id], within_ms)
             self._stopping = asyncio.ensure_future(asking)
 
     def stop_unwound(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
 from typing import Any, cast
@@ -151,23 +151,27 @@ class Conversation:
             tool, arguments, progress_callback=self._on_progress, meta=cast("types.RequestParamsMeta", meta)
         )
 
-    async def ask_to_stop(self, request_id: str, within_ms: int) -> None:
-        """Ask the server to end the call early, where it offers that, with what of this it wants to know. Bounded; what
-        it says is in the answer of the call itself."""
-        known = {"request_id": request_id, "within_ms": within_ms, "reason": "the caller winds down"}
-        meta = cast("types.RequestParamsMeta", {**self._trace.as_headers(), REMAINING: within_ms})
+    async def ask_to_stop(self, request_ids: Sequence[str], within_ms: int) -> None:
+        """Ask the server to end these calls early, where it offers that: each of them if it wants to know which, else
+        once. Bounded; what it says is in the answers of the calls themselves."""
         with contextlib.suppress(Exception):  # it is only asked; whether it ends is seen by whoever waits for it
             async with asyncio.timeout(within_ms / 1000):
                 session = await asyncio.shield(self._calling)
                 if self._stop_tool is None or self._tool == STOP_TOOL:
                     return
                 takes = self._stop_tool.input_schema.get("properties") or {}
-                said = {name: value for name, value in known.items() if name in takes}
-                pause_s = STOP_AGAIN_S
-                # The call may be on its way, and not known there yet: it is asked again, less and less often.
-                while (await session.call_tool(STOP_TOOL, said, meta=meta)).is_error:
-                    await asyncio.sleep(pause_s)
-                    pause_s *= 2
+                asked = request_ids if "request_id" in takes else request_ids[:1]
+                await asyncio.gather(*(self._ask_once(session, takes, each, within_ms) for each in asked))
+
+    async def _ask_once(self, session: ClientSession, takes: Collection[str], request_id: str, within_ms: int) -> None:
+        known = {"request_id": request_id, "within_ms": within_ms, "reason": "the caller winds down"}
+        meta = cast("types.RequestParamsMeta", {**self._trace.as_headers(), REMAINING: within_ms})
+        said = {name: value for name, value in known.items() if name in takes}
+        pause_s = STOP_AGAIN_S
+        # The call may be on its way, and not known there yet: it is asked again, less and less often.
+        while (await session.call_tool(STOP_TOOL, said, meta=meta)).is_error:
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     async def _find_missing_tool(self, session: ClientSession) -> Problem | None:
         """Return why the tool cannot be called; None where it is there, or where the server does not list any."""
@@ -312,6 +316,8 @@ class ServerConversation(Conversation):
         tools = await self._list_tools(session)
         self.enter(Stage.CALLING)
         self._talking = session
+        self._stop_tool = next((tool for tool in tools if tool.name == STOP_TOOL), None)
+        self._calling.set_result(session)
         self.listed.set_result(tools)
         await self._closing.wait()  # bounded by whoever opened it
         return Problem("CONNECTION_LOST", "the conversation with the MCP server is over")

@@ -44,8 +44,6 @@ PROGRESS_KEPT = 20
 LOOK_LIMIT_S = 1.0
 # How long the loop of a call may take to hear of a decision; one that is blocked runs it out.
 ACT_LIMIT_S = 5.0
-# An observer has a clock of its own, which says better what became of it; this is for one that does not keep it.
-OBSERVER_MARGIN_MS = 500
 # Of what an observer, or a call that asks for overtime, gives as its reason.
 TEXT_SHOWN = 2000
 
@@ -258,7 +256,7 @@ class CallControl:
 
         assert self.observe is not None
         try:
-            async with asyncio.timeout((limit_ms + OBSERVER_MARGIN_MS) / 1000):
+            async with asyncio.timeout(limit_ms / 1000):
                 summary = await self._summarise(overtime, room_ms)
                 summary |= {"asked_by": asked_by, "asked_ms": wanted_ms, "reason": why[:TEXT_SHOWN]}
                 return await self.observe(self.call, summary)
