@@ -40,7 +40,7 @@ from ..runtime.loop_call import current_scope
 from .lint import approved_files, digests_of
 from .scheduler import RunContext
 from .schema import ToolPart, is_template
-from .shell_programs import INTERPRETER, SHELL, STARTING, find_program, find_shell_script, program_of
+from .shell_programs import ASSIGNED, INTERPRETER, RUNNERS, SHELL, find_started, program_of, read_interpreter
 from .shell_syntax import TooDeep, Word, read_script
 from .step_renderer import RenderedStep, StepFailed
 
@@ -210,20 +210,25 @@ def _server_command(server: Mapping[str, Any]) -> list[Word]:
     return [Word(text) for text in (server["command"] or "", *server["args"])]
 
 
-def _commands_in(script: str) -> Iterator[list[Word]]:
-    """Yield the words of each command of a script, from its program on; also those of a literal `sh -c` script."""
+def _commands_in(script: str) -> Iterator[Sequence[Word]]:
+    """Yield the words of each command of a script, of the command that `env` and the like start, and of `sh -c`."""
     try:
         commands = read_script(script).commands
     except TooDeep:
         return
     for command in commands:
-        words = command.words[find_program(command.words) :]
-        yield words
-        for number, word in enumerate(words):
-            if SHELL.fullmatch(program_of(word)):
-                for inner in find_shell_script(words[number + 1 :])[0]:
+        words: Sequence[Word] = command.words
+        while words:
+            if ASSIGNED.match(words[0].text) or words[0].text[:1] == "-":
+                words = words[1:]
+                continue
+            yield words
+            name = program_of(words[0])
+            if SHELL.fullmatch(name) and (reading := read_interpreter(name, words[1:])) is not None:
+                for inner in reading.code:
                     if not inner.is_expanded:
                         yield from _commands_in(inner.text)
+            words = find_started(name, words[1:]) if name in RUNNERS else ()
 
 
 def _digest_all(commands: Iterable[Sequence[Word]], folder: Path) -> dict[str, str]:
@@ -231,19 +236,20 @@ def _digest_all(commands: Iterable[Sequence[Word]], folder: Path) -> dict[str, s
 
 
 def _digest_program(words: Sequence[Word], folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the program of a command, if it is named by its path, and the first file that an interpreter, or a program
-    that starts others, is given. A file that does not exist yet is bound as that."""
+    """Yield the program of a command, if it is named by its path, and the first file that an interpreter is given.
+
+    A file that does not exist yet is bound as that.
+    """
     program, *arguments = words or [Word()]
     if "/" in program.text and (found := _digest_below(program, folder)) is not None:
         yield found
     name = program_of(program)
-    runs_files = SHELL.fullmatch(name) or INTERPRETER.fullmatch(name) or name in (".", "source")
-    if not runs_files and name not in STARTING:
+    if not SHELL.fullmatch(name) and not INTERPRETER.fullmatch(name) and name not in (".", "source"):
         return
     for number, word in enumerate(arguments):
         found = _digest_below(word, folder)
         is_missing = found is not None and found[1] == NO_SUCH_FILE
-        if found is not None and (not is_missing or (runs_files and not number and not word.text.startswith("-"))):
+        if found is not None and (not is_missing or (number == 0 and not word.text.startswith("-"))):
             yield found
             return
 
