@@ -138,6 +138,7 @@ def test_the_command_line_maps_exceptions_and_keeps_their_tracebacks_on_stderr(p
         failure = which in ("sold out", "not found", "argument")
         assert (b"Traceback" in ran.stderr) is not failure
     assert envelope["error"]["context"]["raised"] == "ARG_ERROR"
+    assert "errors" not in envelope["error"] and "error.errors" not in envelope["error"]["suggestion"]
 
 
 def test_a_traceback_is_in_the_envelope_only_when_asked_for(program: Tool, tool: Any):
