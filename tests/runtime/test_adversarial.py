@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -991,6 +992,35 @@ def test_a_caller_whose_own_loop_is_blocked_does_not_delay_the_kill(surface: str
             return await waiting
 
     assert at_last(lambda number: run(scenario(1000 * 2**number), within=60)).code == "TIMEOUT"
+
+
+@pytest.mark.parametrize("surface", ["exec", "command step", "function step"])
+def test_work_that_stops_its_caller_and_all_guards_is_ended_and_answered_for(
+    surface: str, tmp_path: Path, validate_envelope: Validate
+) -> None:
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    work_words = command("stops_its_caller", folder)
+    words = ["exec", "--json", "--timeout", "2s", "--grace", "200ms", "--", *work_words]
+    if surface != "exec":
+        step: dict[str, Any] = {"exec": f"cd {ROOT} && exec {shlex.join(work_words)}"}
+        if surface == "function step":
+            (tmp_path / "tool.py").write_text(
+                f"import sys\nfrom shotclock import App\nsys.path.insert(0, {str(ROOT)!r})\n"
+                "from tests.runtime import work\n"
+                "app = App('tool')\napp.command(work.stops_its_caller)\n"
+            )
+            step = {"type": "function", "target": "tool.py:app", "command": "stops-its-caller"}
+            step["arguments"] = {"folder": str(folder)}
+        flow = {"steps": {"stops": {**step, "timeout": "2s", "grace": "200ms"}}}
+        (tmp_path / "flow.yaml").write_text(json.dumps(flow))
+        words = ["run", str(tmp_path / "flow.yaml"), "--json"]
+    with running(sys.executable, "-m", "shotclock", *words, folder=tmp_path) as process:
+        assert process.wait(2 + DEAD_WITHIN_S) in (3, 10)
+        assert (folder / "ready").exists() and not marked(folder)
+    envelope = validate_envelope(json.loads((tmp_path / "out").read_bytes()))
+    ended = envelope if surface == "exec" else {**envelope["data"]["steps"]["stops"], "meta": {"survivors": []}}
+    assert (ended["error"]["code"], ended["meta"]["survivors"]) == ("TIMEOUT", [])
 
 
 def test_a_stopped_exec_does_not_delay_the_kill(tmp_path: Path, validate_envelope: Validate) -> None:

@@ -475,7 +475,16 @@ def test_looking_for_phones_leaves_no_server(tmp_path: Path) -> None:
     with private_adb(tmp_path / "adb") as port:
         [entry] = [each for each in asyncio.run(find_all_devices()) if each.name == "android"]
         assert not entry.usable and "USB debugging" in entry.detail
-        assert adb_processes(port) == [] and not list((tmp_path / "adb").glob("shotclock-adb-*"))
+        assert adb_processes(port) == []
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_session_that_finds_no_phone_leaves_no_server(tmp_path: Path) -> None:
+    with private_adb(tmp_path / "adb") as port:
+        assert "USB debugging" in refused("android")
+        assert "there is no phone 'R58M123'" in refused("android:R58M123")
+        assert "Connection refused" in refused(f"android:127.0.0.1:{free_port()}")
+        assert adb_processes(port) == []
 
 
 def wait_until_refused(device: str) -> None:
@@ -492,7 +501,8 @@ def test_the_server_outlives_the_daemon_and_nothing_else_does(tmp_path: Path) ->
         phone = ScriptedPhone(tmp_path / "phone")
         try:
             with phone_session(tmp_path / "home", phone) as session:
-                assert session.run(SNAP)["ok"]
+                told = session.run(SNAP)
+                assert told["ok"], told
                 [server] = adb_processes(port)
                 status = session.status()
                 assert status is not None

@@ -1,5 +1,6 @@
 """Secrets of a run: what of them is kept, what is asked for, and what data can do about it."""
 
+import base64
 import json
 import os
 import sqlite3
@@ -192,6 +193,30 @@ def test_a_known_secret_is_not_kept_wherever_it_stands_in_the_file() -> None:
     kept = without_secrets(written, Redaction({"API_TOKEN": secret}))
     assert json.dumps(kept).count(secret) == 2  # the name of a step, and who waits for it
     assert is_same(kept, written)
+
+
+def test_a_secret_that_base64_breaks_over_lines_is_hidden(run: Run, tmp_path: Path) -> None:
+    secret = "ghp_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
+    wraps = [20, 64, 76]
+    script = "\n".join(
+        f"for n in 1 20 30 40 41 42; do printf %${{n}}s%s x $API_TOKEN | base64 -w {wrap}; done" for wrap in wraps
+    )
+    encoded = base64.encodebytes(b"token = " * 6 + secret.encode()).decode()
+    hides = Redaction({"API_TOKEN": secret})
+    as_json = json.dumps({"key": encoded.replace("\n", "\r\n")})
+    assert hides.holds(encoded) and "***" in hides.text(as_json) and json.loads(hides.text(as_json))
+    untouched = "first line\nsecond line\n"
+    assert hides.text(untouched) == untouched and not hides.holds(untouched)
+
+    workflow = {"steps": {"a": {"type": "command", "exec": script, "env": {"API_TOKEN": "${API_TOKEN}"}}}}
+    envelope = run(WorkflowFile.model_validate(workflow), environment={**PATH, "API_TOKEN": secret})
+    output = str(step(envelope, "a")["output"])
+    assert output.count("***") == 6 * len(wraps)
+    for text in (output, stored(tmp_path)):
+        # What is certain of the secret's base64 at each of its three offsets.
+        joined = text.replace("\\n", "").replace("\n", "")
+        for before in range(3):
+            assert base64.b64encode(b" " * before + secret.encode()).decode()[8:-8] not in joined
 
 
 def test_a_workflow_with_nothing_to_hide_is_kept_as_it_is(run: Run, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ _SECRET_HEADER = lazy_pattern(
 _USER_IN_URL = lazy_pattern(r"(?<=://)[^/?#\s]*@")
 _PASSWORD_IN_URL = lazy_pattern(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 HIDDEN = "***"
+# Between two characters of base64 that is broken over lines.
+_BREAK = r"(?:\s|\\[rn])*"
 # Shorter ones would be found in every other word.
 SHORTEST = 5
 SHORTEST_PART = 8
@@ -59,12 +61,13 @@ def _hide_longest_first(text: str, secrets: Iterable[str]) -> str:
 
 
 class Redaction:
-    """Takes secret values out of whatever is about to be written down, also as base64, in hex, or escaped for JSON or a
-    URL, and each line of one that has several."""
+    """Takes secret values out of whatever is about to be written down, also as base64 (in one line or in several), in
+    hex, or escaped for JSON or a URL, and each line of one that has several."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._known: set[str] = set()
         self._ways: list[str] = []
+        self._in_base64: list[str] = []
         self.learn(environment)
 
     def learn(self, variables: Mapping[str, str]) -> None:
@@ -75,13 +78,28 @@ class Redaction:
         self._known |= new
         written = {each for value in self._known for each in _ways_to_write(value)}
         self._ways = sorted(written, key=len, reverse=True)
+        plain = {each for value in self._known for each in _plain_parts(value)}
+        self._in_base64 = [each for part in plain for each in _in_base64(part.encode("utf-8", "surrogateescape"))]
 
     def holds(self, text: str) -> bool:
         """Return whether a secret is in the text, written in any of these ways."""
-        return any(written in text for written in self._ways)
+        return any(written in text for written in self._ways) or bool(self._broken_in(text))
 
     def text(self, text: str) -> str:
-        return _hide_longest_first(text, self._ways)
+        text = _hide_longest_first(text, self._ways)
+        for written in self._broken_in(text):
+            text = re.sub(_BREAK.join(map(re.escape, written)), HIDDEN, text)
+        return text
+
+    def _broken_in(self, text: str) -> list[str]:
+        """Return what is in the text as base64 that is broken over lines, also where JSON writes these as `\\n`."""
+        # In lines of eight characters or more, one of these two parts is whole. Looking for them is cheap.
+        likely = [written for written in self._in_base64 if written[:4] in text or written[4:8] in text]
+        if not likely:
+            return []
+        lines = text.replace("\\r", "").replace("\\n", "\n").splitlines()
+        joined = "".join(map(str.strip, lines))
+        return [written for written in likely if written in joined]
 
     def value(self, value: Any) -> Any:
         if not self._ways:
@@ -95,13 +113,17 @@ class Redaction:
         return value
 
 
-def _ways_to_write(secret: str) -> Iterator[str]:
+def _plain_parts(secret: str) -> list[str]:
+    """Return the secret, and each line of one that has several."""
     lines = [line.strip() for line in secret.splitlines()]
     # The first and the last line of a key in PEM are everybody's.
     parts = [line for line in lines if len(line) >= SHORTEST_PART and not line.startswith("-----")]
-    for plain in (secret, secret.strip(), *(parts if len(lines) > 1 else ())):
-        if len(plain) < SHORTEST:
-            continue
+    found = (secret, secret.strip(), *(parts if len(lines) > 1 else ()))
+    return [plain for plain in found if len(plain) >= SHORTEST]
+
+
+def _ways_to_write(secret: str) -> Iterator[str]:
+    for plain in _plain_parts(secret):
         data = plain.encode("utf-8", "surrogateescape")
         yield plain
         yield json.dumps(plain)[1:-1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import _socket
 import array
 import marshal
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +116,11 @@ class ReaderWithDescriptors(MessageReader):
     def take_descriptors(self) -> list[int]:
         taken, self._descriptors = self._descriptors, []
         return taken
+
+
+def peer_pid(sock: Socket) -> int:
+    """Return the process that made the pair of sockets. Linux only."""
+    return int.from_bytes(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 4), sys.byteorder)
 
 
 def receive_one(sock: Socket) -> Message:

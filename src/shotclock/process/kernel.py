@@ -343,6 +343,15 @@ def is_halted(pid: int) -> bool:
     return stat is None or stat[0] in "TtZX"
 
 
+def is_suspended(pid: int) -> bool:
+    """Return whether a person has stopped it at its terminal (Ctrl-Z): it has one, and the signal was not SIGSTOP."""
+    try:
+        fields = _read_stat(pid)
+    except OSError:
+        return False
+    return fields[0] == b"T" and int(fields[4]) != 0 and int(fields[49]) != signal.SIGSTOP
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether somebody has stopped it, by a signal or a debugger. Only SIGKILL is sure to end that."""
     stat = _stat(pid)
@@ -408,6 +417,22 @@ class DeadlineTimer:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class ContinuingTimer:
+    """Timer by which the kernel continues this process, if it is stopped when the timer rings. Otherwise it does
+    nothing: SIGCONT is ignored by a process that runs. A fork has none."""
+
+    def __init__(self) -> None:
+        self._timer = ctypes.c_void_p()
+        event = Struct("qii48x").pack(0, signal.SIGCONT, 0)  # struct sigevent, SIGEV_SIGNAL
+        create = getattr(_libc, "timer_create", None)  # an old C library has it elsewhere
+        self._is_there = create is not None and create(_CLOCK_MONOTONIC, event, ctypes.byref(self._timer)) == 0
+
+    def arm(self, in_ms: int) -> None:
+        if self._is_there and _libc is not None:
+            setting = _Itimerspec(value=_Timespec(in_ms // 1000, in_ms % 1000 * 1_000_000))
+            _libc.timer_settime(self._timer, 0, ctypes.byref(setting), None)
 
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"

@@ -57,6 +57,8 @@ START_TOLD_AFTER_MS = 20
 REPORT_LIMIT_S = 10.0
 # poll() takes a C int of milliseconds; a month in one wait would overflow it.
 LONGEST_WAIT_MS = 3_600_000
+# A worker's bell is set by the worker. So its supervisor, if it is stopped, is continued by the kernel this often.
+WORKER_LOOK_MS = 1_000
 # After a kill, how long whoever reads our relayed output may take for the last of it.
 FLUSH_LIMIT_MS = 1_000
 # What a pipe may hold at most, unless root says otherwise.
@@ -103,6 +105,7 @@ class Supervisor:
         os.setsid()
         kernel.become_subreaper()
         kernel.name_process(SUPERVISOR_NAME)
+        self._continuing = kernel.ContinuingTimer()
 
     def _start_afresh(self) -> None:
         """Forget the work before: nothing is known of any yet."""
@@ -338,7 +341,15 @@ class Supervisor:
             report.stdout = rest[0] if rest else report.stdout
         report.unwritten = next((stream.trouble for stream in self._streams if stream.trouble), 0)
         report.spare_pid = os.getpid() if self._stays else 0
+        self._continue_caller()
         self._tell((News.ENDED, report.pack()))
+
+    def _continue_caller(self) -> None:
+        """Continue our caller, which the work may have stopped. After Ctrl-Z that is left to `fg`."""
+        if kernel.LINUX:
+            caller = ipc.peer_pid(self._control)
+            if not kernel.is_suspended(caller):
+                signal_process(caller, signal.SIGCONT)
 
     def _poll_once(self) -> None:
         poller = select.poll()
@@ -356,7 +367,9 @@ class Supervisor:
             if stream.held:
                 poller.register(stream.relay_to, select.POLLOUT)
                 writers[stream.relay_to] = stream
-        for fd, _ in poller.poll(self._wait_ms()):
+        wait_ms = self._wait_ms()
+        self._continuing.arm(wait_ms + LATE_BELL_MS)  # the work may stop us, and our caller as well
+        for fd, _ in poller.poll(wait_ms):
             if fd == self._control.fileno():
                 self._take_orders()
             elif fd == self._child_signal:
@@ -374,7 +387,7 @@ class Supervisor:
     def _wait_ms(self) -> int:
         alarms = [at for at in self._alarms() if at is not None]
         if not alarms:
-            return LONGEST_WAIT_MS
+            return LONGEST_WAIT_MS if self._bell_fd < 0 else WORKER_LOOK_MS
         wait = -(-(min(alarms) - monotonic_ns()) // NS_PER_MS)  # rounded up: waking early would spin
         return max(0, min(LONGEST_WAIT_MS, wait))
 

@@ -2,9 +2,10 @@
 
 adb is a client and a server. The server holds the phones: a phone on USB belongs to the one that has claimed it, so a
 machine has one, which Android Studio, a person's terminal and we share. We neither end nor replace it. Where none is
-there, a session starts it, deliberately as something that outlives the session (`adb kill-server` ends it), as every
-use of adb does. Our client is never the one to start it: that server would be a part of a bounded command, and be
-killed with it. Who only looks (`find_phones`) and finds no server has one of its own, for that one command.
+there, a session that has found its phone starts it, deliberately as something that outlives the session (`adb
+kill-server` ends it), as every use of adb does. Our client is never the one to start it: that server would be a part of
+a bounded command, and be killed with it. Who only looks (`find_phones`) and finds no server has one of its own, for
+that one command.
 
 Nothing that the server or a phone says is relied on: a command that does not answer is killed at its time, and an
 answer counts as whole only where its last line is the one that we asked for.
@@ -20,6 +21,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import NoReturn
 
 from ..core.clocks import Deadline
@@ -215,9 +217,11 @@ class Adb:
         return True
 
     async def start_server(self) -> None:
-        """See to it that there is a server; one that is started here stays. Raises Failure DEVICE_UNAVAILABLE."""
+        """Start the machine's server where there is none, once a phone is seen: the server stays. Raises Failure
+        DEVICE_UNAVAILABLE."""
         if await self.check_server():
             return
+        await self._look_for_phone()
         host, port = server_address()
         if not _is_local(host):
             raise Failure("DEVICE_UNAVAILABLE", f"there is no adb server on {host}:{port}")
@@ -239,10 +243,27 @@ class Adb:
         """Return the phones of this machine, without leaving a server where there was none. Raises Failure."""
         if await self.check_server():
             return await self.list_phones()
-        with tempfile.TemporaryDirectory(prefix="shotclock-adb-") as folder:
-            own = f"localfilesystem:{folder}/server"
+        with _own_server() as own:
             found = await self._ask_adb("devices", "-l", within_ms=LIST_MS, socket=own)
         return parse_phones(found.stdout.decode("utf-8", "replace"))
+
+    async def _look_for_phone(self) -> None:
+        """Raise Failure DEVICE_UNAVAILABLE where no phone can be used, on a server that ends with the look."""
+        if not self.is_on_network:
+            phones = await self.find_phones()
+            self._check(phones) if self.serial else choose_phone(phones)
+            return
+        with _own_server() as own:
+            said = await self._whatever("connect", self.serial, within_ms=CONNECT_MS, socket=own)
+        if "connected to" not in said:
+            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected with: {said}")
+
+    def _check(self, phones: list[Phone]) -> None:
+        phone = next((each for each in phones if each.serial == self.serial), None)
+        if phone is None:
+            raise Failure("DEVICE_UNAVAILABLE", f"there is no phone {self.serial!r:.80}: see `shotclock ui devices`")
+        if not phone.is_usable:
+            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} is {phone.describe()}")
 
     async def _ask_adb(self, *words: str, within_ms: int, socket: str | None = None) -> CommandOutput:
         try:
@@ -260,27 +281,25 @@ class Adb:
         """Make sure that the phone is there, connecting with it where it is on the network. Raises Failure
         DEVICE_UNAVAILABLE with what to do."""
         deadline = Deadline.after_ms(monotonic_ns(), within_ms)
-        state = next((each for each in await self.list_phones() if each.serial == self.serial), None)
+        phones = await self.list_phones()
+        state = next((each for each in phones if each.serial == self.serial), None)
         if self.is_on_network and (state is None or not state.is_usable):
             if state is not None:  # or the server would say that it is connected, and go on with the dead link
                 await self._whatever("disconnect", self.serial, within_ms=STATE_MS)
             left_ms = deadline.remaining_ms(monotonic_ns())
             said = await self._whatever("connect", self.serial, within_ms=min(CONNECT_MS, left_ms))
-            state = next((each for each in await self.list_phones() if each.serial == self.serial), None)
-            if state is None:
+            phones = await self.list_phones()
+            if all(each.serial != self.serial for each in phones):
                 raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected with: {said}")
-        if state is None:
-            raise Failure("DEVICE_UNAVAILABLE", f"there is no phone {self.serial!r:.80}: see `shotclock ui devices`")
-        if not state.is_usable:
-            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} is {state.describe()}")
+        self._check(phones)
 
-    async def _whatever(self, *words: str, within_ms: int) -> str:
+    async def _whatever(self, *words: str, within_ms: int, socket: str | None = None) -> str:
         """Run the client without a phone, and return what it said; what came of it is seen elsewhere."""
         try:
-            output = await Adb(self.program, self._services).run(*words, within_ms=within_ms)
+            output = await Adb(self.program, self._services).run(*words, within_ms=within_ms, socket=socket)
         except Failure as failure:
             return str(failure)
-        return _last_line(output.stdout.decode("utf-8", "replace") + output.stderr)
+        return _last_line(output.stdout.decode("utf-8", "replace")) or _last_line(output.stderr)
 
     async def shell(self, script: str, within_ms: int) -> tuple[int, bytes]:
         """Run a script in the phone's shell, and return its exit code and all that it said. Raises Failure TIMEOUT,
@@ -306,6 +325,14 @@ class Adb:
         if state != "device":
             raise Failure("DEVICE_LOST", f"the phone {self.serial} went away ({state or 'not connected'}): {said}")
         raise Failure("ACTION_FAILED", f"the phone gave no whole answer: {said}")
+
+
+@contextlib.contextmanager
+def _own_server() -> Iterator[str]:
+    """Yield the address of a server for one command, with which it ends."""
+    # Not where TMPDIR says: the path of a socket has 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="shotclock-adb-", dir="/tmp") as folder:
+        yield f"localfilesystem:{folder}/server"
 
 
 def _last_line(text: str) -> str:

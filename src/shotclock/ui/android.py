@@ -76,9 +76,9 @@ async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
 
 async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
     adb = Adb.find(services)
+    adb.serial = name.partition(":")[2] or os.environ.get(SERIAL_VARIABLE, "")
     await adb.start_server()
-    serial = name.partition(":")[2] or os.environ.get(SERIAL_VARIABLE)
-    adb.serial = serial or choose_phone(await adb.list_phones())
+    adb.serial = adb.serial or choose_phone(await adb.list_phones())
     lock = await _lock_phone(adb.serial)
     try:
         await adb.connect(CONNECT_MS)
