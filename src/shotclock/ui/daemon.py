@@ -389,7 +389,7 @@ class Daemon:
             tell(begun=True)
             call = self._call = self._begin(execution, request.get("remainingMs"), began_ns)
             call.caller = trace or call.caller
-            ring_s = call.clocks.timeout_ms / 1000
+            ring_s = call.bound.limit_ms / 1000
             ringing = asyncio.get_running_loop().call_later(ring_s, lambda: tell(mayTakeMs=KILL_LIMIT_MS))
             work = self._run(execution, call, lambda event: tell(event=event))
             self._executing = asyncio.ensure_future(work)
