@@ -1,12 +1,15 @@
 """What tests on Temporal share: one real server and a few real workers for all tests of a process."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,6 +38,81 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+class Proxy:
+    """A TCP link to an engine that can be cut, delayed and mended."""
+
+    def __init__(self, to_port: int, host: str = "127.0.0.1") -> None:
+        self._to_port = to_port
+        self._listener = socket.create_server((host, 0))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"temporal://{host}:{self.port}"
+        self.delay_s = 0.0
+        self.deaf_after: int | None = None
+        """Once a client has sent so many bytes at once, no answer reaches it until the link is mended."""
+        self._is_cut = self._is_deaf = False
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                theirs, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._is_cut or self._is_deaf:
+                _reset(theirs)
+                continue
+            try:
+                ours = socket.create_connection(("127.0.0.1", self._to_port), timeout=WITHIN_S)
+            except OSError:  # the engine is away
+                _reset(theirs)
+                continue
+            ours.settimeout(None)
+            self._open += [theirs, ours]
+            threading.Thread(target=self._copy, args=(theirs, ours, True), daemon=True).start()
+            threading.Thread(target=self._copy, args=(ours, theirs, False), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket, is_request: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if self.delay_s:
+                    time.sleep(self.delay_s)
+                if is_request and self.deaf_after is not None and len(data) >= self.deaf_after:
+                    self._is_deaf, self.deaf_after = True, None
+                if is_request or not self._is_deaf:
+                    target.sendall(data)
+        except OSError:
+            pass
+        _reset(source)
+        _reset(target)
+
+    @property
+    def is_deaf(self) -> bool:
+        return self._is_deaf
+
+    def cut(self) -> None:
+        """Reset every connection and refuse new ones."""
+        self._is_cut = True
+        for each in self._open:
+            _reset(each)
+        self._open.clear()
+
+    def mend(self) -> None:
+        self.cut()  # what was held back is lost
+        self.delay_s, self._is_cut, self._is_deaf = 0.0, False, False
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+
+def _reset(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
+    connection.close()
 
 
 class Program:
@@ -220,6 +298,14 @@ def steps_of(envelope: dict[str, Any]) -> dict[str, str]:
 @pytest.fixture
 def on_engine(cluster: Cluster, tmp_path: Path) -> Iterator[Runs]:
     made = Runs(tmp_path, cluster.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def link(cluster: Cluster) -> Iterator[Proxy]:
+    """A link to the shared engine, for a caller of the test's own."""
+    made = Proxy(cluster.port)
     yield made
     made.close()
 

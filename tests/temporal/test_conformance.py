@@ -87,6 +87,21 @@ def test_the_next_step_reads_what_a_command_printed_or_the_step_fails(runs: Runs
             assert step["output"].encode() == printed and "warnings" not in step, size
 
 
+def test_steps_that_wait_for_nothing_begin_in_the_order_of_the_file(runs: Runs) -> None:
+    code, envelope = runs.run(
+        """
+        timeout: 60
+        max_parallelism: 1
+        steps:
+          zeta: {type: command, exec: "echo zeta >> order"}
+          mid: {type: command, exec: "echo mid >> order"}
+          alpha: {type: command, exec: "echo alpha >> order"}
+        """
+    )
+    assert code == 0 and (runs.folder / "order").read_text().split() == ["zeta", "mid", "alpha"], envelope
+    assert list(envelope["data"]["steps"]) == envelope["data"]["completed"] == ["zeta", "mid", "alpha"], envelope
+
+
 def test_what_waits_for_a_failure_is_skipped_and_told_why(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:

@@ -317,11 +317,16 @@ def test_whoever_is_not_trusted_is_told_so_within_seconds(proxy: TlsProxy, tmp_p
     assert not proxy.headers and time.monotonic() - began < WITHIN_S
 
 
-def test_a_worker_without_its_namespace_says_so_and_takes_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    program = Program(["worker", "--json", "--on", f"{cluster.url}/nowhere"], tmp_path, "worker")
-    code, envelope = program.ended()
-    assert code == 12 and envelope["error"]["message"] == "there is no namespace 'nowhere'", envelope
-    assert "takes up to" not in program.err.read_text() and "Traceback" not in program.err.read_text()
+def test_every_command_on_a_namespace_that_is_not_there_names_the_command_that_creates_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "flow.yaml").write_text("steps: {a: {type: command, exec: echo a}}")
+    for words in (["worker"], ["run", "flow.yaml"], ["report"]):
+        program = Program([*words, "--json", "--on", f"{cluster.url}/nowhere"], tmp_path, words[0])
+        code, envelope = program.ended()
+        assert code == 12 and envelope["error"]["message"] == "there is no namespace 'nowhere'", envelope
+        assert "namespace create --namespace nowhere" in envelope["error"]["suggestion"], envelope
+        assert "takes up to" not in program.err.read_text() and "Traceback" not in program.err.read_text()
 
 
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1:1", "nobody listens"), ("no.invalid", "nobody knows this name")])

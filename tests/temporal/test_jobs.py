@@ -179,7 +179,8 @@ def test_without_a_worker_nobody_waits_for_long_and_the_answer_says_what_is_miss
     running = runs.start(
         "{timeout: 600, steps: {a: {type: command, exec: echo a}}}", "--queue", run_id, "--run-id", run_id
     )
-    wait_until(lambda: runs.call("job", "status", run_id)[0] == 0, "the run at its engine")
+    code, untaken = running.ended()
+    assert code == 14 and untaken["data"]["run_id"] == run_id, untaken
     code, told = runs.call("job", "wait", run_id, "--budget", "1s")
     assert code == 14 and told["data"]["run_status"] == "running", told
     for wanted, words in {12: ["report", run_id], 1: ["run", "--extend", run_id, "5s"]}.items():
@@ -188,7 +189,8 @@ def test_without_a_worker_nobody_waits_for_long_and_the_answer_says_what_is_miss
         assert "shotclock worker" in told["error"]["suggestion"], told
     worker = Program(["worker", *runs.where, "--queue", run_id, "--drain", "1s"], runs.folder, "late")
     try:
-        code, envelope = running.ended()
+        worker.wait_for_line("takes up to")
+        code, envelope = verbatim(runs, untaken["data"]["continue_command"])
         assert code == 0 and steps_of(envelope) == {"a": "succeeded"}, envelope
         assert envelope["meta"]["timeout_ms"] in (600_000, 605_000), "what was asked for meanwhile may have been heard"
         code, told = runs.call("report", run_id[:-3])

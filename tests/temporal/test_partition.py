@@ -5,16 +5,14 @@ In a network namespace with a link of its own, which needs root.
 
 import os
 import shutil
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.temporal.conftest import Cluster, Program, Runs, is_alive, wait_until
+from tests.temporal.conftest import Cluster, Program, Proxy, Runs, is_alive, wait_until
 
 HEARTBEAT_S = 4.0
 COMMAND_S = 20  # `ip` takes milliseconds
@@ -32,42 +30,6 @@ def can_cut() -> bool:
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not can_cut(), reason="needs root and network namespaces")]
-
-
-class Forwarder:
-    """Passes connections on from an address of the link to the engine."""
-
-    def __init__(self, host: str, to_port: int) -> None:
-        self._listener = socket.create_server((host, 0))
-        self.port = self._listener.getsockname()[1]
-        self._to_port = to_port
-        self._open: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                theirs, _ = self._listener.accept()
-                ours = socket.create_connection(("127.0.0.1", self._to_port), timeout=COMMAND_S)
-            except OSError:
-                return
-            ours.settimeout(None)
-            self._open += [theirs, ours]
-            for source, target in ((theirs, ours), (ours, theirs)):
-                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
-
-    @staticmethod
-    def _copy(source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        for each in self._open:
-            each.close()
 
 
 class Link:
@@ -118,13 +80,12 @@ TICKS = "trap '' TERM; echo $$ >> pids; while :; do echo $$ $(date +%s%N) >> tic
 
 def test_never_two_copies_of_a_step_at_once(cluster: Cluster, tmp_path: Path, link: Link) -> None:
     queue = f"q-{tmp_path.name}"
-    forwarder = Forwarder(link.here, cluster.port)
+    proxy = Proxy(cluster.port, link.here)
     runs = Runs(tmp_path, cluster.url)
     workers: list[Program] = []
     try:
         prefix = ("ip", "netns", "exec", link.name)
-        behind = f"temporal://{link.here}:{forwarder.port}"
-        workers.append(cluster.start_worker("--queue", queue, url=behind, prefix=prefix))
+        workers.append(cluster.start_worker("--queue", queue, url=proxy.url, prefix=prefix))
         running = runs.start(
             f"""
             timeout: 60
@@ -159,4 +120,4 @@ def test_never_two_copies_of_a_step_at_once(cluster: Cluster, tmp_path: Path, li
         runs.close()
         for worker in workers:
             worker.kill()
-        forwarder.close()
+        proxy.close()

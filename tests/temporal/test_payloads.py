@@ -182,7 +182,7 @@ def test_no_secret_and_nothing_large_is_in_the_history_of_a_run(
             assert code == 0 and run_id in [job["job_id"] for job in listed["data"]["jobs"]], listed
             for words in (["report", run_id], ["run", "--resume", run_id], ["job", "wait", run_id]):
                 code, refused = runs.call(*words)
-                assert code == 4 and "SHOTCLOCK_CODEC_KEY" in refused["error"]["suggestion"], (words, refused)
+                assert code == 14 and "SHOTCLOCK_CODEC_KEY" in refused["error"]["suggestion"], (words, refused)
             monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", "")
     finally:
         worker.stop()

@@ -96,18 +96,31 @@ async def perform_on_runs(verb: Verb, on: Address, call: Call, budget_ms: int | 
     """Do one of list, status, wait and cancel with the runs of an engine, as with jobs; an envelope is the run's own.
     Raises Failure."""
     require_sdk()
-    from ..temporal.client import SEEN_LIMIT, cancel, list_runs, read_progress, read_summary, wait_at_most
+    from ..temporal.client import list_runs, unknown_outcome
 
-    client = await connect(on)
     if verb.name == "list":
-        found = await list_runs(client, MOST_LISTED, active_only=bool(verb.values["active"]))
+        found = await list_runs(await connect(on), MOST_LISTED, active_only=bool(verb.values["active"]))
         return Outcome(Ending.FINISHED, data={"jobs": [_describe_as_job(run, on) for run in found]})
     run_id = str(verb.values["job_id"])
+    try:
+        return await _perform_on_run(verb, run_id, on, call, budget_ms)
+    except Failure as failure:
+        if failure.code == "RUN_NOT_FOUND":
+            raise
+        return unknown_outcome(failure, run_id, on.on_command_line)
+
+
+async def _perform_on_run(
+    verb: Verb, run_id: str, on: Address, call: Call, budget_ms: int | None
+) -> Outcome | Envelope:
+    from ..temporal.client import SEEN_LIMIT, cancel, read_progress, read_summary, wait_at_most
+
+    client = await connect(on)
     run = await read_summary(client, run_id)
     problem = None
     if verb.name == "cancel":
         if await cancel(client, run_id, CANCEL_LIMIT_S) is None:
-            problem = Problem("TIMEOUT", f"run {run_id} was asked to stop and has not stopped yet")
+            problem = Problem("TIMEOUT", f"run {run_id} has not stopped within {CANCEL_LIMIT_S:g}s")
         run = await read_summary(client, run_id)
     if verb.name == "wait":
         until_ns, waits_ms = JobClient.patience(call, budget_ms)
@@ -191,7 +204,7 @@ def order_on_engine(
 def report_on_engine(on: Address, run_id: str) -> Report:
     """Return the report of a run that an engine has. Raises Failure."""
     require_sdk()
-    from ..temporal.client import find_run, read_report
+    from ..temporal.client import as_accepted, find_run, read_report
 
     async def main() -> Report:
         client = await connect(on)
@@ -202,17 +215,24 @@ def report_on_engine(on: Address, run_id: str) -> Report:
                 raise
             return await read_report(client, await find_run(client, run_id), wall_time(), on.on_command_line)
 
-    return asyncio.run(main())
+    try:
+        return asyncio.run(main())
+    except Failure as failure:
+        raise failure if failure.code == "RUN_NOT_FOUND" else as_accepted(failure, run_id, on.on_command_line) from None
 
 
 def decide_on_engine(on: Address, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
     """Do something with what the runs of an engine ask people. `decides`: it decides about the proposal of this id, and
     only what its run has taken counts. Raises Failure."""
     require_sdk()
-    from ..temporal.client import pull_proposals, push_decision
+    from ..temporal.client import pull_proposals, push_decision, refuse_decided
 
     async def pull(store: Store) -> dict[str, str]:
-        return await pull_proposals(await connect(on), store, id)
+        client = await connect(on)
+        found = await pull_proposals(client, store, id)
+        if decides and id not in found:
+            await refuse_decided(client, str(id))
+        return found
 
     async def push(store: Store, run_id: str) -> None:
         await push_decision(await connect(on), run_id, store, str(id))
@@ -229,6 +249,9 @@ def decide_on_engine(on: Address, id: str | None, decides: bool, perform: Callab
                 os.environ[HOME_VARIABLE] = before
         if decides and outcome.problem is None:
             asyncio.run(push(store, runs[str(id)]))
+        data: Any = outcome.data
+        for each in data.get("proposals", ()) if isinstance(data, dict) else ():
+            each["run_id"] = runs[each["id"]]
         return outcome
 
 
@@ -244,11 +267,16 @@ class RunOnEngine:
     async def carry_out(self, caller: RunCaller) -> Envelope:
         """Return the envelope of the run. Raises Failure where it cannot be begun or found."""
         require_sdk()
-        from ..temporal.client import EngineOptions, start, wait_again
+        from ..temporal.client import EngineOptions, answer_unknown, start, wait_again
         from ..temporal.messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE
 
-        client = await connect(self.on)
+        where = self.on.on_command_line
         if isinstance(self.request, str):
-            return await wait_again(client, self.request, caller, self.on.on_command_line)
+            try:
+                return await wait_again(await connect(self.on), self.request, caller, where)
+            except Failure as failure:
+                if failure.code == "RUN_NOT_FOUND":
+                    raise
+                return answer_unknown(failure, self.request, where)
         options = EngineOptions(self.queue or DEFAULT_QUEUE, self.heartbeat_ms or DEFAULT_HEARTBEAT_MS)
-        return await start(client, self.request, caller, options, self.on.on_command_line)
+        return await start(await connect(self.on), self.request, caller, options, where)

@@ -370,10 +370,11 @@ def _deliver_on_streams(
 
 
 def _closing_line(envelope: Envelope, data: dict[str, Any], asked: RunOptions) -> str:
-    if envelope.code == "INCOMPLETE":
+    if "continue_command" in data:
         name, waiting = one_line(data.get("name", data["run_id"]), 40), data.get("waiting", ())
         asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in waiting)
-        return f"◌ {name} {f'waits for a person:{asks}' if waiting else 'goes on'}\n  {data['continue_command']}"
+        goes_on = "goes on" if envelope.ending == Ending.DETACHED else "has ended without an answer"
+        return f"◌ {name} {f'waits for a person:{asks}' if waiting else goes_on}\n  {data['continue_command']}"
     kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:

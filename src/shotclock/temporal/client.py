@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from temporalio.api.enums.v1 import PendingWorkflowTaskState, TaskQueueType
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import (
     Client,
     WorkflowExecution,
+    WorkflowExecutionDescription,
     WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
@@ -23,17 +29,19 @@ from temporalio.client import (
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.exceptions import ApplicationError, TemporalError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, TimeoutError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
 from ..core.envelope import Envelope, Problem
-from ..core.errors import Ending, Failure
+from ..core.errors import Ending, Failure, SideEffects
 from ..core.proposal import result_of
 from ..core.trace import TraceContext
 from ..core.value_types import replace_fields, value
-from ..process.clock import monotonic_ns
+from ..process.clock import monotonic_ns, process_began_ns
+from ..providers.provider import STEP_TYPES
 from ..runtime.call import Outcome, admit, answer, inherited_deadline
+from ..runtime.outcomes import failure_outcome
 from ..store.proposals import read_exported
 from ..store.runs import Run, StepRecord
 from ..store.store import Store
@@ -41,18 +49,26 @@ from ..workflow.engine import RunCaller, RunRequest
 from ..workflow.lint import identity
 from ..workflow.plan import run_timeout_ms
 from ..workflow.report import Report, judge_code, report_of
-from ..workflow.schema import check_inputs
+from ..workflow.schema import WorkflowFile, check_inputs
 from ..workflow.state import Status, StepState, park_outcome
 from .messages import DEFAULT_HEARTBEAT_MS, DEFAULT_QUEUE, RUN_WORKFLOW, VERSION, Order, RunInput
-from .payloads import KEY_VARIABLE, read_key, write_workflow
+from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
 from .proposals import pack_record, unpack_proposals
 from .search_attributes import ENDING, KEYS, STATUS, WAITING, describe_beginning
 
-# How often the caller looks how far the run is, where anybody wants to know.
+# How often the caller looks how far the run is, and how soon it asks an engine again that did not answer.
 LOOK_S = 0.5
+# How long the caller tries to start a run while the engine does not answer.
+START_LIMIT_MS = 30_000
+# How long a run may wait at a queue without workers before its caller reports that. A worker polls within seconds.
+NO_WORKER_MS = 5_000
+# How long after its deadline the engine ends a run that no worker ends. An operator can extend the run within it.
+EXTENSION_ROOM_MS = 86_400_000
 # A workflow whose worker has died in the middle of a decision goes on elsewhere after this.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
+# The last runs that are asked about a proposal that no run waits for.
+MOST_ASKED = 50
 # Before a decision is given to a run, it is seen that somebody answers for it.
 SEEN_LIMIT = timedelta(seconds=5)
 # An engine that does not say which search attributes it has is told of none.
@@ -109,10 +125,14 @@ async def start(
         "env": {},
         "attributes": attributes,
         "is_extendable": True,
+        "counts_from_acceptance": True,
     }
     if outer is not None:
         given["caller_ms"] = max(1, outer.remaining_ms(monotonic_ns()))
-    try:
+    limit_ms, handle, start_id = given["limit_ms"], client.get_workflow_handle(request.run_id), uuid.uuid4().hex
+    has_end = limit_ms and not _may_ask(request.workflow)
+
+    async def send() -> None:
         await client.start_workflow(
             RUN_WORKFLOW,
             given,
@@ -120,18 +140,58 @@ async def start(
             task_queue=options.queue,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            execution_timeout=timedelta(milliseconds=limit_ms + EXTENSION_ROOM_MS) if has_end else None,
             task_timeout=timedelta(seconds=TASK_LIMIT_S),
             static_summary=request.name,
             search_attributes=describe_beginning(request.name, attributes),
-            memo={"name": request.name, "file": request.file, "limit_ms": given["limit_ms"]},
+            memo={"name": request.name, "file": request.file, "limit_ms": limit_ms, "start_id": start_id},
             rpc_timeout=RPC_LIMIT,
         )
-    except WorkflowAlreadyStartedError:
-        raise Failure("RUN_TAKEN", f"there is a run {request.run_id!r} already; --resume continues it") from None
-    except RPCError as error:
-        raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
-    within_ms = None if call.bound.bell is None else call.bound.limit_ms + END_MARGIN_MS
-    return await wait_for_end(client, request.run_id, caller, address, within_ms)
+
+    if not await _is_accepted(handle, send, start_id, caller.stop):
+        message = f"the engine does not answer: it is not known whether it has accepted run {request.run_id}"
+        return answer_unknown(Failure("INCOMPLETE", message), request.run_id, address)
+    return await wait_for_end(client, request.run_id, caller, address, limit_ms + END_MARGIN_MS if limit_ms else None)
+
+
+def _may_ask(workflow: WorkflowFile) -> bool:
+    """Return whether a step may wait for a person."""
+    return any(step.approval or STEP_TYPES[step.type].waits_when_approved for step in workflow.steps.values())
+
+
+async def _is_accepted(
+    handle: WorkflowHandle[Any, Any],
+    send: Callable[[], Awaitable[None]],
+    start_id: str,
+    stop: asyncio.Future[str] | None,
+) -> bool:
+    """Send a run to the engine and return whether it has accepted it; False if that is not known. Raises Failure if
+    the engine refuses it."""
+    is_in_doubt, give_up_ns = False, monotonic_ns() + START_LIMIT_MS * NS_PER_MS
+    while True:
+        try:
+            try:
+                await send()
+            except WorkflowAlreadyStartedError:
+                described = await handle.describe(rpc_timeout=RPC_LIMIT)
+                if await _read_memo(described, "start_id", "") != start_id:  # else our first request had arrived
+                    message = f"there is a run {handle.id!r} already; --resume continues it"
+                    raise Failure("RUN_TAKEN", message) from None
+            return True
+        except RPCError as error:
+            if error.status in _REFUSALS and not is_in_doubt:
+                raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
+            is_in_doubt = True
+        if monotonic_ns() >= give_up_ns or (stop is not None and stop.done()):
+            return False
+        await asyncio.sleep(LOOK_S)
+
+
+# With these the engine has answered, and has not accepted the run. Any other error may have lost its answer.
+_REFUSALS = (
+    RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED,
+    RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.UNIMPLEMENTED,
+)  # fmt: skip
 
 
 _attributes: WeakKeyDictionary[Client, list[str]] = WeakKeyDictionary()
@@ -157,13 +217,24 @@ async def find_attributes(client: Client) -> list[str]:
 async def wait_for_end(
     client: Client, run_id: str, caller: RunCaller, address: str, within_ms: int | None = None
 ) -> Envelope:
-    """Wait for the end of a run and return its envelope. A signal to the caller stops the run. Where all that is left
-    to do needs a person, the caller waits for its budget, and the answer says how to go on; so it does where the run
-    has not ended within this time, because no worker takes it or the engine is gone."""
+    """Wait for the end of a run that the engine has accepted, and return its envelope. A signal to the caller stops
+    the run. Without an end the answer names the run and how to continue it: after the caller's budget if the run only
+    waits for people, at once if no worker serves its queue, and after `within_ms` in any other case."""
+    try:
+        return await _wait_for_end(client, run_id, caller, address, within_ms)
+    except Failure as failure:
+        return answer_unknown(failure, run_id, address)
+
+
+async def _wait_for_end(
+    client: Client, run_id: str, caller: RunCaller, address: str, within_ms: int | None
+) -> Envelope:
     handle, began_ns = client.get_workflow_handle(run_id), monotonic_ns()
     ending = asyncio.ensure_future(_read_envelope(handle))
     looking = asyncio.ensure_future(_look(client, handle, caller))
-    waits: list[asyncio.Future[Any]] = [ending, looking, *([caller.stop] if caller.stop is not None else [])]
+    untaken = asyncio.ensure_future(_find_queue_without_worker(client, handle))
+    tasks: list[asyncio.Future[Any]] = [ending, looking, untaken]
+    waits = [*tasks, *([caller.stop] if caller.stop is not None else [])]
     try:
         while True:
             waited_ms = (monotonic_ns() - began_ns) // NS_PER_MS
@@ -176,27 +247,79 @@ async def wait_for_end(
             return ending.result()
         if looking.done():
             return _parked_answer(handle.id, looking.result(), caller.budget_ms or 0, address)
+        if untaken.done():
+            message = f"no worker serves queue {untaken.result()!r}: run {run_id} waits for one until its deadline"
+            hint = f"`shotclock worker {address} --queue {untaken.result()}` starts one; then run data.continue_command"
+            raise Failure("INCOMPLETE", message, suggestion=hint)
         if caller.stop is None or not caller.stop.done():
             return _unended_answer(handle.id, within_ms or 0, address)
-        await _send_stop(handle, caller.stop.result())
+        signal = caller.stop.result()
+        tasks.append(asyncio.ensure_future(_insist(lambda: handle.signal("stop", signal, rpc_timeout=RPC_LIMIT))))
         done, _ = await asyncio.wait([ending], timeout=STOP_LIMIT_S)
         return ending.result() if done else _unended_answer(handle.id, int(STOP_LIMIT_S * 1000), address)
     finally:
-        for each in (looking, ending):
+        for each in tasks:
             each.cancel()
-        await asyncio.wait([looking, ending])
+        await asyncio.wait(tasks)
+
+
+async def _find_queue_without_worker(client: Client, handle: WorkflowHandle[Any, Any]) -> str:
+    """Return the queue of a run that no worker has taken, once the queue has had no worker for a while."""
+    alone_since_ns: int | None = None
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            described = await handle.describe(rpc_timeout=RPC_LIMIT)
+            task = described.raw_description.pending_workflow_task
+            if task.state != PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_SCHEDULED:
+                break
+            request = DescribeTaskQueueRequest(
+                namespace=client.namespace,
+                task_queue=TaskQueue(name=described.task_queue),
+                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+            )
+            if (await client.workflow_service.describe_task_queue(request, timeout=RPC_LIMIT)).pollers:
+                break
+        except RPCError:
+            alone_since_ns = None
+            continue
+        alone_since_ns = alone_since_ns or monotonic_ns()
+        if monotonic_ns() - alone_since_ns >= NO_WORKER_MS * NS_PER_MS:
+            return described.task_queue
+    return await _never(str)
+
+
+async def _never(kind: type[T]) -> T:
+    """Wait until cancelled."""
+    waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    return await waiting
+
+
+async def _insist(send: Callable[[], Awaitable[None]]) -> None:
+    """Send a request about a run until the engine answers. The caller bounds the wait."""
+    while True:
+        try:
+            return await send()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
+                return
+        await asyncio.sleep(LOOK_S)
 
 
 async def wait_again(client: Client, run_id: str, caller: RunCaller, address: str) -> Envelope:
     """Wait for the end of a run that somebody has started, for as long as one that begins now may take. Raises
     Failure if there is none."""
-    handle = client.get_workflow_handle(run_id)
-    try:
-        described = await handle.describe(rpc_timeout=RPC_LIMIT)
-    except RPCError as error:
-        raise _not_reached(handle, error) from None
+    described = await _describe(client.get_workflow_handle(run_id))
     limit_ms = int(await _read_memo(described, "limit_ms", 0))
     return await wait_for_end(client, run_id, caller, address, limit_ms + END_MARGIN_MS if limit_ms else None)
+
+
+async def _describe(handle: WorkflowHandle[Any, Any]) -> WorkflowExecutionDescription:
+    """Return what the engine itself knows of a run. Raises Failure."""
+    try:
+        return await handle.describe(rpc_timeout=RPC_LIMIT)
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
 
 
 async def _read_limit_ms(handle: WorkflowHandle[Any, Any]) -> int:
@@ -207,46 +330,87 @@ async def _read_limit_ms(handle: WorkflowHandle[Any, Any]) -> int:
         return 0
 
 
-async def _send_stop(handle: WorkflowHandle[Any, Any], by: str) -> None:
-    try:
-        await handle.signal("stop", by, rpc_timeout=RPC_LIMIT)
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended, and says so
-            raise _not_reached(handle, error) from None
+def answer_unknown(failure: Failure, run_id: str, address: str, fired: Fired | None = None) -> Envelope:
+    """Return the envelope of a caller that does not learn the end of a run that the engine has accepted."""
+    outcome = unknown_outcome(failure, run_id, address)
+    assert isinstance(outcome.problem, Problem)
+    outcome.problem = replace_fields(outcome.problem, fired=fired)
+    return answer(admit(f"run {run_id}", Clocks(timeout_ms=0), began_ns=process_began_ns()), outcome)
 
 
-def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
-    """Return the envelope of a run of whose end nobody has heard."""
-    data: dict[str, object] = {
+def unknown_outcome(failure: Failure, run_id: str, address: str) -> Outcome:
+    """Return the outcome of a command on a run that the engine has, or may have, accepted. It never claims that
+    nothing was done: the run may do anything meanwhile."""
+    outcome = failure_outcome(as_accepted(failure, run_id, address))
+    outcome.ending = Ending.ABANDONED if failure.code in _LOST else Ending.DETACHED
+    return outcome
+
+
+def as_accepted(failure: Failure, run_id: str, address: str) -> Failure:
+    """Return the failure with the run, the commands that continue it, and effects as unknown."""
+    data = {
         "run_id": run_id,
         "job_id": run_id,
-        "state": "running",
+        "state": "ended" if failure.code in _LOST else "running",
         "continue_command": f"shotclock run --resume {run_id} {address}",
         "cancel_command": f"shotclock job cancel {run_id} {address}",
     }
+    return Failure(
+        failure.code,
+        str(failure),
+        data=data,
+        context=failure.context,
+        suggestion=failure.suggestion,
+        side_effects=SideEffects.UNKNOWN,
+    )
+
+
+# The codes of runs that have ended without an envelope.
+_LOST = ("TIMEOUT", "INTERRUPTED")
+
+
+def _unended_answer(run_id: str, waited_ms: int, address: str) -> Envelope:
+    """Return the envelope of a run that has not ended within the time that it may take."""
     why = (
         "no worker takes it" if read_key(os.environ) is None else f"no worker takes it, or none has our {KEY_VARIABLE}"
     )
-    message = f"nothing was heard of the end of run {run_id}: {why}, or the engine does not answer"
+    message = f"run {run_id} has not ended in its time: {why}, or the engine does not answer"
     fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
-    call = admit(f"run {run_id}", Clocks(timeout_ms=0))
-    return answer(call, Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data))
+    return answer_unknown(Failure("INCOMPLETE", message), run_id, address, fired)
 
 
 async def _read_envelope(handle: WorkflowHandle[Any, Any]) -> Envelope:
-    """Return the envelope of a run once it has ended."""
+    """Return the envelope of a run once it has ended. An engine that does not answer is asked again: the caller bounds
+    the wait. Raises Failure if the run has no envelope, or one that cannot be read."""
+    while True:
+        try:
+            told: dict[str, Any] = await handle.result()
+            return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+        except WorkflowFailureError as error:
+            cause = error.cause
+            if isinstance(cause, ApplicationError) and cause.details:
+                told = cause.details[0]
+                return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+            if isinstance(cause, TimeoutError):
+                message = f"the engine has ended run {handle.id!r}: no worker did in its time"
+                raise Failure("TIMEOUT", message, suggestion=_NO_WORKER) from None
+            message = f"run {handle.id!r} was ended from outside, without clean-up and without an envelope: {cause}"
+            raise Failure("INTERRUPTED", message) from None
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                raise _not_reached(handle, error) from None
+        except Exception as error:
+            raise _unreadable(handle, error) from None
+        await asyncio.sleep(LOOK_S)
+
+
+async def _read_ended(handle: WorkflowHandle[Any, Any]) -> Envelope:
+    """Return the envelope of a run that has ended. Raises Failure."""
     try:
-        told: dict[str, Any] = await handle.result()
-    except WorkflowFailureError as error:
-        cause = error.cause
-        if not isinstance(cause, ApplicationError) or not cause.details:
-            raise Failure("INTERNAL_ERROR", f"run {handle.id!r} has ended without an envelope: {cause}") from None
-        told = cause.details[0]
-    except RPCError as error:
-        raise _not_reached(handle, error) from None
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise _unreadable(handle, error) from None
-    return Envelope(told["data"], told["error"], told["warnings"], told["meta"])
+        async with asyncio.timeout(RPC_LIMIT.total_seconds()):
+            return await _read_envelope(handle)
+    except builtins.TimeoutError:
+        raise Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}") from None
 
 
 async def read_progress(handle: WorkflowHandle[Any, Any], limit: timedelta = RPC_LIMIT) -> dict[str, Any]:
@@ -256,13 +420,14 @@ async def read_progress(handle: WorkflowHandle[Any, Any], limit: timedelta = RPC
         return told
     except RPCError as error:
         raise _not_reached(handle, error) from None
-    except (KeyError, ValueError, RuntimeError) as error:
+    except Exception as error:
         raise _unreadable(handle, error) from None
 
 
 def _unreadable(handle: WorkflowHandle[Any, Any], error: Exception) -> Failure:
-    message = f"what is told of run {handle.id!r} cannot be read: {error}"
-    return Failure("PRECONDITION", message, suggestion=f"is {KEY_VARIABLE} the one that it was started with?")
+    message = f"the record of run {handle.id!r} cannot be read: {error}"
+    hint = f"set {KEY_VARIABLE} and {PAYLOADS_VARIABLE} as for its workers, then run data.continue_command"
+    return Failure("INCOMPLETE", message, suggestion=hint)
 
 
 def _not_reached(handle: WorkflowHandle[Any, Any], error: RPCError) -> Failure:
@@ -312,8 +477,7 @@ async def _look(client: Client, handle: WorkflowHandle[Any, Any], caller: RunCal
             if waits_since_ns is not None and caller.budget_ms is not None and waited_ms >= caller.budget_ms:
                 return told
         await asyncio.sleep(LOOK_S)
-    never: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    return await never  # ended by whoever waits for the run
+    return await _never(dict)
 
 
 def _parked_answer(run_id: str, told: Mapping[str, Any], budget_ms: int, address: str) -> Envelope:
@@ -355,11 +519,7 @@ async def list_runs(client: Client, most: int, *, active_only: bool = False) -> 
 
 async def read_summary(client: Client, run_id: str) -> RunSummary:
     """Return what is known of a run, also where no worker answers for it. Raises Failure if there is none."""
-    handle = client.get_workflow_handle(run_id)
-    try:
-        described = await handle.describe(rpc_timeout=RPC_LIMIT)
-    except RPCError as error:
-        raise _not_reached(handle, error) from None
+    described = await _describe(client.get_workflow_handle(run_id))
     if described.workflow_type != RUN_WORKFLOW:
         raise Failure("RUN_NOT_FOUND", f"{run_id!r} is a workflow of somebody else, and no run of ours")
     return await _summarise(client, described)
@@ -381,10 +541,10 @@ async def find_run(client: Client, beginning: str) -> str:
 async def _summarise(client: Client, found: WorkflowExecution) -> RunSummary:
     shown, handle = found.typed_search_attributes, client.get_workflow_handle(found.id)
     status, code = Status.RUNNING, None
-    with contextlib.suppress(Failure, TemporalError):  # nobody answers for it now
+    with contextlib.suppress(Failure):  # nobody answers for it now
         if found.close_time is not None:
             ending = shown.get(ENDING)
-            code = (await _read_envelope(handle)).code if ending is None else None if ending == "OK" else ending
+            code = (await _read_ended(handle)).code if ending is None else None if ending == "OK" else ending
             status = judge_code(code)
         elif shown.get(STATUS) != "running" and (await read_progress(handle, SEEN_LIMIT))["only_waits"]:
             status = Status.PARKED
@@ -409,31 +569,33 @@ def _read_instant(at: datetime) -> WallTime:
 
 
 async def wait_at_most(client: Client, run_id: str, limit_s: float | None) -> Envelope | None:
-    """Return the envelope of a run, or None where it has not ended within the limit. Raises Failure."""
-    reading = asyncio.ensure_future(_read_envelope(client.get_workflow_handle(run_id)))
+    """Return the envelope of a run, or None if it has not ended within the limit. Raises Failure."""
     try:
-        done, _ = await asyncio.wait([reading], timeout=limit_s)
-        return reading.result() if done else None
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
+        async with asyncio.timeout(limit_s):
+            return await _read_envelope(client.get_workflow_handle(run_id))
+    except builtins.TimeoutError:
+        return None
 
 
 async def cancel(client: Client, run_id: str, limit_s: float) -> Envelope | None:
-    """Stop a run, wait until its clean-up is over, and return its envelope. One that has ended answers as it did. None
-    where it has not ended within the limit."""
-    with contextlib.suppress(RPCError):  # it has ended, or is not there, which is said below
-        await client.get_workflow_handle(run_id).cancel(rpc_timeout=RPC_LIMIT)
-    return await wait_at_most(client, run_id, limit_s)
+    """Stop a run, wait until its clean-up is over, and return its envelope; None if it has not ended within the limit.
+    A run that has ended answers as it did."""
+    handle = client.get_workflow_handle(run_id)
+    try:
+        async with asyncio.timeout(limit_s):
+            await _insist(lambda: handle.cancel(rpc_timeout=RPC_LIMIT))
+            return await _read_envelope(handle)
+    except builtins.TimeoutError:
+        return None
 
 
 async def read_report(client: Client, run_id: str, now: WallTime, address: str) -> Report:
     """Return the report of a run. Raises Failure if there is none."""
     handle = client.get_workflow_handle(run_id)
-    told, described = await read_progress(handle), await handle.describe(rpc_timeout=RPC_LIMIT)
+    told, described = await read_progress(handle), await _describe(handle)
     envelope, ended_at = None, None
     if described.close_time is not None:
-        envelope = (await _read_envelope(handle)).to_dict()
+        envelope = (await _read_ended(handle)).to_dict()
         ended_at = _read_instant(described.close_time)
     run, records = make_run(run_id, told)
     parked_at = now if told["only_waits"] and ended_at is None else None
@@ -495,7 +657,10 @@ async def send_order(handle: WorkflowHandle[Any, Any], order: Order) -> dict[str
         message = f"no worker answers for run {handle.id!r}; it may still hear of this later"
         raise Failure("CONNECTION_LOST", message, suggestion=_NO_WORKER) from None
     except RPCError as error:
-        raise _not_reached(handle, error) from None
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise _not_reached(handle, error) from None
+        message = f"it is not known whether run {handle.id!r} has received this: {error}"
+        raise Failure("CONNECTION_LOST", message) from None
 
 
 # --- people -------------------------------------------------------------------------------------------------
@@ -513,6 +678,24 @@ async def pull_proposals(client: Client, store: Store, id: str | None = None) ->
             if id in runs:
                 break
     return runs
+
+
+async def refuse_decided(client: Client, id: str) -> None:
+    """Raise Failure if one of the last runs has had this proposal decided, or it has expired there."""
+    query = f"WorkflowType = '{RUN_WORKFLOW}'"
+    with contextlib.suppress(builtins.TimeoutError, RPCError):
+        async with asyncio.timeout(RPC_LIMIT.total_seconds()):
+            async for found in client.list_workflows(query, limit=MOST_ASKED):
+                with contextlib.suppress(Failure):  # no worker answers for it
+                    told = await read_progress(client.get_workflow_handle(found.id), SEEN_LIMIT)
+                    if (record := told["decided"].get(id)) is not None:
+                        break
+            else:
+                return
+            status, by = record["status"], record.get("decided_by")
+            code = "PROPOSAL_EXPIRED" if status == "expired" else "ALREADY_DECIDED"
+            message = f"{id} of run {found.id} is {status}" + (f", by {by}" if by else "")
+            raise Failure(code, message, context={"proposal_id": id, "status": status, "decided_by": by})
 
 
 async def push_decision(client: Client, run_id: str, store: Store, id: str) -> None:

@@ -252,7 +252,7 @@ async def connect(address: Address) -> Client:
         )
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):
-            return await Client.connect(
+            client = await Client.connect(
                 f"{address.host}:{address.port}",
                 namespace=address.namespace,
                 tls=tls,
@@ -261,6 +261,8 @@ async def connect(address: Address) -> Client:
                 runtime=_sdk_runtime(),
                 connect_timeout=timedelta(seconds=CONNECT_LIMIT_S),
             )
+            await _check_namespace(client)
+            return client
     except (RPCError, RuntimeError, TimeoutError, OSError) as error:
         text = str(error)
         why, hint = text, _IS_IT_THERE
@@ -288,8 +290,8 @@ _REASONS = (
 _CLOSED = ("close_notify", "BrokenPipe", "ConnectionReset", "connection closed")
 
 
-async def check_namespace(client: Client) -> None:
-    """Raise Failure where the engine has no such namespace. Who starts work learns it from that; a worker would not."""
+async def _check_namespace(client: Client) -> None:
+    """Raise Failure if the engine has no such namespace."""
     from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
     from temporalio.service import RPCError, RPCStatusCode
 

@@ -22,7 +22,7 @@ ORDER_ACTIVITY = "shotclock-order"
 DEFAULT_QUEUE = "shotclock"
 # How long a worker may be silent before its step is somebody else's. Longer than a restart of the engine takes.
 DEFAULT_HEARTBEAT_MS = 10_000
-# Of what is sent to a workflow or an activity. One that a later version has made is refused by an earlier one.
+# Of what is sent to a workflow or an activity. A worker leaves those of a later version to other workers.
 VERSION = 1
 
 
@@ -52,6 +52,9 @@ class RunInput(TypedDict):
     """The search attributes that it may set. Runs of before there were any have none."""
     is_extendable: NotRequired[bool]
     """Whether it may be given more time: its steps have a backstop that leaves room for it. Not in runs of before."""
+    counts_from_acceptance: NotRequired[bool]
+    """Whether its deadline counts from the moment at which the engine accepted it. Not in runs of before: theirs counts
+    from their first task."""
     caller_ms: NotRequired[int]
     """What whoever started it had left then, which no extension may pass."""
     latest_at: NotRequired[int]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +18,12 @@ from typing import Any
 
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import (
+    CompositePayloadConverter,
     DataConverter,
     DefaultFailureConverterWithEncodedAttributes,
+    DefaultPayloadConverter,
     ExternalStorage,
+    JSONPlainPayloadConverter,
     PayloadCodec,
     StorageDriver,
     StorageDriverClaim,
@@ -67,12 +71,28 @@ def make_converter(environ: Mapping[str, str] | None = None) -> DataConverter:
     key = read_key(environ)
     storage = ExternalStorage(drivers=[make_driver(environ)], payload_size_threshold=THRESHOLD)
     if key is None:
-        return DataConverter(external_storage=storage)
+        return DataConverter(OrderedConverter, external_storage=storage)
     return DataConverter(
+        OrderedConverter,
         payload_codec=EncryptingCodec(key),
         failure_converter_class=DefaultFailureConverterWithEncodedAttributes,
         external_storage=storage,
     )
+
+
+class _OrderedJson(JSONPlainPayloadConverter):
+    """JSON with the keys of objects in their own order: steps begin in the order of their file."""
+
+    def to_payload(self, value: Any) -> Payload:
+        return Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(value, separators=(",", ":")).encode())
+
+
+class OrderedConverter(CompositePayloadConverter):
+    """The default converter, with objects in their own order."""
+
+    def __init__(self) -> None:
+        *others, _ = DefaultPayloadConverter.default_encoding_payload_converters
+        super().__init__(*others, _OrderedJson())
 
 
 def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A run as a workflow of Temporal: the scheduler of every run, activities for its steps, history for its record.
 
 Deterministic: it reads no clock but the workflow's, and what it decides follows from history alone. The deadline of the
-run is an instant on that clock, fixed when the run begins.
+run is an instant on that clock, fixed when the engine accepts the run.
 
 Temporal never tries a step again by itself. A worker that is lost is found out by its silence; what becomes of its step
 is decided here, as for a process that died: it is run again in what is left of its time where that does no harm.
@@ -80,6 +80,8 @@ GIFT_MS = 3_600_000
 OUTPUTS_LIMIT_S = 60
 # What a worker may take to answer an order. It holds up nothing: without an answer nothing changes.
 ORDER_LIMIT_S = 10
+# What is kept of the engine's limit of a run for its clean-up.
+CLEAN_UP_MS = 360_000
 # What is kept of the run's time to learn from a step that it had no more.
 LAST_WORD_MS = 1_000
 # Why a run has ended that was cancelled through Temporal, in place of a signal's name.
@@ -95,12 +97,13 @@ class RunWorkflow:
 
     @workflow.init
     def __init__(self, given: RunInput) -> None:
-        if given["version"] > VERSION:
-            message = f"the run was started by a later version (messages {given['version']}, here {VERSION})"
-            raise ApplicationError(message, type="STORE_UNUSABLE", non_retryable=True)
+        if given["version"] > VERSION:  # this fails the task, not the run: another worker may have that version
+            raise RuntimeError(f"a later version started the run (messages {given['version']}, here {VERSION})")
         self._given = given
         self._workflow = WorkflowFile.model_validate(given["workflow"])
-        self._began_ns = int(workflow.info().start_time.timestamp() * 1000) * NS_PER_MS
+        info = workflow.info()
+        began = info.workflow_start_time if given.get("counts_from_acceptance") else info.start_time
+        self._began_ns = int(began.timestamp() * 1000) * NS_PER_MS
         self._parent = self._find_parent()
         self._own_ms = given["limit_ms"]
         """The limit of its own, with what it was given on top."""
@@ -585,10 +588,13 @@ class RunWorkflow:
     def _find_later_bound(self, by_ms: int) -> Bound:
         latest = latest_bell(self._parent, self._began_ns)
         ends = [end for end in (latest, *(each.end for each in self._under_way.values())) if end is not None]
+        if (engine_limit := workflow.info().execution_timeout) is not None:
+            within_ms = int(engine_limit.total_seconds() * 1000) - CLEAN_UP_MS
+            ends.append(Deadline(self._began_ns + within_ms * NS_PER_MS))
         end = min(ends, key=lambda each: each.at_ns, default=None)
         moved = move_bell(self._call.bound, by_ms, end, self._parent)
         if moved is None:
-            whose = "its caller" if end is latest else "a step that runs"
+            whose = "its caller" if end is latest else "the engine or a step that runs"
             raise ApplicationError(f"{self._call.name} has all the time that {whose} can have", type="NOT_EXTENDABLE")
         return moved
 

@@ -59,6 +59,8 @@ from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
 BEATS = 8
+# Before a step of a later version is given back, so that the engine does not send it to and fro.
+LATER_VERSION_PAUSE_S = 0.5
 # Between two questions whether a step is still this worker's, where the first had no answer.
 ASK_AGAIN_S = 0.05
 # Of the calls of a step, told with each of them: the items of a step may be many.
@@ -169,8 +171,9 @@ class Activities:
 
     @activity.defn(name=STEP_ACTIVITY)
     async def carry_out_step(self, given: dict[str, Any]) -> dict[str, Any]:
-        if given["version"] > VERSION:
-            raise RuntimeError(f"a later version asks for this step (messages {given['version']}, here {VERSION})")
+        if given["version"] > VERSION:  # given back: another worker may have that version
+            await asyncio.sleep(LATER_VERSION_PAUSE_S)
+            return {"state": given["state"], "lost": {}, "is_unbegun": True}
         work = _StepWork(given, self._services, _engine_clock(), self._delays)  # type: ignore[arg-type]
         key = (given["run"]["run_id"], given["step"])
         self._under_way[key] = work
@@ -471,6 +474,7 @@ class _StepWork:
             "queue": run["queue"],
             "env": own_env,
             "is_extendable": True,
+            "counts_from_acceptance": True,
         }
         step = scope.call
         if isinstance(step, Call) and step.clocks.timeout_ms:

@@ -28,7 +28,7 @@ from ..runtime.runtime import Runtime
 from ..store.home import create_private_file
 from ..store.store import Store
 from ..workflow.engine import OpenedInbox
-from .connection import API_KEY, SETTINGS, Address, check_namespace, connect
+from .connection import API_KEY, SETTINGS, Address, connect
 from .messages import DEFAULT_QUEUE
 from .payloads import KEY_VARIABLE, read_key
 from .run_workflow import RunWorkflow
@@ -77,7 +77,6 @@ async def serve_worker(
         inbox = OpenedInbox(store)
         stack.push_async_callback(inbox.close)
         client = await connect(address)
-        await check_namespace(client)
         folder = None if options.folder is None else Path(options.folder)
         own_queue = f"{options.queue}@{secrets.token_hex(6)}"
         leases = Leases()
