@@ -131,13 +131,19 @@ class AiPart(AiModel):
     graceful_stop_deadline: Milliseconds | None = None
 
 
+def _schema(written: Any) -> Any:
+    return None if written in ("plain", "text") else written  # as other files ask for an answer without a schema
+
+
 class AiStep(StepPart):
     type: Literal["ai"]
     prompt: str | None = None
     prompt_file: str | None = None
     """A file whose text is the prompt, with its templates."""
     ai: AiPart = AiPart()
-    output_schema: dict[str, Any] | None = field(default=None, keys=("output_schema", "schema"))
+    output_schema: Annotated[dict[str, Any] | None, Before(_schema, dict[str, Any] | str | None)] = field(
+        default=None, keys=("output_schema", "schema")
+    )
 
     def check_together(self) -> None:
         if (self.prompt is None) == (self.prompt_file is None):

@@ -140,6 +140,9 @@ class StepApproval:
             surroundings["overtime"] = await self._hide_secrets(overtime, "overtime", hidden)
         if tools := _find_tools(step, self._run):
             surroundings["tools of the file"] = await self._hide_secrets(tools, "tools of the file", hidden)
+            for file in (tool["workflow"] for tool in tools.values() if "workflow" in tool):
+                self._files = {**self._files, **await asyncio.to_thread(digests_of, self._run.folder / file)}
+                surroundings["files"] = await self._hide_secrets(self._files, "files", hidden)
         if hidden:
             surroundings[HIDDEN_VALUES] = hidden
         return ProposalRequest(
