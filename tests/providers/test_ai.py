@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shotclock.core.envelope import Envelope
@@ -1289,6 +1290,30 @@ def test_a_model_grants_an_agent_more_time_and_it_comes_to_its_end(run: Callable
     assert step["output"] == "a long answer indeed" and not step.get("partial")
     (request,) = step["overtime"]
     assert (request["verdict"], request["granted_ms"], request["reason"]) == ("granted", 10_000, "it writes")
+
+
+def test_a_model_that_observes_is_warm_before_it_is_asked(tmp_path: Path) -> None:
+    observer = "overtime: {observer: model, model: gpt-x, budget: 5s}"
+    (tmp_path / "flow.yaml").write_text(f"steps: {{it: {{exec: sleep 60, soft: 50s, {observer}}}}}")
+    environment = {**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home"), "OPENAI_API_KEY": KEY}
+    words = [sys.executable, "-m", "shotclock", "run", "flow.yaml"]
+
+    def is_loaded() -> bool:
+        """Return whether a process of the run has loaded what agents need."""
+        for child in psutil.Process(running.pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                if "pydantic_core" in Path(f"/proc/{child.pid}/maps").read_text():
+                    return True
+        return False
+
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        try:
+            assert eventually(is_loaded, 30.0)
+        finally:
+            running.terminate()
+            running.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("decision", [{"decline": True, "reason": "it repeats itself"}, {"reason": "hm"}])

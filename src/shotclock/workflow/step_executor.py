@@ -447,6 +447,17 @@ class StepExecutor:
             self._run.runtime.overtime_observers.register(ObserverKind.MODEL, self._ask_model)
         return replace_fields(policy, folder=str(folder))
 
+    async def warm_observers(self) -> None:
+        """Start the processes of the models that decide about overtime: they take seconds to come up."""
+        policies = (overtime_of(self._workflow, step) for step in self._workflow.steps.values())
+        model = next((each for each in policies if each is not None and each.observer is ObserverKind.MODEL), None)
+        if model is not None:
+            from ..providers.ai import AiProvider
+
+            models = self._run.providers["ai"]
+            assert isinstance(models, AiProvider)
+            await models.warm(model.model)
+
     async def _ask_model(self, call: Call, summary: dict[str, Any]) -> Decision:
         from ..providers.ai import AiProvider
 
