@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shotclock.core.envelope import Envelope
@@ -714,6 +715,110 @@ def test_a_nested_run_that_is_an_agents_tool_may_wind_down_and_its_output_is_kep
     assert "the first half" in step["output"] and step["partial"] is True
 
 
+HELPER = """
+description: Answers questions.
+inputs: {question: {type: string, required: true, description: the question}, depth: {type: integer, default: 1}}
+outputs: {answer: "{{ outputs.it }}"}
+steps:
+  it: {exec: "echo answer to $Q", env: {Q: "{{ inputs.question }}"}}
+"""
+
+
+def test_a_workflow_is_a_tool_of_an_agent_with_its_inputs_as_arguments(
+    run: Callable[..., Envelope], tmp_path: Path
+) -> None:
+    (tmp_path / "helper.yaml").write_text(HELPER)
+    calls = [CallTool("helper", {"question": word}) for word in ("one", "{{ two }}")]
+    with model_server(*calls, CallTool("helper", {"depth": "deep"}), lambda body: Say(*results(body))) as server:
+        envelope = run(f"""
+            tools: {{helper: {{workflow: helper.yaml}}}}
+            steps:
+              it: {ask(server, "tools: helper")}
+        """)
+    step = steps(envelope)["it"]
+    assert step["status"] == "succeeded", step
+    first, second, third = results(server.requests[-1])
+    assert "answer to one" in first and "answer to {{ two }}" in second
+    assert "question: is required" in third and "depth" in third
+    told = server.requests[0]["tools"][0]["function"]
+    assert (told["name"], told["description"], told["parameters"]["required"]) == (
+        "helper",
+        "Answers questions.",
+        ["question"],
+    )
+    assert told["parameters"]["properties"]["question"] == {"type": "string", "description": "the question"}
+
+
+def test_a_workflow_that_is_a_tool_winds_down_with_its_agent_and_its_outputs_reach_the_model(
+    run: Callable[..., Envelope], tmp_path: Path
+) -> None:
+    (tmp_path / "helper.yaml").write_text(NESTED)
+    with model_server(lambda body: Say(*results(body)) if results(body) else CallTool("helper")) as server:
+        envelope = run(f"""
+            tools: {{helper: {{workflow: helper.yaml}}}}
+            steps:
+              it: {ask(server, "tools: helper, ai_timeout: 2000, graceful_stop_deadline: 20000")}
+        """)
+    step = steps(envelope)["it"]
+    assert (step["status"], step["partial"]) == ("succeeded", True), step
+    assert "the first half" in step["output"]
+
+
+VISOR = """
+version: "1.0"
+imports: [./workflows/helper.yaml]
+ai_model: some-model
+checks:
+  agent:
+    type: ai
+    prompt: Use the helper for every question.
+    schema: plain
+    ai_provider: openai
+    ai_mcp_servers: {}
+    ai: {timeout: 60000, ai_timeout: 30000, timeout_behavior: negotiated, graceful_stop_deadline: 5000}
+    ai_custom_tools:
+      - workflow: aid
+"""
+VISOR_HELPER = """
+id: aid
+name: Aid
+description: Answers briefly
+inputs:
+  - name: question
+    required: true
+    description: The question to answer
+    schema: {type: string}
+outputs:
+  - name: answer
+    value: "{{ outputs.answer }}"
+steps:
+  answer:
+    type: ai
+    prompt: "Answer briefly: {{ inputs.question }}"
+    schema: text
+"""
+
+
+def test_a_file_of_visor_with_an_imported_helper_runs_as_it_is(
+    run: Callable[..., Envelope], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows" / "helper.yaml").write_text(VISOR_HELPER)
+
+    def model(body: dict[str, Any]) -> Any:
+        if "Answer briefly" in str(body["messages"][0]["content"]):
+            return Say("it is four")
+        return Say("all: ", results(body)[0]) if results(body) else CallTool("aid", {"question": "2+2?"})
+
+    with model_server(model) as server:
+        for name, text in {**server.openai, "SHOTCLOCK_AI_MODEL": "gpt-x"}.items():
+            monkeypatch.setenv(name, text)
+        envelope = run(VISOR, dict(os.environ))
+    step = steps(envelope)["agent"]
+    assert step["status"] == "succeeded" and "it is four" in step["output"], step
+    assert [body["model"] for body in server.requests] == ["some-model", "gpt-x", "some-model"]
+
+
 def test_at_the_soft_clock_a_model_that_has_said_nothing_is_asked_anew(run: Callable[..., Envelope]) -> None:
     def model(body: dict[str, Any]) -> Any:
         return Say("in short: yes") if "Answer now" in str(body["messages"][-1]["content"]) else Hang()
@@ -1185,6 +1290,30 @@ def test_a_model_grants_an_agent_more_time_and_it_comes_to_its_end(run: Callable
     assert step["output"] == "a long answer indeed" and not step.get("partial")
     (request,) = step["overtime"]
     assert (request["verdict"], request["granted_ms"], request["reason"]) == ("granted", 10_000, "it writes")
+
+
+def test_a_model_that_observes_is_warm_before_it_is_asked(tmp_path: Path) -> None:
+    observer = "overtime: {observer: model, model: gpt-x, budget: 5s}"
+    (tmp_path / "flow.yaml").write_text(f"steps: {{it: {{exec: sleep 60, soft: 50s, {observer}}}}}")
+    environment = {**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home"), "OPENAI_API_KEY": KEY}
+    words = [sys.executable, "-m", "shotclock", "run", "flow.yaml"]
+
+    def is_loaded() -> bool:
+        """Return whether a process of the run has loaded what agents need."""
+        for child in psutil.Process(running.pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                if "pydantic_core" in Path(f"/proc/{child.pid}/maps").read_text():
+                    return True
+        return False
+
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        try:
+            assert eventually(is_loaded, 30.0)
+        finally:
+            running.terminate()
+            running.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("decision", [{"decline": True, "reason": "it repeats itself"}, {"reason": "hm"}])

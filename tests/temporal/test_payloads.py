@@ -13,7 +13,8 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.payloads import THRESHOLD, EncryptingCodec, make_converter, read_key
+from shotclock.temporal.payloads import THRESHOLD, EncryptingCodec, make_converter, read_key, write_workflow
+from shotclock.workflow.loader import load_text
 from tests.temporal.conftest import Cluster, Runs, wait_until
 
 WITHIN_S = 30
@@ -126,6 +127,14 @@ SECRET = "s3cr3t-that-nobody-may-see"
 
 
 @pytest.mark.slow
+def test_an_agent_whose_tool_is_a_workflow_is_refused() -> None:
+    written = b"tools: {a: {workflow: a.yaml}}\nsteps: {it: {type: ai, prompt: p, ai: {tools: a}}}"
+    workflow = load_text(written).workflow
+    assert workflow is not None
+    with pytest.raises(Failure, match="cannot be an agent's tool on Temporal"):
+        write_workflow(workflow, {}, {})
+
+
 def test_a_file_with_a_secret_is_refused_where_history_would_show_it(cluster: Cluster, tmp_path: Path) -> None:
     runs = Runs(tmp_path, cluster.url)
     text = f"""

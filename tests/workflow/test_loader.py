@@ -209,7 +209,6 @@ def test_every_problem_is_told_at_once_in_the_order_of_the_file(problems: Proble
         ("schema/missing", "steps.c.url", 13, 3),
         ("schema/value", "steps.d", 14, 3),
         ("file/duplicate-key", "file", 15, 3),
-        ("schema/missing", "tools.t.exec", 17, 3),
         ("schema/unknown-key", "tools.t.exce", 17, 7),
         ("schema/value", "defaults.timeout", 18, 12),
     ]

@@ -76,6 +76,8 @@ OTHERWISE: dict[str, dict[str, list[Any]]] = {
             {"model": "gpt-5.6"},
             {"model": "gpt-5.5", "tools": "one"},
             {"model": "gpt-5.5", "tools": "two"},
+            {"model": "gpt-5.5", "tools": "seven"},
+            {"model": "gpt-5.5", "tools": "eight"},
             {"model": "gpt-5.5", "mcp_servers": {"s": {"command": "a"}}},
             {"model": "gpt-5.5", "mcp_servers": {"s": {"command": "b"}}},
         ],
@@ -102,6 +104,8 @@ TOOLS: dict[str, dict[str, Any]] = {
     "four": {"exec": "echo {{ args.a }}", "stdin": "x"},
     "five": {"exec": "echo {{ args.a }}", "env": {"A": "1"}},
     "six": {"exec": "echo {{ args.a }}", "cwd": "here"},
+    "seven": {"workflow": "one.yaml"},
+    "eight": {"workflow": "two.yaml"},
 }
 
 

@@ -11,6 +11,7 @@ docs/design.md: R52.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -55,6 +56,8 @@ from .provider import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ..core.overtime import Decision
     from ..runtime.call import Call, Outcome
     from ..runtime.preloaded_zygote import Preloaded
@@ -131,13 +134,19 @@ class AiPart(AiModel):
     graceful_stop_deadline: Milliseconds | None = None
 
 
+def _schema(written: Any) -> Any:
+    return None if written in ("plain", "text") else written  # as other files ask for an answer without a schema
+
+
 class AiStep(StepPart):
     type: Literal["ai"]
     prompt: str | None = None
     prompt_file: str | None = None
     """A file whose text is the prompt, with its templates."""
     ai: AiPart = AiPart()
-    output_schema: dict[str, Any] | None = field(default=None, keys=("output_schema", "schema"))
+    output_schema: Annotated[dict[str, Any] | None, Before(_schema, dict[str, Any] | str | None)] = field(
+        default=None, keys=("output_schema", "schema")
+    )
 
     def check_together(self) -> None:
         if (self.prompt is None) == (self.prompt_file is None):
@@ -332,6 +341,7 @@ class AiProvider(Provider):
         """Start nothing yet: the processes of agents come up with the first step."""
         self._services = services
         self._agents: Runtime | None = None
+        self._warming: asyncio.Task[bool] | None = None
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         """Ask the model. What it has said until then is kept, however it ends; its process and the servers of its tools
@@ -369,6 +379,16 @@ class AiProvider(Provider):
         outcome.survivors = [*outcome.survivors, *tools.survivors]
         return _make_result(call, outcome, listener)
 
+    async def warm(self, model: Mapping[str, Any] | None) -> None:
+        """Start the processes of agents, and do not wait for them: a model that observes is asked in one of them. A
+        model that cannot be chosen is reported once it is asked."""
+        import asyncio
+
+        with contextlib.suppress(Failure):
+            chosen = choose_model(AiModel.model_validate(dict(model or {})), self._services.environment)
+            agents = await self._open_agents([chosen])
+            self._warming = asyncio.ensure_future(agents.warm_up())
+
     async def observe_overtime(self, call: Call, summary: dict[str, Any]) -> Decision:
         """Ask a model whether a call may take longer: an independent one, which sees nothing but the summary. Raises
         Failure where there is no such model."""
@@ -399,6 +419,8 @@ class AiProvider(Provider):
 
     async def close(self) -> None:
         """Stop the processes of the agents."""
+        if self._warming is not None:
+            self._warming.cancel()
         if self._agents is not None:
             await self._agents.close()
 

@@ -107,7 +107,7 @@ class AgentTools:
 
     async def __aenter__(self) -> Self:
         """Connect the servers, all at once, and learn their tools. Raises Failure where one cannot be used."""
-        found = [self._describe_own(name) for name in self._ai.tools]
+        found = [await self._describe_own(name) for name in self._ai.tools]
         try:
             if self._servers:
                 await self._load_client()
@@ -155,12 +155,12 @@ class AgentTools:
 
     # --- what there is ------------------------------------------------------------------------------------
 
-    def _describe_own(self, name: str) -> _Tool:
+    async def _describe_own(self, name: str) -> _Tool:
         tools = self._step.tools
         try:
             if tools is None:
                 raise KeyError(name)
-            told = tools.describe(name)
+            told = await tools.describe(name)
         except KeyError:
             raise Failure("STEP_INVALID", f"there is no tool {name!r} in `tools`") from None
         return _Tool(name, name, told.description, told.input_schema)

@@ -341,8 +341,8 @@ class FileTool:
 class FileTools(Protocol):
     """The tools of the file that a step is in."""
 
-    def describe(self, name: str) -> FileTool:
-        """Return what a tool is. Raises KeyError where there is none of that name."""
+    async def describe(self, name: str) -> FileTool:
+        """Return what a tool is. Raises KeyError where there is none of that name, and Failure where it cannot run."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:

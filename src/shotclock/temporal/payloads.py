@@ -34,7 +34,7 @@ from temporalio.converter import (
 from ..core.errors import Failure
 from ..core.redaction import Redaction
 from ..store.home import make_private_directory, state_home
-from ..workflow.schema import WorkflowFile
+from ..workflow.schema import WorkflowFile, ai_steps
 from ..workflow.state import HIDES, record_workflow
 
 KEY_VARIABLE = "SHOTCLOCK_CODEC_KEY"
@@ -97,7 +97,11 @@ class OrderedConverter(CompositePayloadConverter):
 
 def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
     """Return the file as it is sent to the engine: whole where that is encrypted, and refused where it holds secrets
-    and is not. Raises Failure."""
+    and is not. Raises Failure, also for an agent whose tool is a workflow: a worker does not wait for a run inside."""
+    for step_id, step in ai_steps(workflow):
+        if any(workflow.tools[name].workflow is not None for name in step.ai.tools):
+            message = f"step {step_id}: a workflow cannot be an agent's tool on Temporal"
+            raise Failure("PRECONDITION", message, suggestion="run the file here, without `--on`")
     if read_key(os.environ) is not None:
         return workflow.model_dump(exclude_unset=True)
     written = record_workflow(workflow, variables)

@@ -354,6 +354,7 @@ class _Run:
             async with self._open_context() as context:
                 steps = StepExecutor(context, lambda inner: run_nested(context, inner))
                 scheduler = self._make_scheduler(context, steps)
+                await steps.warm_observers()
                 try:
                     ended_by = await self._wait_for_steps(scheduler, context)
                     if ended_by is None and not scheduler.is_parked:

@@ -104,18 +104,24 @@ class _Nesting:
         below: list[Finding] = []
         for step_id, step in workflow.steps.items():
             if isinstance(step, WorkflowStep) and "{{" not in step.workflow:
-                here, inside = self._check_nested(loaded, step_id, step, timeout_ms, above)
+                here, inside = self._check_nested(loaded, ("steps", step_id), step, timeout_ms, above)
+                own += here
+                below += inside
+        for name, tool in workflow.tools.items():
+            if tool.workflow is not None:
+                step = WorkflowStep(type="workflow", workflow=tool.workflow)
+                here, inside = self._check_nested(loaded, ("tools", name), step, timeout_ms, above)
                 own += here
                 below += inside
         return _sort([_locate(loaded, found) for found in own]) + below
 
     def _check_nested(
-        self, parent: Loaded, step_id: str, step: WorkflowStep, timeout_ms: int | None, above: tuple[str, ...]
+        self, parent: Loaded, where: Path_, step: WorkflowStep, timeout_ms: int | None, above: tuple[str, ...]
     ) -> tuple[list[Finding], list[Finding]]:
         """Return what is wrong with running that file from here, and what is wrong inside it."""
         workflow = parent.workflow
         assert workflow is not None
-        path = ("steps", step_id, "workflow")
+        path = (*where, "workflow")
         if self.looked_at > NESTED_SIZE_LIMIT:
             return [], []  # that it is too much was said
         file = parent.source.folder / step.workflow
@@ -130,7 +136,7 @@ class _Nesting:
         if len(above) >= NESTING_LIMIT:
             return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
         limit_ms = _limit_ms(workflow, step, timeout_ms)
-        here = list(_check_fit(child, step_id, step, limit_ms))
+        here = list(_check_fit(child, str(where[1]), step, limit_ms)) if where[0] == "steps" else []
         if (identity, limit_ms) in self.seen:
             return here, []
         self.seen.add((identity, limit_ms))
@@ -488,6 +494,10 @@ def _check_tools(workflow: WorkflowFile) -> Iterator[Finding]:
             hint = suggest(step.tool, workflow.tools, otherwise="there are ")
             message = f"there is no tool {step.tool!r} in `tools`"
             yield Finding("tool/unknown", message, ("steps", step_id, "tool"), suggestion=hint)
+        elif isinstance(step, ToolStep) and workflow.tools[step.tool].workflow is not None:
+            message = f"the tool {step.tool!r} is a workflow, which is for agents"
+            hint = f"write `type: workflow` and `workflow: {workflow.tools[step.tool].workflow}`"
+            yield Finding("tool/workflow", message, ("steps", step_id, "tool"), suggestion=hint)
 
 
 def _check_schemas(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -636,6 +646,8 @@ def digests_of(file: Path) -> dict[str, str]:
                 found[f"{name}, step {step_id}"] = BY_TEMPLATE
             else:
                 left.append(file.parent / step.workflow)
+        tools = {} if loaded.workflow is None else loaded.workflow.tools
+        left += [file.parent / tool.workflow for tool in tools.values() if tool.workflow is not None]
     return found
 
 

@@ -19,6 +19,7 @@ from ..core.value_types import dataclass, field
 from ..providers.provider import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart, StepRetry
 from ..runtime.call import Outcome
 from .schema import DefaultsPart, InputPart, ToolPart, WorkflowFile
+from .spellings import translate
 from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
 # A file that a person wrote is far smaller; one that is larger was not meant for us.
@@ -173,7 +174,7 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         held = "is empty" if tree.value is None else f"holds {_kind_of(tree.value)}"
         flaws.append(Finding("file/shape", f"{held}; a workflow is a mapping with `steps`", place=tree.spots.place))
         return Loaded(source, None, tuple(flaws))
-    plain = _with_types(tree.value)
+    plain = _with_types(translate(tree.value, source.folder))
     try:
         workflow = WorkflowFile.model_validate(plain)
         return Loaded(source, None if flaws else workflow, _sort(flaws))

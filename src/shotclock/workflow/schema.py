@@ -40,17 +40,25 @@ class _StepSchemas(Mapping[str, type[Part]]):
 
 
 class ToolPart(Part):
-    """A custom tool: a command with named arguments."""
+    """A custom tool: a command with named arguments, or for agents another workflow with its inputs."""
 
     name: str | None = None
     description: str | None = None
-    exec: str = field(min_length=1)
+    exec: str = field(default="", min_length=1)
+    workflow: str | None = field(default=None, min_length=1)
     input_schema: dict[str, Any] | None = field(default=None, keys=("input_schema", "inputSchema"))
     shell: Shell | None = None
     stdin: str | None = None
     env: dict[str, Scalar] = field(default={})
     cwd: str | None = None
     timeout: Milliseconds | None = None
+
+    def check_together(self) -> None:
+        if bool(self.exec) == (self.workflow is not None):
+            raise ValueError("say what the tool runs: either `exec`, or `workflow` with the name of a file")
+        others = [key for key in ("input_schema", "shell", "stdin", "env", "cwd") if getattr(self, key)]
+        if self.workflow is not None and others:
+            raise ValueError(f"`{others[0]}` is for a tool with `exec`; a workflow has `inputs` and `env` of its own")
 
 
 class InputPart(Part):
@@ -106,6 +114,8 @@ class WorkflowFile(Part):
     tools: dict[str, ToolPart] = field(default={})
     steps: dict[StepId, Step] = field(min_length=1, keys=("steps", "checks"))
     defaults: DefaultsPart = DefaultsPart()
+    id: str | None = None
+    """The name of its tool in a file that imports it."""
 
 
 # --- inputs -------------------------------------------------------------------------------------------------
@@ -137,6 +147,16 @@ def check_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, 
         message = join_problems(errors)
         raise Failure("ARG_ERROR", message, context={"errors": errors})
     return checked
+
+
+def schema_of_inputs(workflow: WorkflowFile) -> dict[str, Any]:
+    """Return the inputs of a workflow as the JSON Schema of the arguments of a tool."""
+    properties: dict[str, dict[str, Any]] = {}
+    for name, part in workflow.inputs.items():
+        known = {"type": None if part.type == "any" else part.type, "description": part.description}
+        properties[name] = {key: value for key, value in known.items() if value is not None}
+    required = [name for name, part in workflow.inputs.items() if part.required and part.default is None]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def _as_declared(value: Any, kind: str) -> Any:

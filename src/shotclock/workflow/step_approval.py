@@ -59,7 +59,7 @@ class StepApproval:
         self._inbox = run.inbox()
         self._key = key
         self.used = used
-        self._files: Mapping[str, str] = {}
+        self._files: dict[str, str] = {}
         self._programs: Mapping[str, str] = {}
         self._bound: Token[Mapping[str, str]] | None = None
 
@@ -145,16 +145,19 @@ class StepApproval:
             surroundings["values"] = await self._hide_secrets(rendered.values, "values", hidden)
         if tries > 1:
             surroundings["tries"] = f"up to {tries}: one approval covers all of them"
+        tools = {name: tool.model_dump(exclude_unset=True) for name, tool in _tools_of(step, self._run).items()}
+        nested = [self._run.folder / tool["workflow"] for tool in tools.values() if "workflow" in tool]
         if isinstance(step, WorkflowStep):
-            file = rendered.folder / str(rendered.settings["workflow"])
-            self._files = await asyncio.to_thread(digests_of, file)
+            nested.append(rendered.folder / str(rendered.settings["workflow"]))
+        self._files = {}
+        for file in nested:
+            self._files |= await asyncio.to_thread(digests_of, file)
         self._programs = await asyncio.to_thread(_digest_programs, step, rendered, self._run)
         if files := {**self._files, **self._programs}:
             surroundings["files"] = await self._hide_secrets(files, "files", hidden)
         overtime = step.overtime if step.overtime is not None else self._run.workflow.defaults.overtime
         if overtime:  # who is asked about it may be a program of the file
             surroundings["overtime"] = await self._hide_secrets(overtime, "overtime", hidden)
-        tools = {name: tool.model_dump(exclude_unset=True) for name, tool in _tools_of(step, self._run).items()}
         if tools:
             surroundings["tools of the file"] = await self._hide_secrets(tools, "tools of the file", hidden)
         if hidden:
@@ -200,7 +203,7 @@ def _digest_programs(step: StepPart, rendered: RenderedStep, run: RunContext) ->
     found: dict[str, str] = {}
     for server in settings["ai"]["mcp_servers"].values() if step.type == "ai" else ():
         found |= _digest_all([_server_command(server)], folder)
-    for tool in _tools_of(step, run).values():
+    for tool in _tools_of(step, run).values():  # a tool that is a workflow has no `exec`
         if not is_template(where := tool.cwd or run.workflow.defaults.cwd or ""):
             found |= _digest_all(_commands_in(tool.exec), run.folder / where)
     return found

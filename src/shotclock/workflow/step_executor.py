@@ -41,13 +41,14 @@ from ..providers.provider import (
     duration_ms,
     result_left_by,
 )
-from ..providers.workflow import RunFile
+from ..providers.workflow import RunFile, WorkflowStep
 from ..runtime.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
 from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from . import templates
+from .lint import approved_files, inner_workflow
 from .plan import (
     delay_ms,
     groups_of,
@@ -59,6 +60,7 @@ from .plan import (
     written_timeout,
 )
 from .scheduler import Execute, ParallelSlots, RunContext
+from .schema import schema_of_inputs
 from .state import Reason, Status, StepState, effects_of
 from .step_approval import RefusedStep, StepApproval
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
@@ -488,6 +490,17 @@ class StepExecutor:
             self._run.runtime.overtime_observers.register(ObserverKind.MODEL, self._ask_model)
         return replace_fields(policy, folder=str(folder))
 
+    async def warm_observers(self) -> None:
+        """Start the processes of the models that decide about overtime: they take seconds to come up."""
+        policies = (overtime_of(self._workflow, step) for step in self._workflow.steps.values())
+        model = next((each for each in policies if each is not None and each.observer is ObserverKind.MODEL), None)
+        if model is not None:
+            from ..providers.ai import AiProvider
+
+            models = self._run.providers["ai"]
+            assert isinstance(models, AiProvider)
+            await models.warm(model.model)
+
     async def _ask_model(self, call: Call, summary: dict[str, Any]) -> Decision:
         from ..providers.ai import AiProvider
 
@@ -505,17 +518,29 @@ class StepExecutor:
 
     async def call_tool(self, work: _Work, name: str, arguments: Mapping[str, Any]) -> AnsweredTry:
         """Call a tool of the file for a step, as a call of its own inside the one that this is made in."""
-        run, step = self._run, ToolStep(type="tool", tool=name)
+        run, tool, step_id = self._run, self._workflow.tools[name], f"{work.name} tool {name}"
+        step: StepPart
         try:
             if work.approval is not None:
                 await work.approval.compare_programs()
-            settings, values, own_env, folder = await self.renderer.render_tool(step, arguments, work.scope)
+            if tool.workflow is None:
+                step = ToolStep(type="tool", tool=name)
+                rendered = await self.renderer.render_tool(step, arguments, work.scope)
+            else:
+                timeout = None if tool.timeout is None else f"{duration_ms(tool.timeout, 'ms')}ms"
+                step = WorkflowStep(type="workflow", workflow=tool.workflow, timeout=timeout)
+                rendered = await self.renderer.render_step(step, work.scope)
+                inputs = {"inputs": dict(arguments)}
+                rendered = rendered._replace(settings={**rendered.settings, **inputs}, folder=run.folder)
+                # A try of its own: what a process that died has begun for an agent is never taken up again.
+                step_id = f"{work.name}.{name}" + (f".try{work.state.attempts}" if work.state.attempts > 1 else "")
         except StepFailed as failed:
             raise Failure(failed.error["code"], str(failed)) from None
+        settings, values, own_env, folder = rendered
         # Stopped with the step that called it, it has no longer than that to be gone.
         clocks = replace_fields(self._make_clocks(step), grace_ms=self._make_clocks(work.step).grace_ms)
         call = StepCall(
-            f"{work.name} tool {name}",
+            step_id,
             settings,
             clocks,
             {**run.base_env, **own_env} if own_env else run.base_env,
@@ -524,13 +549,18 @@ class StepExecutor:
             own_env=own_env,
             holds_secret=run.redaction.holds,
             redact=run.redaction.text,
+            item=work.item,
+            run_file=self._run_file,
         )
         return await try_step(run.providers[step.type], call, run.runtime)
 
-    def describe_tool(self, name: str) -> FileTool:
+    async def describe_tool(self, name: str) -> FileTool:
         tool = self._workflow.tools[name]
-        schema = tool.input_schema or {"type": "object"}
-        return FileTool(name, tool.description or "", schema)
+        if tool.workflow is None:
+            return FileTool(name, tool.description or "", tool.input_schema or {"type": "object"})
+        file = self._run.folder / tool.workflow
+        inner = await asyncio.to_thread(inner_workflow, file, self._run.files, unattended=True)
+        return FileTool(name, tool.description or inner.description or inner.name or "", schema_of_inputs(inner))
 
     def _make_clocks(self, step: StepPart) -> Clocks:
         unit, defaults = STEP_TYPES[step.type].unit, self._workflow.defaults
@@ -682,11 +712,13 @@ class _FileTools:
 
     def __init__(self, executor: StepExecutor, work: _Work) -> None:
         self._executor, self._work = executor, work
+        self._approved_files = approved_files.get()  # a call is made by another task than the try
 
-    def describe(self, name: str) -> FileTool:
-        return self._executor.describe_tool(name)
+    async def describe(self, name: str) -> FileTool:
+        return await self._executor.describe_tool(name)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:
+        approved_files.set(self._approved_files)
         answered = await self._executor.call_tool(self._work, name, arguments)
         return answered.envelope, answered.output
 
