@@ -186,7 +186,7 @@ def test_clean_up_runs_when_a_signal_stops_the_run(
     assert steps["unlock"]["output"] == "gone" and not (tmp_path / "lock").exists()
 
 
-def test_a_second_signal_does_not_wait_for_clean_up(started: Any) -> None:
+def test_a_second_signal_does_not_wait_for_clean_up_and_is_answered(started: Any, validate_envelope: Any) -> None:
     program = started(CLEANED.replace("sleep 0.5", "sleep 15"))
     program.wait_for("up")
     program.process.send_signal(signal.SIGINT)
@@ -194,8 +194,11 @@ def test_a_second_signal_does_not_wait_for_clean_up(started: Any) -> None:
     time.sleep(0.3)  # two at once are one wish
     began = time.monotonic()
     program.process.send_signal(signal.SIGINT)
-    code, _ = program.ended()
+    code, envelope = program.ended()
     assert code == 130 and time.monotonic() - began < 5
+    validate_envelope(envelope)
+    assert (envelope["error"]["code"], envelope["meta"]["side_effects"]) == ("CANCELLED", "unknown")
+    assert (envelope["data"]["run_id"], envelope["data"]["continue_command"]) == ("r", "shotclock run --resume r")
 
 
 def test_clean_up_that_hangs_is_stopped_by_its_own_clock_after_a_signal(started: Any) -> None:
