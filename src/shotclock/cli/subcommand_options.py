@@ -394,6 +394,12 @@ def _token_main(words: list[str]) -> int:
     return token_main(words)
 
 
+def _find_ui_verb(name: str) -> str | None:
+    from .ui import TABLE as UI_TABLE
+
+    return f"shotclock ui {name}" if name in UI_TABLE.names else None
+
+
 # What `serve ui` serves: an App of our own, imported where every other App is.
 UI_APP = "shotclock.ui_tools:app"
 
@@ -690,4 +696,5 @@ TABLE = CommandTable(
     kind="subcommand",
     epilogue="Off a terminal each subcommand prints one JSON envelope on stdout; `shotclock help exec` says more.",
     has_version=True,
+    elsewhere=_find_ui_verb,
 )
