@@ -160,6 +160,13 @@ def test_what_stands_behind_version_is_called_an_option_only_where_it_is_one() -
     assert said == {"arguments": "'x' is one too many", "--jsn": "unknown option; did you mean --json?"}
 
 
+def test_a_verb_of_ui_without_ui_is_answered_with_the_whole_command() -> None:
+    for name in ("wait", "snapshot", "wait-for-nav", "sleep", "click"):
+        reading = read_command(TABLES["shotclock"], [name, "--timeout", "100"])
+        assert reading.suggestion == f"that is `shotclock ui {name}`"
+        assert reading.mistakes[0]["message"].endswith(f"; that is `shotclock ui {name}`")
+
+
 def test_every_mistake_is_reported_at_once() -> None:
     line = "copy --limit x --mode quick --idle soon --deep=perhaps --nope 3 --tag"
     assert set(mistakes(line)) == {"limit", "mode", "idle", "deep", "--nope", "tag", "source"}

@@ -1,9 +1,11 @@
 """What people see of a run: on a terminal while it goes on, afterwards as a report, and in the formats of others."""
 
+import contextlib
 import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -274,6 +276,43 @@ def test_a_signal_leaves_the_terminal_clean(flow: Callable[..., str], tmp_path: 
         os.close(theirs)
     assert json.loads((tmp_path / "out").read_bytes())["error"]["code"] == "CANCELLED"
     assert "■ hang" in ESCAPES.sub("", screen.decode())
+
+
+INTERRUPTED = """\
+steps:
+  polite: {exec: "sleep 60", timeout: 59s}
+  stubborn: {exec: "trap '' TERM INT; while :; do sleep 1; done", timeout: 59s, grace: 20s}
+"""
+
+
+def test_after_ctrl_c_a_view_shows_the_grace_that_is_left_and_after_the_second_one_how_to_continue(
+    flow: Callable[..., str], tmp_path: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    screen = b""
+
+    def is_seen(pattern: str) -> bool:
+        nonlocal screen
+        with contextlib.suppress(BlockingIOError):
+            screen += os.read(ours, 65536)
+        return re.search(pattern, ESCAPES.sub("", screen.decode(errors="replace"))) is not None
+
+    words = [*SHOTCLOCK, "run", flow(INTERRUPTED), "--run-id", "r1"]
+    process = WarmStart(words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
+    try:
+        wait_for(lambda: is_seen(r"polite +.*s left[^✗]*stubborn +.*s left"), "both steps", RUN_LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: is_seen(r"stubborn +stopping  1\d\.[0-6]s of grace left"), "the grace", RUN_LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SOON_S) == 130
+        wait_for(lambda: is_seen("continue with `shotclock run --resume r1`"), "the answer", SOON_S)
+    finally:
+        process.kill()
+        process.wait(SOON_S)
+        os.close(ours)
+        os.close(theirs)
+    assert "tries again" not in ESCAPES.sub("", screen.decode(errors="replace"))
 
 
 # --- in other formats -----------------------------------------------------------------------------

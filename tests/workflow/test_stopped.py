@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -186,7 +187,7 @@ def test_clean_up_runs_when_a_signal_stops_the_run(
     assert steps["unlock"]["output"] == "gone" and not (tmp_path / "lock").exists()
 
 
-def test_a_second_signal_does_not_wait_for_clean_up(started: Any) -> None:
+def test_a_second_signal_does_not_wait_for_clean_up_and_is_answered(started: Any, validate_envelope: Any) -> None:
     program = started(CLEANED.replace("sleep 0.5", "sleep 15"))
     program.wait_for("up")
     program.process.send_signal(signal.SIGINT)
@@ -194,8 +195,11 @@ def test_a_second_signal_does_not_wait_for_clean_up(started: Any) -> None:
     time.sleep(0.3)  # two at once are one wish
     began = time.monotonic()
     program.process.send_signal(signal.SIGINT)
-    code, _ = program.ended()
+    code, envelope = program.ended()
     assert code == 130 and time.monotonic() - began < 5
+    validate_envelope(envelope)
+    assert (envelope["error"]["code"], envelope["meta"]["side_effects"]) == ("CANCELLED", "unknown")
+    assert (envelope["data"]["run_id"], envelope["data"]["continue_command"]) == ("r", "shotclock run --resume r")
 
 
 def test_clean_up_that_hangs_is_stopped_by_its_own_clock_after_a_signal(started: Any) -> None:
@@ -231,8 +235,29 @@ def test_clean_up_has_the_time_that_it_declares_when_the_clock_of_the_run_rang(r
     assert statuses(envelope) == {"work": "timed_out", "after": "skipped", "unlock": "succeeded"}, envelope
     assert step(envelope, "unlock")["output"] == "gone" and not (tmp_path / "lock").exists()
     assert (envelope.code, envelope.exit_code) == ("TIMEOUT", 10)
-    assert envelope.error is not None and envelope.error["message"] == "the run did not end within 8s"
+    assert envelope.error is not None
+    kept = re.fullmatch(
+        r"the run did not end within 8s, of which (3(?:\.\d+)?)s were kept for clean-up", envelope.error["message"]
+    )
+    assert kept is not None, envelope.error
+    clock = step(envelope, "work")["error"]["context"]["clock"]
+    assert (clock["limit_ms"], clock["kept_ms"]) == (8000, round(float(kept[1]) * 1000)) and kept[0] in step(
+        envelope, "work"
+    )["error"]["message"]
     assert step(envelope, "work")["duration_ms"] >= 4000 and took_s < 8 + 6
+
+
+def test_a_workflow_inside_says_how_much_of_its_time_was_kept_for_clean_up(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text("""
+        steps:
+          work: {exec: 'sleep 60', grace: 0, on_fail: {run: tidy}}
+          tidy: {exec: 'true', timeout: 1s, grace: 0}
+    """)
+    envelope = run("steps: {inside: {type: workflow, workflow: inner.yaml, timeout: 3s, grace: 0}}")
+    error = step(envelope, "inside")["error"]
+    assert re.fullmatch(
+        r"Workflow timed out after 3 seconds, of which 1(\.\d+)?s were kept for clean-up", error["message"]
+    )
 
 
 def test_clean_up_that_declares_no_time_has_a_tenth_of_the_run_s(run: Run, tmp_path: Path) -> None:

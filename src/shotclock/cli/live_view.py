@@ -19,7 +19,7 @@ from ..core.clocks import WallTime
 from ..core.errors import Ending
 from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, wall_time
-from ..workflow.plan import Groups, grace_ms, graph_of, is_per_item, needs
+from ..workflow.plan import Groups, grace_ms, graph_of, is_per_item, most_tries, needs
 from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState
@@ -71,6 +71,7 @@ class View:
         self._running: dict[str, None] = {}
         self._finished: dict[str, None] = {}
         self._grace_ms = {name: grace_ms(workflow, step) for name, step in workflow.steps.items()}
+        self._retried = {name for name, step in workflow.steps.items() if most_tries(workflow, step) > 1}
         self._gated = {name for name, step in workflow.steps.items() if step.approval} - self._per_item
         self._on_call = _find_reactions(workflow)
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
@@ -83,6 +84,7 @@ class View:
         self._console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
         self._live: Live | None = None
         self._drawing: asyncio.Task[None] | None = None
+        self._stopped_ns: int | None = None
 
     # --- what happens -------------------------------------------------------------------------------------
 
@@ -105,6 +107,15 @@ class View:
         self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}
         if not name and news["event"] == "overtime" and self._deadline_ns is not None:
             self._deadline_ns += news["granted_ms"] * 1_000_000
+
+    def note_stop(self) -> None:
+        """Take note that everything that runs now is being stopped."""
+        self._stopped_ns = monotonic_ns()
+
+    def clear(self) -> None:
+        """Remove the view from the terminal."""
+        self._stop()
+        self._screen.close()
 
     async def __aenter__(self) -> View:
         self._drawing = asyncio.get_running_loop().create_task(self._draw())
@@ -261,7 +272,10 @@ class View:
             return line.append("waits to be approved: shotclock inbox list", "yellow")
         if state.type == "human-input":
             line.append("asks a person  ", "yellow")
-        if state.error is not None and clock.is_pausing(state):
+        if self._stopped_ns is not None and clock.began_ns <= self._stopped_ns:
+            grace_ms = self._grace_ms.get(state.id, 0) - (now_ns - self._stopped_ns) // 1_000_000
+            return _append_stopping(line, "stopping", grace_ms)
+        if state.error is not None and clock.is_pausing(state) and state.id in self._retried:
             return line.append(
                 f"try {state.attempts} failed, tries again: {one_line(why_failed(state.error))}", "yellow"
             )
@@ -272,10 +286,8 @@ class View:
             limits.append(max(0, (self._deadline_ns - clock.began_ns) // 1_000_000))
         spent_ms = (now_ns - clock.began_ns) // 1_000_000
         if limits and spent_ms > min(limits):
-            grace_ms = max(0, min(limits) + self._grace_ms.get(state.id, 0) - spent_ms)
-            line.append("out of time, stopping", "red").append(
-                f"  {_format_ticking(grace_ms)} of grace left" if grace_ms else ""
-            )
+            grace_ms = min(limits) + self._grace_ms.get(state.id, 0) - spent_ms
+            _append_stopping(line, "out of time, stopping", grace_ms)
         elif limits:
             line.append_text(_draw_countdown(max(0, min(limits) - spent_ms), max(1, min(limits))))
         else:
@@ -340,6 +352,11 @@ def _describe_news(news: dict[str, Any], now_ns: int) -> str:
     if news["event"] == "wind_down":
         return f"winding down, {_format_ticking(max(0, news['until_ns'] - now_ns) // 1_000_000)}"
     return one_line(news_in_words(news))
+
+
+def _append_stopping(line: Text, what: str, grace_ms: int) -> Text:
+    line.append(what, "red")
+    return line.append(f"  {_format_ticking(grace_ms)} of grace left") if grace_ms > 0 else line
 
 
 def _draw_countdown(left_ms: int, of_ms: int) -> Text:

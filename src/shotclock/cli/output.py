@@ -26,6 +26,7 @@ from ..process.kill import STOP_SIGNALS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from types import FrameType
     from typing import TextIO
 
@@ -309,9 +310,11 @@ class StopSignal:
     """The first signal as a future of its name, from here on; one that came before and was lost in a finaliser or a
     fork hook, where Python swallows exceptions, counts as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_second: Callable[[str], object] | None = None) -> None:
+        """`on_second` is called with the name of a second signal, which then ends the process at once."""
         from asyncio import get_running_loop
 
+        self._on_second = on_second
         self._loop = get_running_loop()
         self.stop: asyncio.Future[str] = self._loop.create_future()
         self._heard_at = self._loop.time()
@@ -332,6 +335,10 @@ class StopSignal:
             if (
                 self._loop.time() - self._heard_at > ONE_WISH_S
             ):  # it means now: everything below us dies with our socket
+                for each in STOP_SIGNALS:  # a third does not wait for whoever reads the answer
+                    signal.signal(each, signal.SIG_DFL)
+                if self._on_second is not None:
+                    self._on_second(signal.Signals(number).name)
                 os._exit(128 + number)
             return
         self._heard_at = self._loop.time()

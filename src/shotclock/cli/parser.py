@@ -128,6 +128,8 @@ class CommandTable:
     has_version: bool = False
     spelling: Callable[[str], str] = str
     """The name of a command as the table has it, however it was typed."""
+    elsewhere: Callable[[str], str | None] = lambda name: None
+    """Gives the command line of a command that another table has under this name."""
 
     def find(self, name: str) -> Command | None:
         meant = self.spelling(name)
@@ -182,8 +184,10 @@ def read_command(table: CommandTable, words: list[str]) -> Reading:
                 return Reading(command, words)
             return read(command, words, hint=f"see {table.name} {command.name} --help")
         reading = Reading(words=words, given={"json": "--json" in words})
-        nearest = nearest_of(name, table.names)
-        reading.suggestion = None if nearest is None else f"did you mean {nearest}?"
+        if (elsewhere := table.elsewhere(name)) is not None:
+            reading.suggestion = f"that is `{elsewhere}`"
+        elif (nearest := nearest_of(name, table.names)) is not None:
+            reading.suggestion = f"did you mean {nearest}?"
         listed = reading.suggestion or _list_names(table)
         reading.refuse(table.kind, f"there is no {table.kind} {name!r}; {listed}")
         return reading

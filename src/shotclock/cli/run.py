@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
-from ..core.errors import Ending, Failure
-from ..core.value_types import NamedTuple, default_factory, lazy_pattern, value
+from ..core.errors import Ending, Failure, SideEffects
+from ..core.value_types import NamedTuple, default_factory, lazy_pattern, replace_fields, value
 from ..core.visible_text import one_line
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
@@ -80,7 +80,7 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
     """Run a workflow and deliver its answer. `is_asked_for`: somebody wants the envelope alone, and is not told of
     every change beside it."""
     try:
-        done = _perform(asked, alone=is_asked_for or asked.output == "json")
+        done = _perform(asked, alone=is_asked_for or asked.output == "json", as_json=as_json)
     except Signalled as signalled:
         done = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
@@ -108,7 +108,7 @@ def _is_on(name: str, path: str) -> bool:
     return any(os.path.isfile(file) and os.access(file, os.X_OK) for file in files)
 
 
-def _perform(asked: RunOptions, *, alone: bool) -> Envelope | Outcome:
+def _perform(asked: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
     """Return the answer of the run, or why there is none. Raises Signalled and Failure."""
     raise_on_stop()
     if mistakes := _find_mistakes(asked):
@@ -118,9 +118,9 @@ def _perform(asked: RunOptions, *, alone: bool) -> Envelope | Outcome:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
     budget_ms = _budget_ms(asked)
     if asked.on is not None:
-        with _Events(asked.events) as events:
+        with _Events(asked, as_json) as events:
             return _perform_on_engine(asked, events, alone, budget_ms)
-    with Store.open() as store, _Events(asked.events) as events:
+    with Store.open() as store, _Events(asked, as_json) as events:
         if asked.resume is not None:
             return events.finish(asyncio.run(_resume(asked.resume, store, events, alone, budget_ms)))
         request = _read_request(asked)
@@ -158,7 +158,7 @@ def _perform_on_engine(asked: RunOptions, events: _Events, alone: bool, budget_m
     job = RunOnEngine(asked.on, request, asked.queue, asked.heartbeat_ms)
 
     async def main() -> Envelope:
-        with StopSignal() as stop:
+        with StopSignal(events.leave_at_once) as stop:
             async with _show_lines(events, alone) as watch:
                 return await job.carry_out(RunCaller(stop, watch.on_change, watch.on_news, budget_ms=budget_ms))
 
@@ -186,8 +186,8 @@ def _budget_ms(asked: RunOptions) -> int | None:
 
 async def _start(request: RunRequest, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
     events.run_id = request.run_id
-    with StopSignal() as stop:
-        async with _show_changes(store, request.run_id, request.name, request.workflow, events, alone) as watch:
+    with StopSignal(events.leave_at_once) as stop:
+        async with _show_changes(store, request.run_id, request.name, request.workflow, events, alone, stop) as watch:
             caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
             return await start(request, store, caller)
 
@@ -197,8 +197,8 @@ async def _resume(run_id: str, store: Store, events: _Events, alone: bool, budge
     run = store.runs.get(run_id)
     workflow = None if run is None or run.ended_at is not None else read_record(run, store)[0]
     name = "" if run is None else run.name
-    with StopSignal() as stop:
-        async with _show_changes(store, run_id, name, workflow, events, alone) as watch:
+    with StopSignal(events.leave_at_once) as stop:
+        async with _show_changes(store, run_id, name, workflow, events, alone, stop) as watch:
             caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
             return await resume(run_id, store, caller)
 
@@ -214,7 +214,13 @@ class _Watch(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def _show_changes(
-    store: Store, run_id: str, name: str, workflow: WorkflowFile | None, events: _Events, alone: bool
+    store: Store,
+    run_id: str,
+    name: str,
+    workflow: WorkflowFile | None,
+    events: _Events,
+    alone: bool,
+    stop: asyncio.Future[str],
 ) -> AsyncIterator[_Watch]:
     """Tell of changes: the file of events, and a person, by a view of the run or line by line."""
 
@@ -231,6 +237,8 @@ async def _show_changes(
 
     known = [StepState.from_record(record.record) for record in store.runs.steps(run_id).values()]
     async with View(screen, workflow, name, deadline_at, known) as view:
+        stop.add_done_callback(lambda _: view.note_stop())
+        events.clear_view = view.clear
 
         def on_change(state: StepState) -> None:
             events.write(state)
@@ -271,10 +279,12 @@ async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
 
 
 class _Events:
-    """A line of JSON for every change, for whoever watches from outside."""
+    """A line of JSON for every change, for whoever watches from outside; and the last answer of a run that is left."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, asked: RunOptions, as_json: bool) -> None:
+        path, self._asked, self._as_json = asked.events, asked, as_json or asked.output == "json"
         self.run_id = ""
+        self.clear_view: Callable[[], None] = lambda: None
         self._outlet: Outlet | None = None
         if path is None:
             return
@@ -301,6 +311,21 @@ class _Events:
     def write_news(self, step: str, news: dict[str, Any]) -> None:
         if self._outlet is not None:
             self._say(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
+
+    def leave_at_once(self, signal_name: str) -> None:
+        """Answer a second signal. Our steps die with this process, so nobody has seen them dead yet."""
+        self.clear_view()
+        where = "" if self._asked.on is None else f" {self._asked.on.on_command_line}"
+        again = f"shotclock run --resume {self.run_id}{where}"
+        message = f"stopped at once by a second {signal_name}, without clean-up"
+        problem = replace_fields(stop_problem(signal_name), message=message, suggestion=f"continue with `{again}`")
+        data: dict[str, object] = {"run_id": self.run_id, "partial": True, "continue_command": again}
+        outcome = Outcome(Ending.ABANDONED, problem, data, side_effects=SideEffects.UNKNOWN)
+        envelope = self.finish(answer_at_once("run", outcome, Clocks()))
+        if self._as_json:
+            emit(envelope, signals_heard)
+        else:
+            say_line(summary_line(envelope), heard=signals_heard)
 
     def finish(self, envelope: Envelope) -> Envelope:
         """Write the last line. That not all of them were taken is told by the envelope."""

@@ -394,6 +394,12 @@ def _token_main(words: list[str]) -> int:
     return token_main(words)
 
 
+def _find_ui_verb(name: str) -> str | None:
+    from .ui import TABLE as UI_TABLE
+
+    return f"shotclock ui {name}" if name in UI_TABLE.names else None
+
+
 # What `serve ui` serves: an App of our own, imported where every other App is.
 UI_APP = "shotclock.ui_tools:app"
 
@@ -691,4 +697,5 @@ TABLE = CommandTable(
     epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` prints its envelope on stderr, "
     "and the command's own output on stdout. `serve` speaks MCP on stdout. Help is text.",
     has_version=True,
+    elsewhere=_find_ui_verb,
 )

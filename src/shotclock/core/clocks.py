@@ -340,6 +340,13 @@ class Fired:
     elapsed_ms: int
     source: Deadline | None = None
     """The deadline that passed, where it was one of this process: whoever made it knows it again (`is`)."""
+    kept_ms: int = 0
+    """How much earlier than the limit it fired, to leave time for the clean-up of a run."""
+
+    @property
+    def kept(self) -> str:
+        """Return how a message about the limit goes on where time was kept for clean-up."""
+        return f", of which {format_duration(self.kept_ms)} were kept for clean-up" if self.kept_ms else ""
 
     def as_context(self) -> dict[str, object]:
         """Return the record as the context of an error holds it."""
@@ -348,6 +355,7 @@ class Fired:
             "owner": self.owner,
             "limit_ms": self.limit_ms,
             "elapsed_ms": self.elapsed_ms,
+            **({"kept_ms": self.kept_ms} if self.kept_ms else {}),
         }
 
 

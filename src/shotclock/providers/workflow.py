@@ -101,7 +101,7 @@ class WorkflowProvider(Provider):
                 # What rang is the step's clock, or that of the run around it. That the run inside had a little less
                 # than the file says is our reserve.
                 fired = replace_fields(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
-                envelope.error["message"] = f"Workflow timed out after {in_seconds(bound.limit_ms)}"
+                envelope.error["message"] = f"Workflow timed out after {in_seconds(bound.limit_ms)}{fired.kept}"
                 context["clock"] = fired.as_context()
                 envelope = Envelope(data, envelope.error, envelope.warnings, envelope.meta, fired=fired)
             assert envelope.error is not None

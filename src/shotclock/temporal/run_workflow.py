@@ -208,7 +208,7 @@ class RunWorkflow:
             states,
             data,
             is_out_of_time=self._deadlines.have_rung,
-            find_fired=lambda: Fired(ClockKind.TIMEOUT, bound.owner, bound.limit_ms, elapsed_ms),
+            find_fired=lambda: Fired(ClockKind.TIMEOUT, bound.owner, bound.limit_ms, elapsed_ms, kept_ms=self._kept_ms),
         )
 
     async def _render_outputs(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
 from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass
+from ..core.value_types import dataclass, replace_fields
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope
@@ -238,7 +238,7 @@ async def _open_context(
 ) -> AsyncIterator[RunContext]:
     """Open what a step shares with its run, which is nowhere in this process but here."""
     bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
-    call = _admit_run(run, bell, clock)
+    call, deadlines = _admit_run(run, bell, clock), make_deadlines(bell)
     everything = {**services.environment, **run["env"]}
     providers = Providers(RunServices(services.inbox, environment=everything))
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
@@ -254,14 +254,14 @@ async def _open_context(
         inbox=services.inbox,
         person_wait=PersonWait(0 if may_park else None),
         slots=ParallelSlots(workflow.max_parallelism),
-        deadlines=make_deadlines(bell),
+        deadlines=deadlines,
         environment=everything,
         base_env={name: value for name, value in everything.items() if not looks_secret(name)},
         redaction=redaction_for(workflow, {**everything, **services.own_variables}),
         on_change=None,
         on_news=None,
         call=call,
-        describe_limit=partial(_describe_fired_clock, call),
+        describe_limit=partial(_describe_fired_clock, call, deadlines),
     )
     try:
         yield context
@@ -270,8 +270,9 @@ async def _open_context(
         await providers.close()
 
 
-def _describe_fired_clock(run: Call) -> tuple[str, Fired]:
+def _describe_fired_clock(run: Call, deadlines: Deadlines) -> tuple[str, Fired]:
     fired = run.fired(ClockKind.TIMEOUT, monotonic_ns() - run.started_ns)
+    fired = replace_fields(fired, kept_ms=deadlines.kept_ms)
     return explain_limit(run, fired), fired
 
 

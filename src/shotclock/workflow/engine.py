@@ -342,6 +342,8 @@ class _Run:
     began: _Beginning
     known: Mapping[str, StepState]
     """What an earlier process wrote down of its steps."""
+    kept_ms: int = 0
+    """What its steps leave of its time to clean-up."""
 
     async def carry_out(self) -> Envelope:
         """Run the steps, and return the envelope of the run once its end, or that it is parked, is written down."""
@@ -386,7 +388,8 @@ class _Run:
             else:
                 runtime, providers = outer.runtime, outer.providers
                 inbox, person_wait = outer.inbox, outer.person_wait
-            kept_ms = kept_for_clean_up_ms(request.workflow, self.began.budget_ms or self.call.bound.limit_ms)
+            limit_ms = self.began.budget_ms or self.call.bound.limit_ms
+            self.kept_ms = kept_for_clean_up_ms(request.workflow, limit_ms)
             yield RunContext(
                 run_id=request.run_id,
                 workflow=request.workflow,
@@ -399,7 +402,7 @@ class _Run:
                 inbox=inbox,
                 person_wait=person_wait,
                 slots=ParallelSlots(request.workflow.max_parallelism, None if outer is None else outer.slots),
-                deadlines=Deadlines(self.call.bound.bell, kept_ms, clean_up_steps(request.workflow)),
+                deadlines=Deadlines(self.call.bound.bell, self.kept_ms, clean_up_steps(request.workflow)),
                 environment=everything,
                 base_env={name: value for name, value in everything.items() if not looks_secret(name)},
                 redaction=redaction_for(request.workflow, everything),
@@ -545,8 +548,9 @@ class _Run:
         call, began = self.call, self.began
         if began.budget_ms is not None:
             elapsed_ms = (monotonic_ns() - began.at_ns) // NS_PER_MS
-            return Fired(ClockKind.TIMEOUT, call.name, began.budget_ms, elapsed_ms, call.bound.source)
+            return Fired(ClockKind.TIMEOUT, call.name, began.budget_ms, elapsed_ms, call.bound.source, self.kept_ms)
         fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+        fired = replace_fields(fired, kept_ms=self.kept_ms)
         source = fired.source
         if source is None or source is call.bound.bell:
             return fired

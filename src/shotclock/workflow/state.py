@@ -510,4 +510,4 @@ def explain_limit(call: Call, fired: Fired) -> str:
     """Say which limit a run has reached."""
     owner = "its caller" if fired.owner == "caller" else fired.owner
     whose = "" if fired.owner == call.name else f" that {owner} left it"
-    return f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}"
+    return f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}{fired.kept}"
