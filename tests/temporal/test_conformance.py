@@ -1,5 +1,6 @@
 """One suite for both engines: the same file gives the same answer, wherever its steps are carried out."""
 
+import json
 import random
 import signal
 import sys
@@ -78,7 +79,9 @@ def test_the_next_step_reads_what_a_command_printed_or_the_step_fails(runs: Runs
     for number, size in enumerate(sizes):
         printed = (runs.folder / f"printed{number}").read_bytes()
         step, read = (envelope["data"]["steps"][f"{name}{number}"] for name in ("print", "read"))
-        if len(printed) > 60 * MB:
+        # A workflow of Temporal reads each value in one go.
+        is_too_large = runs.on is not None and len(json.dumps(printed.decode())) > 10 * MB
+        if len(printed) > 60 * MB or is_too_large:
             assert (step["status"], read["status"], step["output"]) == ("failed", "skipped", None), size
             assert step["error"]["code"] == "OUTPUT_INVALID", size
         else:

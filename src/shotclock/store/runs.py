@@ -141,7 +141,11 @@ class Runs:
         """Record how far one item of a running step is. `may_wait`: see Database.write."""
         row = (run_id, step_id, number, json_text(record))
         with self._database.write(durable=False, may_wait=may_wait) as transaction:
-            transaction.execute("INSERT OR REPLACE INTO items (run, step, number, record) VALUES (?, ?, ?, ?)", row)
+            transaction.execute(
+                "INSERT INTO items (run, step, number, record) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (run, step, number) DO UPDATE SET record = excluded.record",
+                row,
+            )
 
     def items(self, run_id: str, step_id: str) -> dict[int, Any]:
         """Return how far each begun item of a step is, by its number."""

@@ -42,6 +42,9 @@ PAYLOADS_VARIABLE = "SHOTCLOCK_PAYLOADS"
 KEY_BYTES = 32
 # Larger ones lie elsewhere. Temporal refuses 2 MB, and history holds every one of them.
 THRESHOLD = 128 * 1024
+# Characters of JSON that a step may hand on: a workflow reads and writes it in one go, and Temporal fails the task of
+# one that is busy for two seconds, again and again.
+JSON_LIMIT = 10_000_000
 # To put one into an object store, or to get it.
 TRANSFER_LIMIT_S = 60.0
 _NONCE_BYTES = 12

@@ -54,7 +54,7 @@ from ..workflow.state import OutputsView, StepState, StepsView, explain_limit, r
 from ..workflow.step_executor import StepExecutor, trace_steps
 from ..workflow.step_renderer import StepFailed, StepRenderer
 from .messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, STEP_ACTIVITY, VERSION, Order, RunInput, StepInput, StepReply
-from .payloads import KEY_VARIABLE, read_key, write_workflow
+from .payloads import JSON_LIMIT, KEY_VARIABLE, read_key, write_workflow
 from .proposals import pack_proposals, unpack_proposals
 
 # So many heartbeats in the time after which a worker is taken for lost: one that is late does no harm.
@@ -262,6 +262,7 @@ async def _open_context(
         on_news=None,
         call=call,
         describe_limit=partial(_describe_fired_clock, call, deadlines),
+        json_limit=JSON_LIMIT,
     )
     try:
         yield context

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -248,7 +249,7 @@ class StepExecutor:
             if self._person_wait.parked.done():
                 later = (part if part.status.is_final else part.to_parked() for part in parts)
                 records = [to_record(number, part) for number, part in enumerate(later)]
-                state.parts = [] if _is_too_large(records) else records
+                state.parts = records if self._find_excess(records) is None else []
             raise
         outputs = [part.output for part in parts]
         state.attempts = state.cut_off + sum(part.attempts for part in parts)
@@ -391,7 +392,7 @@ class StepExecutor:
             state.output = self._check_size(output)
         except ValueError as unfit:
             state.output, trouble = None, f"its output cannot be passed on: {unfit}"
-            if isinstance(result.output, str) and not _is_too_large(result.output):
+            if isinstance(result.output, str) and self._find_excess(result.output) is None:
                 state.output = self._run.redaction.value(result.output.removesuffix("\n"))
             else:
                 shown.append("stdout")
@@ -431,9 +432,19 @@ class StepExecutor:
 
     def _check_size(self, output: Any) -> Any:
         """Return what the steps behind it get of an output. Raise ValueError where it is too large."""
-        if _is_too_large(output):
-            raise ValueError(f"it is more than {OUTPUT_LIMIT} bytes")
+        if (excess := self._find_excess(output)) is not None:
+            raise ValueError(excess)
         return self._run.redaction.value(output)
+
+    def _find_excess(self, value: Any) -> str | None:
+        """Return why a value is too large to be handed on, if it is."""
+        text, limit = as_text(value), self._run.json_limit
+        # No character is more than four bytes, or more than twelve characters of JSON.
+        if len(text) * 4 > OUTPUT_LIMIT and len(text.encode("utf-8", "surrogatepass")) > OUTPUT_LIMIT:
+            return f"it is more than {OUTPUT_LIMIT} bytes"
+        if limit is not None and len(text) * 12 > limit and len(json.dumps(value)) > limit:
+            return f"it is more than {limit} characters of JSON, the most on this engine"
+        return None
 
     async def _try(self, work: _Work) -> AnsweredTry:
         run, step, state = self._run, work.step, work.state
@@ -740,14 +751,6 @@ def _read_output(step: StepPart, output: Any) -> Read:
 # Where a step has what a suggestion of the error registry looks for in the data of a call.
 _IN_DATA = lazy_pattern(r"\bdata\.(\w+)")
 _IN_STEP = {"stderr": "error.context.stderr", "exit_code": "exit_code", "body": "output"}
-
-
-def _is_too_large(value: Any) -> bool:
-    """Return whether a value is too large to be handed on."""
-    text = as_text(value)
-    if len(text) * 4 <= OUTPUT_LIMIT:  # no character is more than four bytes
-        return False
-    return len(text if text.isascii() else text.encode("utf-8", "surrogatepass")) > OUTPUT_LIMIT
 
 
 def _kind_of(value: Any) -> str:
