@@ -43,9 +43,11 @@ COMMAND, PRELOADED, WORKER, HOST, GUARD = b"c", b"z", b"w", b"h", b"g"
 # Not named after the program: whoever kills every process called "shotclock" leaves one guard to clean up.
 ZYGOTE_NAME = "clock-zygote"
 
-# The variables that an interpreter needs to start. All processes above a step show the zygote's, so it gets no others.
+# The variables that an interpreter needs to start, and a supervisor to find the state directory. All processes above a
+# step show the zygote's, so it gets no others.
 _LIBRARIES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
-_NEEDED = frozenset(("PATH", "HOME", "LANG", "TMPDIR", "TZ", *_LIBRARIES, "SHOTCLOCK_TEST_MARK"))  # the last: in tests
+_OURS = ("SHOTCLOCK_HOME", "XDG_STATE_HOME", "SHOTCLOCK_TEST_MARK")  # the last: in tests
+_NEEDED = frozenset(("PATH", "HOME", "LANG", "TMPDIR", "TZ", *_LIBRARIES, *_OURS))
 _NEEDED_PREFIXES = ("LC_", "PYTHON")
 
 # A request is one small datagram on a local socket; the sender is not scheduled at worst.
@@ -76,7 +78,7 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
     """Start a clean zygote, or take the one that was started early. It ends when the socket is closed, or the process
     that holds it dies.
 
-    Everything below it can read in /proc what it was started with. So it gets only what an interpreter needs to start;
+    Everything below it can read in /proc what it was started with. So it gets only what it needs itself;
     commands and workers are told theirs through the socket.
     """
     if _early:
