@@ -333,6 +333,7 @@ def test_no_answer_about_an_accepted_run_says_that_nothing_was_done(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_no_answer_of_many_says_that_nothing_was_done(own_cluster: Cluster, tmp_path: Path) -> None:
     own_cluster.start_engine()
     seed = secrets.token_hex(4)
