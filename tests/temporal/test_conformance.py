@@ -302,6 +302,35 @@ def test_a_question_parks_the_run_and_its_answer_goes_on(runs: Runs, validate_en
     assert envelope["data"]["steps"]["ask"]["attempts"] == 1
 
 
+def test_tags_select_steps_and_what_they_need_also_when_the_run_is_resumed(
+    runs: Runs, validate_envelope: Valid
+) -> None:
+    # A secret makes a run here read its file again; on an engine it would be refused.
+    secret = "A" if runs.on else "MY_TOKEN"
+    code, envelope = runs.run(
+        """
+        env: {NAME: "a-literal-secret"}
+        steps:
+          other: {type: command, exec: "echo other >> did", tags: [docs]}
+          fetch: {type: command, exec: "echo fetch >> did"}
+          build: {type: command, exec: "echo build >> did; exit 1", depends_on: fetch, tags: [ship, all],
+                  on_fail: {run: tidy}, continue_on_failure: true}
+          ask: {type: human-input, prompt: "Which one?", depends_on: build, tags: ship}
+          tidy: {type: command, exec: "echo tidy >> did"}
+        outputs: {answer: "{{ outputs.ask }}", other: "{{ outputs.other }}"}
+        """.replace("NAME", secret),
+        *("--tags", "ship,all", "--budget", "1s", "--run-id", f"tagged-{time.monotonic_ns()}"),
+    )
+    validate_envelope(envelope)
+    assert code == 14 and sorted(envelope["data"]["steps"]) == ["ask", "build", "fetch", "tidy"], envelope
+    runs.call("inbox", "approve", envelope["data"]["waiting"][0]["proposal_id"], "--answer", "this one")
+    code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
+    assert code == 0 and envelope["data"]["outputs"] == {"answer": "this one"}, envelope
+    assert sorted((runs.folder / "did").read_text().split()) == ["build", "fetch", "tidy"]
+    code, envelope = runs.run("steps: {a: {type: command, exec: x, tags: [b]}}", "--tags", "c")
+    assert code == 2 and "the tags of this file: b" in envelope["error"]["message"]
+
+
 def test_a_question_of_a_file_inside_another_parks_both_and_work_inside_does_not(
     runs: Runs, validate_envelope: Valid
 ) -> None:
@@ -364,7 +393,7 @@ def test_a_question_ends_with_its_run(runs: Runs, validate_envelope: Valid) -> N
     assert 3_000 <= envelope["meta"]["duration_ms"] <= 7_000 and not (runs.folder / "then").exists()
 
 
-@pytest.mark.parametrize("verdict", ["approve", "reject", "approve, then change the script"])
+@pytest.mark.parametrize("verdict", ["approve", "reject", "approve, but the script has changed"])
 def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envelope: Valid, verdict: str) -> None:
     script = runs.folder / "deploy.sh"
     script.write_text("echo x >> deployed; echo done")
@@ -383,10 +412,10 @@ def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envel
     validate_envelope(envelope)
     assert code == 14 and not (runs.folder / "deployed").exists(), envelope
     proposal = envelope["data"]["waiting"][0]["proposal_id"]
+    if changes:  # before the decision: an engine goes on with the run at once
+        script.write_text("echo evil >> deployed")
     code, decided = runs.call("inbox", verdict, proposal)
     assert code == 0, decided
-    if changes:
-        script.write_text("echo evil >> deployed")
     code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
     validate_envelope(envelope)
     deploy = envelope["data"]["steps"]["deploy"]

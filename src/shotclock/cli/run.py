@@ -25,6 +25,7 @@ from ..store.store import Store
 from ..workflow.engine import RunCaller, RunRequest, resume, start
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
+from ..workflow.plan import select_tagged
 from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState, read_record
@@ -74,6 +75,8 @@ class RunOptions:
     """The engine that it is given to; None runs it here."""
     queue: str | None = None
     heartbeat_ms: int | None = None
+    tags: tuple[str, ...] = ()
+    """Runs only the steps with one of these tags, and what they need."""
 
 
 def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
@@ -140,8 +143,9 @@ def _read_request(asked: RunOptions) -> RunRequest | Outcome:
     if refused.problem is not None or loaded.workflow is None:
         refused.ending = Ending.NOT_STARTED
         return refused
+    workflow = select_tagged(loaded.workflow, asked.tags) if asked.tags else loaded.workflow
     return RunRequest(
-        loaded.workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
+        workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
         timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
     )  # fmt: skip
 
@@ -171,7 +175,13 @@ def _find_mistakes(asked: RunOptions) -> Mistakes:
         message = f"{one_line(asked.run_id, 40)!r}: letters, digits, `.`, `_` and `-`, up to 100 of them, no dash first"
         mistakes.append({"field": "run-id", "message": message})
     if asked.resume is not None:
-        given = {"run-id": asked.run_id, "input": asked.inputs, "timeout": asked.timeout_ms, "force": asked.force}
+        given = {
+            "run-id": asked.run_id,
+            "input": asked.inputs,
+            "timeout": asked.timeout_ms,
+            "force": asked.force,
+            "tags": asked.tags,
+        }
         said = "cannot be changed: a run that goes on has what it began with"
         mistakes += [{"field": name, "message": said} for name, value in given.items() if value]
     return mistakes

@@ -419,6 +419,13 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _tags(text: str) -> tuple[str, ...]:
+    tags = tuple(tag.strip() for tag in text.split(","))
+    if not all(tags):
+        raise ValueError(f"{text[:40]!r} is not a list of tags: write a,b")
+    return tags
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > 15:
         raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
@@ -503,6 +510,13 @@ TABLE = CommandTable(
                     key="budget_ms",
                 ),
                 flag("--force", "Run it even if its clocks cannot fit."),
+                option(
+                    "--tags",
+                    "A,B",
+                    "Run only the steps with one of these tags, and what they need. A run that is resumed keeps them.",
+                    read=_tags,
+                    default=(),
+                ),
                 option("--queue", "NAME", "With --on: the queue whose workers run it, instead of `shotclock`."),
                 duration(
                     "--heartbeat",

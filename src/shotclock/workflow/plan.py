@@ -19,11 +19,13 @@ from ..core.clocks import (
     RESERVE_SHARE,
     reserve_ms_for,
 )
+from ..core.errors import Failure
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import dataclass
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, Retry, StepPart, StepRetry, duration_ms
 from .schema import WorkflowFile
+from .templates import mentions
 
 Groups = tuple[tuple[str, ...], ...]
 """What a step waits for: something of every group. `["A", "B|C"]` is A, and B or C."""
@@ -219,6 +221,43 @@ def on_demand(workflow: WorkflowFile) -> set[str]:
     reactions = [reaction for step in workflow.steps.values() for reaction in (step.on_fail, step.on_success)]
     named = {name for reaction in (*reactions, workflow.defaults.on_fail) if reaction for name in reaction.run}
     return {name for name in named if name not in waited_for}
+
+
+def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile:
+    """Return the workflow with the steps that have one of the tags, and all that these need: their dependencies, the
+    steps that their templates name, and those that their reactions start. Raises Failure for an unknown tag."""
+    known = sorted({tag for step in workflow.steps.values() for tag in step.tags})
+    if unknown := [tag for tag in tags if tag not in known]:
+        message = f"no step has the tag {unknown[0]!r}; the tags of this file: {', '.join(known) or 'none'}"
+        raise Failure("ARG_ERROR", message, context={"errors": [{"field": "tags", "message": message}]})
+    left = [name for name, step in workflow.steps.items() if not set(tags).isdisjoint(step.tags)]
+    chosen: set[str] = set()
+    while left:
+        name = left.pop()
+        if name in chosen or name not in workflow.steps:
+            continue
+        chosen.add(name)
+        step = workflow.steps[name]
+        left += [*needs(groups_of(step.depends_on)), *(each.name for each in mentions(str(step.model_dump())))]
+        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
+            left += [] if reaction is None else [*reaction.run, *([reaction.goto] if reaction.goto else [])]
+    return keep_steps(workflow, chosen)
+
+
+def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
+    """Return the workflow with these steps alone, and without the outputs that are made of others."""
+    written = workflow.model_dump(exclude_unset=True)
+    gone = workflow.steps.keys() - names
+    if not gone:
+        return workflow
+    written["steps"] = {name: step for name, step in written["steps"].items() if name in names}
+    if workflow.outputs:
+        written["outputs"] = {
+            name: template
+            for name, template in written["outputs"].items()
+            if gone.isdisjoint(each.name for each in mentions(template))
+        }
+    return WorkflowFile.model_validate(written)
 
 
 def run_timeout_ms(workflow: WorkflowFile) -> int | None:

@@ -21,6 +21,7 @@ from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
 from ..core.value_types import dataclass, field, fields_of
 from ..providers.provider import STEP_TYPES
 from ..runtime.call import Call, Outcome, wound_down_problem
+from .plan import keep_steps
 from .schema import REFERENCE, WorkflowFile
 
 if TYPE_CHECKING:
@@ -402,12 +403,13 @@ def restore_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
     except OSError as error:
         message = f"{why}, which cannot be read: {error.strerror}"
         raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then resume the run") from None
-    written = None if loaded.workflow is None else loaded.workflow.model_dump(exclude_unset=True)
+    workflow = None if loaded.workflow is None else keep_steps(loaded.workflow, kept.steps)
+    written = None if workflow is None else workflow.model_dump(exclude_unset=True)
     expected = {key: value for key, value in run.workflow.items() if key != HIDES}
-    if loaded.workflow is None or not is_same(expected, written):
+    if workflow is None or not is_same(expected, written):
         hint = "put the file back as it was, or begin a new run"
         raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
-    return loaded.workflow
+    return workflow
 
 
 # --- the answer of a run: pure, and the same wherever its steps were carried out ------------------------------
