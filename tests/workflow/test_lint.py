@@ -366,7 +366,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             ("steps: {a: {exec: x, if: run.id == null}}", "steps.a.if"),
             ("steps: {a: {exec: 'echo {{ run.nmae }}'}}", "steps.a.exec"),
             ("steps: {a: {exec: 'echo {{ deadline.left }}'}}", "steps.a.exec"),
-            ("steps: {a: {exec: x}, b: {exec: 'echo {{ steps.a.exit_code }}', depends_on: a}}", "steps.b.exec"),
+            ("steps: {a: {exec: x}, b: {exec: 'echo {{ steps.a.exit_status }}', depends_on: a}}", "steps.b.exec"),
             ("steps: {a: {exec: x}, b: {exec: x, depends_on: a, if: \"steps['a'].state == 'x'\"}}", "steps.b.if"),
         ],
         [
