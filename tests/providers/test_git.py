@@ -609,6 +609,36 @@ def test_addresses_are_read_as_git_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("where", ["GITHUB_REPOSITORY", "the file's own repository", "nowhere"])
+def test_a_checkout_without_a_repository_uses_that_of_github_or_of_the_file(
+    where: str, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    folder = tmp_path / "work"
+    if where == "GITHUB_REPOSITORY":
+        monkeypatch.setenv("GITHUB_SERVER_URL", tmp_path.parent.as_uri())
+        monkeypatch.setenv("GITHUB_REPOSITORY", f"{tmp_path.name}/origin")
+    elif where != "nowhere":
+        folder = origin / "flows"
+    folder.mkdir()
+    text = "steps:\n  checkout-repo:\n    type: git-checkout\n    ref: main\n    clone_timeout_ms: 600000\n"
+    loaded = load_text(text.encode(), "flow.yaml", folder)
+    assert loaded.workflow is not None, loaded.findings
+    request = RunRequest(loaded.workflow, str(folder / "flow.yaml"), folder)
+
+    async def run() -> dict[str, Any]:
+        with contextlib.closing(Store.open(tmp_path / "home")) as store:
+            return (await start(request, store)).to_dict()
+
+    step = asyncio.run(run())["data"]["steps"]["checkout-repo"]
+    if where == "nowhere":
+        assert step["error"]["code"] == "STEP_INVALID" and "GITHUB_REPOSITORY is not set" in step["error"]["message"]
+    else:
+        assert step["status"] == "succeeded", step
+        assert (folder / "origin/third").read_text() == "3"
+
+
+@pytest.mark.slow
 def test_a_workflow_checks_out_and_goes_on_in_the_folder(
     origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Callable[..., Any]
 ) -> None:

@@ -57,7 +57,7 @@ def fetch(trial: Callable[..., Tried]) -> Fetch:
 def assert_timed_out(tried: Tried, limit_ms: int = LIMIT_MS) -> None:
     assert tried.error["code"] == "TIMEOUT"
     assert tried.message == f"Request timed out after {limit_ms}ms"
-    assert tried.result.rule == "http_client/timeout"
+    assert tried.result.rule == "http_client/fetch_error"
     assert tried.meta["ending"] == "cancelled"
     assert tried.error["context"]["clock"]["owner"] == "step it"
     assert limit_ms / 1000 <= tried.elapsed_s < limit_ms / 1000 + OVERSHOOT_S
@@ -173,7 +173,7 @@ def test_a_run_without_time_left_sends_nothing(fetch: Fetch) -> None:
     with Server(answers(response(b"x"))) as server:
         tried = fetch(server.url, run_ms=0)
         assert tried.error["code"] == "NO_TIME_LEFT"
-        assert tried.result.rule == "http_client/timeout"
+        assert tried.result.rule == "http_client/fetch_error"
         assert server.connections == 0
 
 
@@ -269,7 +269,7 @@ def test_a_name_server_that_never_answers_neither_delays_the_answer_nor_the_end_
     elapsed_s, results = json.loads(ran.stdout)
     assert 3.0 <= elapsed_s < 3.0 + OVERSHOOT_S
     for error, meta, rule in results:
-        assert (error["message"], rule) == ("Request timed out after 3000ms", "http_client/timeout")
+        assert (error["message"], rule) == ("Request timed out after 3000ms", "http_client/fetch_error")
         assert meta["side_effects"] == "none"
     assert took_s < 25, "the process waited for its lookups"
 
@@ -283,7 +283,7 @@ def test_a_name_that_is_not_there_is_a_fetch_error(fetch: Fetch) -> None:
     tried = fetch("http://nowhere.invalid:80/", method="DELETE", timeout_ms=20_000)
     assert (tried.error["code"], tried.result.rule) in (
         ("FETCH_FAILED", "http_client/fetch_error"),
-        ("TIMEOUT", "http_client/timeout"),  # a machine whose name server is not there either
+        ("TIMEOUT", "http_client/fetch_error"),  # a machine whose name server is not there either
     )
     assert tried.meta["side_effects"] == "none"
 
@@ -816,5 +816,5 @@ def test_a_timeout_skips_what_depends_on_it(
     steps = validate_envelope(envelope)["data"]["steps"]
     assert steps["fetch"]["status"] == "timed_out"
     assert steps["fetch"]["error"]["message"] == "Request timed out after 300ms"
-    assert steps["fetch"]["error"]["context"]["rule"] == "http_client/timeout"
+    assert steps["fetch"]["error"]["context"]["rule"] == "http_client/fetch_error"
     assert (steps["after"]["status"], steps["after"]["reason"]) == ("skipped", "dependency_failed")

@@ -1,7 +1,9 @@
 """Every rule fires where it should, and not one step before."""
 
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -203,7 +205,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             ("steps: {a: {exec: x, timeout: 3600000}}", "steps.a.timeout"),
             ("steps: {a: {type: mcp, url: u, method: m, timeout: 30000}}", "steps.a.timeout"),
             ("steps: {a: {type: human-input, prompt: p, timeout: 300000}}", "steps.a.timeout"),
-            ("steps: {a: {type: http_client, url: u, timeout: 30}}", "steps.a.timeout"),
+            ("steps: {a: {type: http_client, url: http://u, timeout: 30}}", "steps.a.timeout"),
             ("steps: {a: {type: http_client, url: u, timeout: 99}}", "steps.a.timeout"),
             ("steps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 60}}", "steps.a.clone_timeout_ms"),
             ("tools: {t: {exec: x, timeout: 5}}\nsteps: {a: {type: tool, tool: t}}", "tools.t.timeout"),
@@ -494,7 +496,7 @@ def test_tries_of_a_timeout_that_nobody_wrote_are_only_warned_of(linted: Lint, t
     [
         ("steps: {a: {exec: x, timeout: 60000}}", "did you mean 1m?"),
         ("steps: {a: {exec: x, timeout: 5000}}", "did you mean 5s?"),
-        ("steps: {a: {type: http_client, url: u, timeout: 30}}", "did you mean 30s?"),
+        ("steps: {a: {type: http_client, url: http://u, timeout: 30}}", "did you mean 30s?"),
         ("steps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 60}}", "did you mean 60000?"),
     ],
 )
@@ -727,6 +729,72 @@ steps:
         ("template/unknown-step", "steps.e.exec"),
         ("schema/missing", "steps.e.on_fail.retry.max"),
         ("schema/value", "steps.f"),
+    ]
+
+
+WRONG_IN_MANY_WAYS = """
+timeout: 10
+inputs: {n: {type: integer, default: abc}}
+steps:
+  a: {exec: "echo {{ outputs.gone }} {{ inputs.gone }}", timeout: 60}
+  b: {exec: x, output_schema: {type: nonsense}, soft: 9, timeout: 5}
+  c: {exec: "echo 'unclosed", depends_on: b}
+  d: {type: http_client, url: "htp:/bad", headers: {X: "a\\r\\nb"}, timeout: 60ms}
+  e: {type: git-checkout, repository: "ext::sh", ref: "--x"}
+  f: {type: function, target: nofile.py:app, command: x}
+  g: {exec: x, timeout: 5, overtime: {observer: function, function: "observer.py:nope", budget: 1s}}
+"""
+FOUND_IN_IT = {
+    ("input/default", "inputs.n.default"),
+    ("template/unknown-step", "steps.a.exec"),
+    ("template/unknown-input", "steps.a.exec"),
+    ("budget/longer-than-run", "steps.a.timeout"),
+    ("schema/invalid", "steps.b.output_schema"),
+    ("clock/never-rings", "steps.b.soft"),
+    ("shell/syntax", "steps.c.exec"),
+    ("http/invalid", "steps.d.url"),
+    ("http/invalid", "steps.d.headers"),
+    ("git/invalid", "steps.e.repository"),
+    ("git/invalid", "steps.e.ref"),
+    ("function/missing", "steps.f.target"),
+    ("function/missing", "steps.g.overtime.function"),
+}
+
+
+def test_a_cycle_or_a_wrong_key_hides_no_other_mistake(tmp_path: Path) -> None:
+    (tmp_path / "observer.py").write_text("def decide(summary): ...")
+    more = {
+        "": set(),
+        "  z: {exec: x, depends_on: z}": {("graph/cycle", "steps.z.depends_on")},
+        "  z: {exec: x, idle: nope}": {("schema/value", "steps.z.idle")},
+        "version: 9.9": {("schema/value", "version")},
+        "x: 1\nx: 2": {("file/duplicate-key", "file"), ("schema/unknown-key", "x")},
+    }
+    for line, expected in more.items():
+        loaded = load_text(f"{WRONG_IN_MANY_WAYS}{line}\n".encode(), folder=tmp_path)
+        found = {(finding.rule, finding.field) for finding in lint(loaded)}
+        assert found - {("budget/critical-path", "timeout")} >= FOUND_IN_IT | expected, line
+
+
+def test_a_command_that_its_own_shell_can_read_is_not_a_syntax_error(linted: Lint) -> None:
+    for shell, script in (
+        ("bash", "a=(1 2); [[ ${a[0]} == {{ run.id }} ]] && cat <(echo)"),
+        ("sh", "if true; then echo {{ run.id }}; fi"),
+        ("bash", "shopt -s extglob\nls !(a)"),
+        ("/no/such/bash", "if"),
+    ):
+        text = json.dumps({"steps": {"a": {"exec": script, "shell": shell}}})
+        assert [finding for finding in linted(text) if finding.rule == "shell/syntax"] == [], script
+    assert rules(linted("steps: {a: {exec: 'a=(1 2)', shell: dash}}")) == ["shell/syntax"]
+
+
+def test_a_short_time_for_a_model_or_a_clone_is_told_as_a_wrong_unit(linted: Lint) -> None:
+    clone = "a: {type: git-checkout, repository: r, clone_timeout_ms: 300}"
+    text = f"steps: {{{clone}, b: {{type: ai, prompt: p, ai: {{timeout: 120}}}}}}"
+    hints = [(finding.field, finding.suggestion) for finding in linted(text) if finding.rule == "clock/unit"]
+    assert hints == [
+        ("steps.a.clone_timeout_ms", "did you mean 300000?"),
+        ("steps.b.ai.timeout", "did you mean 120s?"),
     ]
 
 

@@ -15,7 +15,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "http_client": {"url": "http://127.0.0.1/"},
     "mcp": {"url": "http://127.0.0.1/mcp", "method": "ask"},
     "tool": {"tool": "count"},
-    "git-checkout": {"repository": "https://example.org/a.git"},
+    "git-checkout": {},
     "human-input": {"prompt": "Go on?"},
     "function": {"target": "app.py:app", "command": "go"},
     "workflow": {"workflow": "other.yaml"},

@@ -68,7 +68,7 @@ TABLE = [
     ),
     Line(
         "http_client", 30_000, 700, 700, {"url": "URL"},
-        "Request timed out after 700ms", "http_client/timeout",
+        "Request timed out after 700ms", "http_client/fetch_error",
     ),
     Line(
         "mcp", 60_000, 4, 4_000,

@@ -140,7 +140,7 @@ def test_two_steps_that_differ_in_anything_that_runs_never_share_the_text_of_an_
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     for name in ("one", "two"):
-        (tmp_path / f"{name}.py").write_text("")
+        (tmp_path / f"{name}.py").write_text("app = other = judge = None")
         (tmp_path / f"{name}.yaml").write_text("inputs: {a: {default: ''}}\nsteps: {s: {exec: 'true'}}\n")
     (tmp_path / "prompt.txt").write_text("from a file")
     variants = variants_of(kind)
@@ -163,6 +163,27 @@ def test_two_steps_that_differ_in_anything_that_runs_never_share_the_text_of_an_
         text = texts[f"run r step v{at}"].replace(f"step v{at}", "step v")
         assert text not in seen, (variants[seen[text]], variant)
         seen[text] = at
+
+
+def test_a_checkout_without_a_repository_shows_the_one_that_it_will_use(tmp_path: Path) -> None:
+    step = {"type": "git-checkout", "ref": "main", "clone_timeout_ms": 600000, "approval": True}
+    (tmp_path / "flow.json").write_text(json.dumps({"steps": {"checkout-repo": step}}))
+    environment = {
+        **os.environ,
+        "SHOTCLOCK_HOME": str(tmp_path / "home"),
+        "SHOTCLOCK_RESPONSE_TIMEOUT": "100ms",
+        "GITHUB_REPOSITORY": "owner/name",
+    }
+    for words, code in ((["plan", "flow.json"], 0), (["run", "flow.json", "--run-id", "r"], 14)):
+        ran = subprocess.run(
+            [sys.executable, "-m", "shotclock", *words], cwd=tmp_path, env=environment, capture_output=True, timeout=50
+        )
+        assert ran.returncode == code, ran.stdout
+        if code == 0:
+            plan = json.loads(ran.stdout)["data"]
+            assert plan["repositories"] == {"checkout-repo": "https://github.com/owner/name"}
+    (text,) = asyncio.run(read_texts(tmp_path / "home")).values()
+    assert "https://github.com/owner/name" in text
 
 
 async def read_texts(home: Path) -> dict[str, str]:

@@ -183,6 +183,8 @@ def _plan(envelope: Envelope, console: Console) -> None:
         for step in data["steps"]:
             for line in _describe_early_clocks(step):
                 console.print(Text(f"  {step['id']}: {line}", "bright_black"))
+        for name, repository in data["repositories"].items():
+            console.print(Text(f"  {name}: repository {repository or 'unknown'}", "bright_black"))
         worst = _clock(data["worst_case_ms"], "no end in sight")
         limit = _clock(data["run_timeout_ms"])
         console.print(Text(f"\nat worst {worst} along {' → '.join(data['critical_path'])}; the run has {limit}"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from ..core.errors import Ending
 from ..runtime.call import Outcome
 from ..workflow.lint import find_unset, lint
 from ..workflow.loader import describe_finding, judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
-from ..workflow.schema import json_schema
+from ..workflow.schema import WorkflowFile, json_schema
 
 
 def check(flow: str, timeout_ms: int | None = None) -> Outcome:
@@ -29,11 +30,22 @@ def plan(flow: str, timeout_ms: int | None = None) -> Outcome:
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:
         data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=timeout_ms))
+        data["repositories"] = _find_repositories(loaded.workflow, loaded.source.folder)
     return judge(loaded, findings, data)
 
 
 def schema() -> Outcome:
     return Outcome(Ending.FINISHED, data=json_schema())
+
+
+def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | None]:
+    """Return by step the repositories that the file leaves out, as they would be found here."""
+    left_out = [name for name, step in workflow.steps.items() if step.type == "git-checkout" and not step.repository]
+    if not left_out:
+        return {}
+    from ..providers.git_checkout import find_repository
+
+    return dict.fromkeys(left_out, find_repository(os.environ, folder))
 
 
 def _describe_plan(made: Plan) -> dict[str, object]:

@@ -14,6 +14,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -29,6 +30,16 @@ from .supervisor import LONGEST_WAIT_MS
 # How long the program may take to leave our family: an interpreter that starts, and a fork.
 LEAVE_LIMIT_S = 10.0
 LEAVE_PAUSE_S = 0.002
+
+
+def read_complaint(argv: Sequence[str], limit_s: float) -> str:
+    """Run a program that reads nothing and changes nothing. Return its error output if it fails within the limit."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    try:
+        ran = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return ran.stderr.decode("utf-8", "replace") if ran.returncode else ""
 
 
 def start_detached(module: str, arguments: list[str], *, output_fd: int, environment: Mapping[str, str]) -> None:

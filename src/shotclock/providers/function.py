@@ -6,6 +6,7 @@ for the import, the others only for their call.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 from collections.abc import Callable, Mapping
@@ -310,6 +311,20 @@ def locate_target(written: str, folder: Path) -> str:
         with contextlib.suppress(ValueError):  # a NUL, which is told where the file would be opened
             file = os.path.realpath(folder / file)
     return f"{file}{colon}{attribute}"
+
+
+def names_in(program: bytes) -> set[str]:
+    """Return the names that a program may bind anywhere; `*` where they cannot be known. Raises
+    SyntaxError or ValueError."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name):
+            found.add("*" if node.id in ("globals", "exec") else node.id if isinstance(node.ctx, ast.Store) else "")
+    return found - {""}
 
 
 async def _close_app(app: _RunningApp) -> None:

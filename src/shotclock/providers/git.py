@@ -24,7 +24,7 @@ from ..runtime.call import Call, Outcome, wound_down_problem
 from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
-from .git_checkout import CheckoutFolder, InTheWay, InvalidRepository, Repository, ref_problem
+from .git_checkout import NO_REPOSITORY, CheckoutFolder, InTheWay, InvalidRepository, Repository, ref_problem
 from .provider import (
     Provider,
     StepCall,
@@ -40,7 +40,7 @@ from .provider import (
 
 class GitStep(StepPart):
     type: Literal["git-checkout"]
-    repository: str = field(min_length=1)
+    repository: str | None = None
     ref: str | None = None
     fetch_depth: int | None = field(default=None, ge=0)
     path: str | None = None
@@ -143,6 +143,8 @@ class CheckoutRequest:
     def of(cls, step: StepCall) -> CheckoutRequest:
         """Read the settings of a step. Raises InvalidRepository."""
         settings = step.settings
+        if settings.get("repository") is None:
+            raise InvalidRepository(NO_REPOSITORY)
         repository = Repository.of(settings["repository"], step.folder)
         ref = None if settings.get("ref") in (None, "HEAD") else str(settings["ref"])
         if ref is not None and (why := ref_problem(ref)) is not None:

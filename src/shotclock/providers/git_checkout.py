@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -254,6 +254,29 @@ class Repository:
     def without_secrets(self, text: str) -> str:
         """Return the text without what of the address is secret."""
         return hide_credentials(hide_values(text, self._hidden, SHORTEST_SECRET), names_too=False)
+
+
+NO_REPOSITORY = "repository: it is missing, GITHUB_REPOSITORY is not set, and the file is not in a git repository"
+
+
+def find_repository(environment: Mapping[str, str], folder: Path) -> str | None:
+    """Return the repository of a step that names none: GITHUB_REPOSITORY, else the one that the workflow file is in."""
+    if name := environment.get("GITHUB_REPOSITORY"):
+        return f"{environment.get('GITHUB_SERVER_URL') or 'https://github.com'}/{name}"
+    folder = Path(os.path.abspath(folder))
+    return next((str(above) for above in (folder, *folder.parents) if os.path.lexists(above / ".git")), None)
+
+
+def find_unusable(settings: Mapping[str, Any], is_template: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a step that are written out, without a template, and cannot be given to git; and why."""
+    repository, ref = settings.get("repository"), settings.get("ref")
+    if repository is not None and not is_template(repository):
+        try:
+            Repository.of(repository, Path())
+        except InvalidRepository as error:
+            yield "repository", str(error).removeprefix("repository: ")
+    if ref not in (None, "HEAD") and not is_template(ref) and (why := ref_problem(ref)) is not None:
+        yield "ref", why
 
 
 def _normalize(url: str) -> str:

@@ -65,6 +65,8 @@ HTTP = StepType(
     value_keys=frozenset({"body", "headers", "params"}),
     rules={
         "FETCH_FAILED": "fetch_error",
+        "TIMEOUT": "fetch_error",
+        "NO_TIME_LEFT": "fetch_error",
         "HTTP_STATUS": "status",
         "RATE_LIMITED": "status",
         "SERVICE_UNAVAILABLE": "status",
@@ -86,8 +88,8 @@ _UNAVAILABLE = (502, 503, 504)
 
 
 class HttpProvider(Provider):
-    """Provider of HTTP requests. The rule of a failure is http_client/ and timeout, download_timeout, stalled,
-    fetch_error, status, body_too_large, output_file or invalid."""
+    """Provider of HTTP requests. The rule of a failure is http_client/ and fetch_error, download_timeout, stalled,
+    status, body_too_large, output_file or invalid."""
 
     def __init__(self) -> None:
         # Loaded now: the first request would hold up the loop, and with it the clocks of all other steps.

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 # RFC 9110 §9.2.2: done twice is done once.
 IDEMPOTENT_METHODS = {*SAFE_METHODS, "PUT", "DELETE"}
+METHODS = {*IDEMPOTENT_METHODS, "POST", "PATCH", "TRACE"}
 _TOKEN = lazy_pattern(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN = lazy_pattern(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Shorter values would be found in every other word.
@@ -102,6 +103,19 @@ class HttpRequest:
         values = [value.decode("utf-8", "replace") for _, value in self.headers]
         secrets = (part for value in values for part in (value, *value.split()))
         return hide_credentials(hide_values(text, secrets, SHORTEST_SECRET))
+
+
+def find_written_flaws(settings: Mapping[str, Any], is_template: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a step that are written out, without a template, and cannot be sent; and why."""
+    headers = settings.get("headers") or {}
+    literal = {name: value for name, value in headers.items() if not is_template(f"{name}{value}")}
+    for key, value in (("url", settings["url"]), ("method", settings.get("method")), ("headers", literal)):
+        if value is None or (isinstance(value, str) and is_template(value)):
+            continue
+        try:
+            HttpRequest.of({"url": "http://localhost", key: value})
+        except InvalidRequest as error:
+            yield key, str(error).removeprefix(f"{key}: ")
 
 
 def show_url(url: httpx2.URL) -> str:

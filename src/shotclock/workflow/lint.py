@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
+from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -13,8 +17,8 @@ from ..core.clocks import WORK_CLOCKS, format_duration, reserve_ms_for
 from ..core.errors import Failure
 from ..core.json_values import as_text
 from ..core.overtime import OvertimeError
-from ..core.value_types import dataclass, field, replace
-from ..providers.command import CommandStep, ToolStep
+from ..core.value_types import dataclass, field, lazy_pattern, replace
+from ..providers.command import SHELL, CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
 from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
@@ -36,16 +40,33 @@ from .plan import (
     timeout_key,
     written_timeout,
 )
-from .schema import ToolPart, WorkflowFile, ai_steps, find_unset_variables, is_template, uses_templates
+from .schema import (
+    ToolPart,
+    WorkflowFile,
+    ai_steps,
+    find_unset_variables,
+    find_wrong_defaults,
+    is_template,
+    uses_templates,
+)
 
 HOUR_S, DAY_S = 3_600, 86_400
 # A bare number of seconds from here on is looked at; one of milliseconds below this is gone before anything answers.
 MANY_SECONDS, LONGEST_DAYS = HOUR_S, 30
 FEW_MILLISECONDS = 100
+# No model answers and no repository is cloned in less.
+FEW_FOR_NETWORK = 1000
 # Workflows in workflows: deeper than this nobody can follow, and so many files nobody wrote.
 NESTING_LIMIT, NESTED_FILES_LIMIT = 10, 100
 # Bytes of them that are looked at, a file once for each limit it is run under. More would take minutes.
 NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
+# Commands of a file that a shell is asked to read, and how long it may take for one: loading it from a slow disk.
+SYNTAX_CHECKS_LIMIT, SYNTAX_LIMIT_S = 100, 2.0
+# Words that no shell could misread, and commands that change how the shell reads the lines after them.
+_PLAIN_COMMAND = lazy_pattern(
+    r"(?![^\n]*\b(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
+)
+_TEACHING = lazy_pattern(r"\b(?:alias|shopt)\b")
 # Values of one command that are told of.
 REFUSALS_LIMIT = 10
 
@@ -71,11 +92,12 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
 def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
     """Return a warning for each variable that the file needs and that is not set here: it may be set where the file
     runs."""
-    if loaded.workflow is None:
+    workflow = loaded.workflow or loaded.salvaged
+    if workflow is None:
         return []
     return [
         Finding("env/unset", message, path, loaded.source.place_of(path), is_error=False)
-        for path, message in find_unset_variables(loaded.workflow, environment)
+        for path, message in find_unset_variables(workflow, environment)
     ][:FINDINGS_LIMIT]
 
 
@@ -96,31 +118,39 @@ class _Nesting:
     looked_at: int = 0
 
     def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
-        workflow = loaded.workflow
+        workflow = loaded.workflow or loaded.salvaged
         if workflow is None:
-            return _sort([*loaded.findings, *(_locate(loaded, found) for found in _check_salvaged(loaded))])
+            return _sort([*loaded.findings])
+        is_whole = loaded.workflow is not None
         prompts, flaws = _read_prompts(loaded, workflow)
-        own = [*_check_file(workflow, timeout_ms, self.unattended, prompts), *flaws]
+        own = [*_check_file(workflow, timeout_ms, self.unattended and is_whole, prompts), *flaws]
+        own += _check_references(workflow, loaded.source.folder)
         below: list[Finding] = []
         for step_id, step in workflow.steps.items():
             if isinstance(step, WorkflowStep) and "{{" not in step.workflow:
-                here, inside = self._check_nested(loaded, ("steps", step_id), step, timeout_ms, above)
+                here, inside = self._check_nested(loaded, workflow, ("steps", step_id), step, timeout_ms, above)
                 own += here
                 below += inside
         for name, tool in workflow.tools.items():
             if tool.workflow is not None:
                 step = WorkflowStep(type="workflow", workflow=tool.workflow)
-                here, inside = self._check_nested(loaded, ("tools", name), step, timeout_ms, above)
+                here, inside = self._check_nested(loaded, workflow, ("tools", name), step, timeout_ms, above)
                 own += here
                 below += inside
-        return _sort([_locate(loaded, found) for found in own]) + below
+        if not is_whole:
+            own = list(_certain(own, loaded.findings))
+        return _sort([*loaded.findings, *(_locate(loaded, found) for found in own)]) + below
 
     def _check_nested(
-        self, parent: Loaded, where: Path_, step: WorkflowStep, timeout_ms: int | None, above: tuple[str, ...]
+        self,
+        parent: Loaded,
+        workflow: WorkflowFile,
+        where: Path_,
+        step: WorkflowStep,
+        timeout_ms: int | None,
+        above: tuple[str, ...],
     ) -> tuple[list[Finding], list[Finding]]:
         """Return what is wrong with running that file from here, and what is wrong inside it."""
-        workflow = parent.workflow
-        assert workflow is not None
         path = (*where, "workflow")
         if self.looked_at > NESTED_SIZE_LIMIT:
             return [], []  # that it is too much was said
@@ -232,34 +262,43 @@ def _check_file(
     yield from islice(_check_tools(workflow), FINDINGS_LIMIT)
     yield from islice(_check_schemas(workflow), FINDINGS_LIMIT)
     yield from islice(_check_scripts(workflow), FINDINGS_LIMIT)
+    yield from islice(_check_syntax(workflow), FINDINGS_LIMIT)
     yield from islice(_check_variables(workflow), FINDINGS_LIMIT)
     yield from _check_questions(workflow, unattended)
     yield from islice(_check_models(workflow), FINDINGS_LIMIT)
-    if not any(finding.rule == "graph/cycle" for finding in graph):
-        if uses_templates(workflow) or prompts:
-            from .template_check import check_templates
-
-            yield from islice(check_templates(workflow, prompts=prompts), FINDINGS_LIMIT)
-        yield from _check_budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms))
-
-
-def _check_salvaged(loaded: Loaded) -> Iterator[Finding]:
-    """Yield what else is certainly wrong with a file of the wrong shape, so that nobody has to mend it twice."""
-    workflow = loaded.salvaged
-    if workflow is None:
-        return
-    broken = {str(finding.path[0]) for finding in loaded.findings if finding.path}
-    graph = list(islice(_check_graph(workflow), FINDINGS_LIMIT))
-    found = [*graph, *islice(_check_questions(workflow, unattended=False), FINDINGS_LIMIT)]
-    if "tools" not in broken:
-        found += islice(_check_tools(workflow), FINDINGS_LIMIT)
-    if not any(finding.rule == "graph/cycle" for finding in graph):
+    for name, why in find_wrong_defaults(workflow):
+        yield Finding("input/default", why, ("inputs", name, "default"))
+    if uses_templates(workflow) or prompts:
         from .template_check import check_templates
 
-        skip = ("template/unknown-input",) if "inputs" in broken else ()
-        found += islice(check_templates(workflow, skip=skip), FINDINGS_LIMIT)
-    known = {finding.path for finding in loaded.findings}
-    yield from (finding for finding in found if finding.is_error and finding.path not in known)
+        yield from islice(check_templates(workflow, prompts=prompts), FINDINGS_LIMIT)
+    has_circle = any(finding.rule == "graph/cycle" for finding in graph)
+    for finding in _check_budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms)):
+        if not has_circle or finding.rule not in _OF_CHAINS:
+            yield finding
+
+
+# Findings about steps one after the other, which a circle or an unknown step makes meaningless.
+_OF_CHAINS = ("budget/critical-path", "budget/parallelism")
+
+
+def _certain(found: list[Finding], flaws: Collection[Finding]) -> Iterator[Finding]:
+    """Yield the findings that hold for a file of the wrong shape, although the flaws were taken out of it."""
+    broken = [flaw.path for flaw in flaws if flaw.path]
+    sections = {path[0] for path in broken}
+    unknown = {path[:2] for path in broken if path[0] in ("steps", "checks") and path[2:] in ((), ("type",))}
+    keys = [path for path in broken if path[:2] not in unknown]
+    skipped = {
+        *_OF_CHAINS,
+        *(("template/unknown-input",) if "inputs" in sections else ()),
+        *(("tool/unknown",) if "tools" in sections else ()),
+    }
+    for finding in found:
+        path = finding.path
+        if finding.rule in skipped or any(path[: len(each)] == each or each[: len(path)] == path for each in keys):
+            continue
+        if path[:2] not in unknown or finding.rule.startswith(("graph/", "template/")):
+            yield finding
 
 
 # --- the graph --------------------------------------------------------------------------------------------
@@ -368,7 +407,8 @@ def _check_clocks(workflow: WorkflowFile) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
         unit, whose = STEP_TYPES[step.type].unit, f"a {step.type}"
         key = timeout_key(step)
-        yield from _check_unit(("steps", step_id, *key.split(".")), written_timeout(step), unit, whose)
+        few = FEW_FOR_NETWORK if step.type in ("ai", "git-checkout") else FEW_MILLISECONDS
+        yield from _check_unit(("steps", step_id, *key.split(".")), written_timeout(step), unit, whose, few)
         if key != "timeout" and step.timeout is not None:
             message = f"is not used: `{key}` is there as well"
             yield Finding("clock/not-used", message, ("steps", step_id, "timeout"), is_error=False)
@@ -387,7 +427,7 @@ def _check_clocks(workflow: WorkflowFile) -> Iterator[Finding]:
                 yield from _check_unit(("steps", step_id, name), limit, unit, whose)
 
 
-def _check_unit(path: Path_, written: object, unit: Unit, whose: str) -> Iterator[Finding]:
+def _check_unit(path: Path_, written: object, unit: Unit, whose: str, few: int = FEW_MILLISECONDS) -> Iterator[Finding]:
     """Yield a warning for a bare number that would make more sense in the other unit."""
     if isinstance(written, str) and not written.strip().isdecimal():
         return
@@ -398,7 +438,7 @@ def _check_unit(path: Path_, written: object, unit: Unit, whose: str) -> Iterato
         message = f"{written} on {whose} is seconds: {format_duration(ms)}"
         hint = f"did you mean {format_duration(ms // 1000)}?"
         yield Finding("clock/unit", message, path, suggestion=hint, is_error=False)
-    elif unit == "ms" and 0 < ms < FEW_MILLISECONDS:
+    elif unit == "ms" and 0 < ms < few:
         meant = str(ms * 1000) if str(path[-1]).endswith("_ms") else f"{ms}s"
         message = f"{written} on {whose} is milliseconds"
         yield Finding("clock/unit", message, path, suggestion=f"did you mean {meant}?", is_error=False)
@@ -515,11 +555,7 @@ def _check_schemas(workflow: WorkflowFile) -> Iterator[Finding]:
 def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
     """Yield the values in commands that the step would refuse, because a shell would run them or they could not be
     passed to it; and pipes that hide a failure."""
-    parts: list[tuple[Path_, CommandStep | ToolPart]] = [
-        (("steps", name, "exec"), step) for name, step in workflow.steps.items() if isinstance(step, CommandStep)
-    ]
-    parts += [(("tools", name, "exec"), tool) for name, tool in workflow.tools.items()]
-    for path, part in parts:
+    for path, part in _scripts(workflow):
         if not is_template(part.exec) and "|" not in part.exec:
             continue
         from .shell_quoting import find_refusals, find_unheard
@@ -538,6 +574,38 @@ def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("shell/pipe", message, path, suggestion=hint, is_error=False)
 
 
+def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
+    """Yield the commands that their shell cannot read. Nothing in them is run."""
+    checked = 0
+    for path, part in _scripts(workflow):
+        shell = part.shell or workflow.defaults.shell or SHELL
+        # Templates with blocks are known when they run, and a shell that only reads does not learn an alias or extglob.
+        if "{%" in part.exec or _PLAIN_COMMAND.fullmatch(part.exec) or _TEACHING.search(part.exec):
+            continue
+        if checked >= SYNTAX_CHECKS_LIMIT or shutil.which(shell[0]) is None:
+            continue
+        from ..process.unsupervised import read_complaint
+        from .shell_quoting import Unsafe, with_references
+        from .templates import with_marks
+
+        try:
+            script, _ = with_references(with_marks(part.exec), ["1"])
+        except Unsafe:
+            continue  # reported by _check_scripts
+        checked += 1
+        if said := read_complaint([*shell, "-n", "-c", script], SYNTAX_LIMIT_S):
+            why = re.sub(r"^.*?: (?:-c: )?(?:line )?(?=\d+: )", "line ", said.splitlines()[0])
+            yield Finding("shell/syntax", f"{os.path.basename(shell[0])} cannot read it: {why}", path)
+
+
+def _scripts(workflow: WorkflowFile) -> Iterator[tuple[Path_, CommandStep | ToolPart]]:
+    for name, step in workflow.steps.items():
+        if isinstance(step, CommandStep):
+            yield ("steps", name, "exec"), step
+    for name, tool in workflow.tools.items():
+        yield ("tools", name, "exec"), tool
+
+
 def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
     """Yield the values in variables that a step would refuse, because a shell or another program would run them."""
     parts: list[tuple[Path_, Mapping[str, object], str | None]] = [
@@ -554,6 +622,69 @@ def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
                 if (refusal := find_variable_refusal(name, command)) is not None:
                     rule = "shell/value-in-script"
                     yield Finding(rule, refusal.message, (*path, name), suggestion=refusal.suggestion)
+
+
+def _check_references(workflow: WorkflowFile, folder: Path) -> Iterator[Finding]:
+    """Yield the addresses and functions that are written out and cannot be right."""
+    for step_id, step in workflow.steps.items():
+        where = ("steps", step_id)
+        written = step.cwd or workflow.defaults.cwd or "."
+        home = None if is_template(written) else folder / written
+        if step.type == "http_client":
+            from ..providers.http_message import METHODS, find_written_flaws
+
+            for key, why in find_written_flaws(step.model_dump(), is_template):
+                yield Finding("http/invalid", why, (*where, key))
+            method = str(getattr(step, "method", "GET")).upper()
+            if not is_template(method) and method not in METHODS and (hint := suggest(method, METHODS)) is not None:
+                message = f"{method[:20]!r} is not a common method"
+                yield Finding("http/method", message, (*where, "method"), suggestion=hint, is_error=False)
+        elif step.type == "git-checkout":
+            from ..providers.git_checkout import NO_REPOSITORY, find_repository, find_unusable
+
+            if getattr(step, "repository", None) is None and find_repository(os.environ, folder) is None:
+                # GITHUB_REPOSITORY may be set where the file runs.
+                why = NO_REPOSITORY.removeprefix("repository: ")
+                yield Finding("git/invalid", why, (*where, "repository"), is_error=False)
+            for key, why in find_unusable(step.model_dump(), is_template):
+                yield Finding("git/invalid", why, (*where, key))
+        elif step.type == "function" and home is not None:
+            yield from _check_function((*where, "target"), getattr(step, "target", None), home, "app")
+        if isinstance(step.overtime, dict):
+            yield from _check_function((*where, "overtime", "function"), step.overtime.get("function"), folder)
+    if isinstance(overtime := workflow.defaults.overtime, dict):
+        yield from _check_function(("defaults", "overtime", "function"), overtime.get("function"), folder)
+
+
+def _check_function(path: Path_, written: object, folder: Path, default: str = "") -> Iterator[Finding]:
+    """Yield why a function, or the App of a `function` step, cannot be found. Nothing is imported."""
+    if not isinstance(written, str) or is_template(written):
+        return
+    place, colon, attribute = written.partition(":")
+    name = (attribute or default).partition(".")[0]
+    rule, file = "function/missing", folder / place
+    if not name:
+        yield Finding(rule, f"{written!r} names no function", path, suggestion="write path/to/file.py:function")
+    elif not place.endswith(".py") and os.sep not in place:
+        top = place.partition(".")[0]
+        search = [str(folder), os.getcwd(), *sys.path]
+        if top not in sys.builtin_module_names and PathFinder.find_spec(top, search) is None:
+            # It may be there where the file runs.
+            yield Finding(rule, f"there is no module {top!r} here", path, is_error=not colon)
+    else:
+        from ..providers.function import names_in
+
+        try:
+            known = names_in(file.read_bytes())
+        except (OSError, ValueError) as error:
+            hint = suggest(file.name, _files_in(file.parent)) if isinstance(error, FileNotFoundError) else None
+            yield Finding(rule, f"there is no file {place!r}, or it cannot be read", path, suggestion=hint)
+        except SyntaxError as error:
+            yield Finding(rule, f"{place} cannot be read: line {error.lineno}: {error.msg}", path)
+        else:
+            if "*" not in known and name not in known:
+                hint = suggest(name, sorted(known), otherwise="there are ")
+                yield Finding(rule, f"there is no {name!r} in {place}", path, suggestion=hint)
 
 
 def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:

@@ -177,7 +177,7 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
     plain = _with_types(translate(tree.value, source.folder))
     try:
         workflow = WorkflowFile.model_validate(plain)
-        return Loaded(source, None if flaws else workflow, _sort(flaws))
+        return Loaded(source, None if flaws else workflow, _sort(flaws), workflow if flaws else None)
     except ValidationError as error:
         salvaged, more = _salvage(source, plain, error)
         return Loaded(source, None, _sort([*flaws, *_findings(source, plain, error), *more]), salvaged)
@@ -440,7 +440,9 @@ def _model_at(loc: Sequence[Any]) -> type[Part]:
 
 
 def _keys_of(model: type[Part]) -> list[str]:
-    return [key for name in model.model_fields for key in model.keys_of(name)]
+    """Return the keys of a part. Those of a step's own type come before those that every step has."""
+    names = sorted(model.model_fields, key=lambda name: issubclass(model, StepPart) and name in StepPart.model_fields)
+    return [key for name in names for key in model.keys_of(name)]
 
 
 def _other_names(key: str) -> set[str]:

@@ -377,7 +377,7 @@ def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
 
 
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
-    """Return the plan of a workflow without circles. `timeout_ms` is the caller's limit on the run, where it is
+    """Return the plan of a workflow. `timeout_ms` is the caller's limit on the run, where it is
     shorter."""
     limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
     run_ms = min(limits) if limits else None
@@ -386,7 +386,8 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
     graph = graph_of(workflow)
     planned: dict[str, PlannedStep] = {}
     through: dict[str, str | None] = {}
-    for step_id in order_of(graph):
+    # Steps on or behind a circle come last, so that `check` sees their clocks too.
+    for step_id in dict.fromkeys([*order_of(graph), *graph]):
         step = workflow.steps[step_id]
         own_ms = step_timeout_ms(workflow, step)
         retry = retry_of(workflow, step)

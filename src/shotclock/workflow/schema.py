@@ -15,7 +15,7 @@ from ..core.clocks import DurationError, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.json_values import Read, as_plain, read_json
-from ..core.validation import Before, Limits, OneOf, Part, field, json_schema_of
+from ..core.validation import After, Before, Limits, OneOf, Part, field, json_schema_of
 from ..core.value_types import lazy_pattern
 from ..providers.command import Shell, ToolStep
 from ..providers.provider import STEP_TYPES, Milliseconds, OvertimeKey, Reaction, Scalar, Seconds, StepPart
@@ -99,10 +99,16 @@ class DefaultsPart(Part):
 Step = Annotated[StepPart, OneOf("type", _StepSchemas())]
 
 
+def _known_version(written: str | int | float) -> str | int | float:
+    if str(written) not in ("1", "1.0"):
+        raise ValueError(f"there is no version {written!s:.20} of workflow files; write '1.0'")
+    return written
+
+
 class WorkflowFile(Part):
     """The whole file."""
 
-    version: str | int | float = "1.0"
+    version: Annotated[str | int | float, After(_known_version)] = "1.0"
     name: str | None = None
     description: str | None = None
     timeout: Seconds | None = None
@@ -138,9 +144,10 @@ def check_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, 
             if declared.required and declared.default is None:
                 errors.append({"field": f"inputs.{name}", "message": "is required"})
             checked[name] = declared.default
-            continue
+            if declared.default is None:
+                continue
         try:
-            checked[name] = _as_declared(given[name], declared.type)
+            checked[name] = _as_declared(given.get(name, declared.default), declared.type)
         except ValueError as error:
             errors.append({"field": f"inputs.{name}", "message": str(error)})
     if errors:
@@ -196,6 +203,16 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def _fits(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))
+
+
+def find_wrong_defaults(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
+    """Yield the name of each input whose default is not of its type, and why."""
+    for name, declared in workflow.inputs.items():
+        if declared.default is not None:
+            try:
+                _as_declared(declared.default, declared.type)
+            except ValueError as error:
+                yield name, str(error)
 
 
 # --- templates ----------------------------------------------------------------------------------------------

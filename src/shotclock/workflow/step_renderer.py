@@ -103,6 +103,11 @@ class StepRenderer:
     async def render_step(self, step: StepPart, scope: dict[str, Any]) -> RenderedStep:
         asked, folder = await self._render_surroundings(step, scope)
         settings, values = await self._render_settings(step, _with_env(scope, asked))
+        if step.type == "git-checkout" and settings["repository"] is None:
+            from ..providers.git_checkout import find_repository
+
+            repository = find_repository({**self._run.base_env, **asked}, self._run.folder)
+            settings = {**settings, "repository": repository}
         return RenderedStep(settings, values, asked, folder)
 
     async def _render_settings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

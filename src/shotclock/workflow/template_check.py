@@ -298,7 +298,7 @@ class Written(NamedTuple):
 def check_templates(
     workflow: WorkflowFile, *, skip: Collection[str] = (), prompts: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the templates of a workflow without circles. `skip` are rules that cannot be checked,
+    """Yield what is wrong with the templates of a workflow. `skip` are rules that cannot be checked,
     since part of the file is not known; `prompts` are by step the texts of files that it names."""
     checked = [
         (
