@@ -176,7 +176,9 @@ def test_a_mistake_in_one_of_two_shapes_is_one_problem(problems: Problems) -> No
 
 def test_an_unknown_key_lists_the_keys_of_its_own_type_first(problems: Problems) -> None:
     (problem,) = problems("steps: {a: {type: git-checkout, repository: r, credentials: x}}")
-    assert str(problem.suggestion).startswith("known here: type, repository, ref, fetch_depth, path, clone_timeout_ms, ")
+    assert str(problem.suggestion).startswith(
+        "known here: type, repository, ref, fetch_depth, path, clone_timeout_ms, "
+    )
 
 
 def test_every_problem_is_told_at_once_in_the_order_of_the_file(problems: Problems) -> None:
