@@ -40,7 +40,8 @@ def schema() -> Outcome:
 
 def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | None]:
     """Return by step the repositories that the file leaves out, as they would be found here."""
-    left_out = [name for name, step in workflow.steps.items() if step.type == "git-checkout" and not step.repository]
+    checkouts = [(name, step) for name, step in workflow.steps.items() if step.type == "git-checkout"]
+    left_out = [name for name, step in checkouts if getattr(step, "repository", None) is None]
     if not left_out:
         return {}
     from ..providers.git_checkout import find_repository

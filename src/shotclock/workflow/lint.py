@@ -64,7 +64,7 @@ NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
 SYNTAX_CHECKS_LIMIT, SYNTAX_LIMIT_S = 100, 2.0
 # Words that no shell could misread, and commands that change how the shell reads the lines after them.
 _PLAIN_COMMAND = lazy_pattern(
-    r"(?![^\n]*\b(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
+    r" *(?!(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
 )
 _TEACHING = lazy_pattern(r"\b(?:alias|shopt)\b")
 # Values of one command that are told of.
@@ -585,13 +585,16 @@ def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
         if checked >= SYNTAX_CHECKS_LIMIT or shutil.which(shell[0]) is None:
             continue
         from ..process.unsupervised import read_complaint
-        from .shell_quoting import Unsafe, with_references
-        from .templates import with_marks
 
-        try:
-            script, _ = with_references(with_marks(part.exec), ["1"])
-        except Unsafe:
-            continue  # reported by _check_scripts
+        script = part.exec
+        if is_template(script):
+            from .shell_quoting import Unsafe, with_references
+            from .templates import with_marks
+
+            try:
+                script, _ = with_references(with_marks(script), ["1"])
+            except Unsafe:
+                continue  # reported by _check_scripts
         checked += 1
         if said := read_complaint([*shell, "-n", "-c", script], SYNTAX_LIMIT_S):
             why = re.sub(r"^.*?: (?:-c: )?(?:line )?(?=\d+: )", "line ", said.splitlines()[0])
