@@ -1,10 +1,12 @@
 """Commands that a person has to approve: nothing runs before somebody said yes to it, and nobody waits for long."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -414,27 +416,54 @@ app()
 
 
 def test_an_approval_binds_the_content_of_the_program_file(tool: Any, tmp_path: Path, home: Home) -> None:
-    """On the command line, for a job that is taken up again, and in a server that has imported the file before."""
-    resumed = PROGRAM.replace("interruption=True", "interruption={'resume': True}")
-    program, file = tool("guarded.py", resumed), tmp_path / "guarded.py"
+    program, file = tool("guarded.py"), tmp_path / "guarded.py"
     words = ("deploy", tmp_path, "web", "--budget", "1ms")
     asked = program.envelope(*words, code=14)["data"]["proposal_id"]
     decide_all(home)
-    file.write_text(resumed.replace('f"deploy', 'f"evil'))
+    file.write_text(PROGRAM.replace('f"deploy', 'f"evil'))
     again = program.envelope(*words, code=14)["data"]["proposal_id"]
     assert again != asked, "it asks anew"
-    file.write_text(resumed)
+    file.write_text(PROGRAM)
     program.envelope(*words, code=0)
     assert lines_of(tmp_path / "done") == ["deploy web 1"]
 
+
+def test_an_approved_job_does_not_start_with_another_program_file(tool: Any, tmp_path: Path, home: Home) -> None:
+    program, file = tool("guarded.py"), tmp_path / "guarded.py"
     program.envelope("migrate", tmp_path, "--budget", "1ms", code=14)
     decide_all(home)
     program.envelope("migrate", tmp_path, "--budget", "1ms", code=14)
-    wait_for(lambda: len(lines_of(tmp_path / "done")) == 2, "the migration to begin")
+    wait_for(lambda: lines_of(tmp_path / "done"), "the migration to begin")
     os.kill(home.runner(), signal.SIGKILL)
-    file.write_text(resumed.replace('"migrate begins"', '"evil"'))
-    program.envelope("migrate", tmp_path, "--budget", "5s")
-    assert "evil" not in lines_of(tmp_path / "done")
+    file.write_text(PROGRAM.replace('"migrate begins"', '"evil"'))
+    # As if its runner had not started yet.
+    with contextlib.closing(sqlite3.connect(home.path / "shotclock.db", timeout=20)) as database, database:
+        database.execute("UPDATE jobs SET state = 'starting', keeper = NULL")
+    late = f"from shotclock.dispatch.job_runner import main; main({str(home.path)!r}, {home.job().id!r})"
+    subprocess.run([sys.executable, "-c", late], check=True, timeout=60)
+    envelope = home.job().envelope
+    assert envelope is not None and envelope["error"]["code"] == "ACTION_CHANGED"
+    assert envelope["meta"]["ending"] == "not_started" and lines_of(tmp_path / "done") == ["migrate begins"]
+
+
+def test_a_server_does_not_run_an_approved_tool_once_its_program_file_has_changed(
+    home: Home, tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_RESPONSE_TIMEOUT", QUICK)
+    tool("guarded.py")
+
+    async def scenario() -> None:
+        async with mcp.connected(target=f"{tmp_path / 'guarded.py'}:app") as (client, _):
+            arguments = {"folder": str(tmp_path), "service": "web"}
+            waiting, _ = await called(client, "deploy", **arguments)
+            assert waiting["data"]["status"] == "pending"
+            decide_all(home)
+            (tmp_path / "guarded.py").write_text(PROGRAM.replace('f"deploy', 'f"evil'))
+            refused, is_error = await called(client, "deploy", **arguments)
+            assert is_error and refused["error"]["code"] == "ACTION_CHANGED", refused
+
+    run(scenario())
+    assert lines_of(tmp_path / "done") == []
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,26 @@ def test_the_approval_of_a_step_binds_the_contents_of_the_programs_that_it_names
             assert step["error"]["code"] == "ACTION_CHANGED" and runs.done() == [], change
 
 
+def test_an_approved_function_runs_the_approved_file_and_not_one_that_was_imported_before(runs: Runs) -> None:
+    program = "from shotclock import App\napp = App('tool')\n@app.command()\ndef go() -> str:\n    return 'VERSION'\n"
+    (runs.folder / "tool.py").write_text(program.replace("VERSION", "old"))
+    (runs.folder / "new.py").write_text(program.replace("VERSION", "new"))
+    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "25s"
+    process = runs.start(
+        runs.flow(
+            """
+steps:
+  first: {type: function, target: "HERE/tool.py:app", command: go}
+  change: {exec: cp new.py tool.py, depends_on: first}
+  second: {type: function, target: "HERE/tool.py:app", command: go, depends_on: change, approval: true}
+""".replace("HERE", str(runs.folder.resolve()))
+        )
+    )
+    runs.decide(YES)
+    steps = json.loads(process.communicate(timeout=WITHIN_S)[0])["data"]["steps"]
+    assert (steps["first"]["output"], steps["second"]["output"]) == ("old", "new")
+
+
 def test_each_try_of_an_approved_step_runs_the_approved_contents_or_is_refused(runs: Runs) -> None:
     ship = runs.folder / "ship.sh"
     ship.write_text("echo first >> done; echo 'echo evil >> done' > ship.sh; exit 1")

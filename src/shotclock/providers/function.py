@@ -172,10 +172,11 @@ class FunctionProvider(Provider):
         from ..process.messages import keep_users_code_out
 
         apps = self._apps
-        if apps and apps[-1].is_for(step):
+        # An approved step runs the file as it is now, and not as an earlier step has imported it.
+        if apps and apps[-1].is_for(step) and not step.is_approved:
             return apps[-1]
         for position, app in enumerate(apps):
-            if app.is_for(step):
+            if app.is_for(step) and not step.is_approved:
                 apps.append(apps.pop(position))
                 return app
         if not apps:  # results are opened here, and must not import what they are made of

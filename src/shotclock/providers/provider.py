@@ -391,6 +391,8 @@ class StepCall:
     """The tools of the file, for a step that calls them by itself."""
     used_ms: int = 0
     """What a process that died had used of the time of this try."""
+    is_approved: bool = False
+    """An operator has approved this very step."""
 
     @property
     def name(self) -> str:

@@ -470,6 +470,7 @@ class StepExecutor:
             min_time_ms=0 if step.min_time is None else duration_ms(step.min_time, STEP_TYPES[step.type].unit),
             tools=_FileTools(self, work) if step.type == "ai" else None,
             used_ms=state.cut_off_ms,
+            is_approved=work.approval is not None,
         )
         state.cut_off_ms = 0
         # A run inside this one says by itself whether it works.
