@@ -117,6 +117,7 @@ OPEN_WORDS = {
     "perl -ne 1 {{ x }}": "-e;BEGIN{open(F,q(>pwned))}",
     "echo {{ x }} | xargs env": "-S 'touch pwned'",
     "echo {{ x }} | sh 3< /dev/null": "touch pwned",
+    "echo a | sh | echo {{ x }} | sh": "touch pwned",
     "exec 3<<< {{ x }}; sh < /dev/null <&3": "touch pwned",
 }
 COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]

@@ -64,7 +64,7 @@ NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
 SYNTAX_CHECKS_LIMIT, SYNTAX_LIMIT_S = 100, 2.0
 # Words that no shell could misread, and commands that change how the shell reads the lines after them.
 _PLAIN_COMMAND = lazy_pattern(
-    r" *(?!(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
+    r"(?! *(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
 )
 _TEACHING = lazy_pattern(r"\b(?:alias|shopt)\b")
 # Values of one command that are told of.

@@ -310,10 +310,12 @@ class _Commands:
 
     def _fed(self, command: Command, everything: list[int]) -> list[int]:
         """Return the values that may reach the standard input of a command."""
-        if command.has_input:
+        if command.has_input and not any(word.inside for word in command.input):
             return _values_in(command.input)
         if command.piped_from is not None:
-            before = self._script.commands[command.piped_from : self._script.commands.index(command)]
+            commands = self._script.commands
+            number = next(number for number, each in enumerate(commands) if each is command)
+            before = commands[command.piped_from : number]
             if all(each.has_input or _program(each)[0] in _NEVER_READING for each in before):
                 return [value for each in before for value in _values_in([*each.words, *each.input])]
         return everything
