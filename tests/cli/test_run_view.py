@@ -281,7 +281,7 @@ def test_a_signal_leaves_the_terminal_clean(flow: Callable[..., str], tmp_path: 
 INTERRUPTED = """\
 steps:
   polite: {exec: "sleep 60", timeout: 59s}
-  stubborn: {exec: "trap '' TERM INT; while :; do sleep 1; done", timeout: 59s, grace: 20s}
+  stubborn: {exec: "trap '' TERM INT; touch up; while :; do sleep 1; done", timeout: 59s, grace: 20s}
 """
 
 
@@ -302,6 +302,7 @@ def test_after_ctrl_c_a_view_shows_the_grace_that_is_left_and_after_the_second_o
     process = WarmStart(words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
     try:
         wait_for(lambda: is_seen(r"polite +.*s left[^✗]*stubborn +.*s left"), "both steps", RUN_LIMIT_S)
+        wait_for((tmp_path / "up").exists, "the trap", RUN_LIMIT_S)
         process.send_signal(signal.SIGINT)
         wait_for(lambda: is_seen(r"stubborn +stopping  1\d\.[0-6]s of grace left"), "the grace", RUN_LIMIT_S)
         process.send_signal(signal.SIGINT)

@@ -335,7 +335,7 @@ class StopSignal:
             if (
                 self._loop.time() - self._heard_at > ONE_WISH_S
             ):  # it means now: everything below us dies with our socket
-                for each in STOP_SIGNALS:  # a third does not wait for whoever reads the answer
+                for each in STOP_SIGNALS:  # a third signal must not wait for a slow reader
                     signal.signal(each, signal.SIG_DFL)
                 if self._on_second is not None:
                     self._on_second(signal.Signals(number).name)

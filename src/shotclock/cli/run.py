@@ -289,7 +289,7 @@ async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
 
 
 class _Events:
-    """A line of JSON for every change, for whoever watches from outside; and the last answer of a run that is left."""
+    """Writer of a line of JSON for every change, and of the answer to a second signal."""
 
     def __init__(self, asked: RunOptions, as_json: bool) -> None:
         path, self._asked, self._as_json = asked.events, asked, as_json or asked.output == "json"
@@ -323,7 +323,7 @@ class _Events:
             self._say(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
 
     def leave_at_once(self, signal_name: str) -> None:
-        """Answer a second signal. Our steps die with this process, so nobody has seen them dead yet."""
+        """Answer a second signal. The steps die with this process, so their end is not verified."""
         self.clear_view()
         where = "" if self._asked.on is None else f" {self._asked.on.on_command_line}"
         again = f"shotclock run --resume {self.run_id}{where}"

@@ -345,7 +345,7 @@ class Fired:
 
     @property
     def kept(self) -> str:
-        """Return how a message about the limit goes on where time was kept for clean-up."""
+        """Return the end of a message about the limit, where time was kept for clean-up."""
         return f", of which {format_duration(self.kept_ms)} were kept for clean-up" if self.kept_ms else ""
 
     def as_context(self) -> dict[str, object]:
