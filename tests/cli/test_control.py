@@ -80,7 +80,7 @@ def test_overtime_that_is_declined_is_an_exit_code_of_its_own(run_flow: Any, tmp
     running = run_flow(f"""
         steps:
           slow:
-            exec: 'shotclock overtime --by 20s --reason why; echo "code $?"'
+            exec: 'shotclock overtime --by 20s --reason why || echo "code $?"'
             timeout: 60
             overtime: {{observer: command, command: {tmp_path}/decide.sh, budget: 20s}}
     """)

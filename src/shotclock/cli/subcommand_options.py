@@ -238,14 +238,19 @@ def _engine(what: str, json: bool, **options: Any) -> Any:
 def _overtime(by: int, reason: str, timeout: int, json: bool) -> Work:
     from .control import request_overtime
 
-    mistakes = []
-    if not by:
-        mistakes.append({"field": "by", "message": "how much more time? --by 30s"})
-    if not reason.strip():
-        mistakes.append({"field": "reason", "message": "say why; whoever decides reads it"})
-    if mistakes:
-        raise Mistaken(mistakes)
     return request_overtime(by, reason, timeout)
+
+
+def _extension(text: str) -> int:
+    if not (by_ms := parse_duration_ms(text)):
+        raise ValueError("how much more time? --by 30s")
+    return by_ms
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError("give a reason: the observer reads it")
+    return text
 
 
 def _check(flow: str, run_timeout: int | None, timeout: int, json: bool) -> Work:
@@ -565,8 +570,8 @@ TABLE = CommandTable(
             "overtime",
             "Ask for more time, from inside a command of a call that may have overtime.",
             (
-                duration("--by", "How much more time (30s).", required=True),
-                option("--reason", "TEXT", "Why; whoever decides reads it.", required=True),
+                option("--by", "D", "How much more time (30s).", read=_extension, required=True),
+                option("--reason", "TEXT", "The reason, for the observer that decides.", read=_reason, required=True),
                 JSON,
                 _timeout("10m"),
             ),
