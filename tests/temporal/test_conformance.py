@@ -313,7 +313,9 @@ def test_tags_select_steps_and_what_they_need_also_when_the_run_is_resumed(
         steps:
           other: {type: command, exec: "echo other >> did", tags: [docs]}
           fetch: {type: command, exec: "echo fetch >> did"}
-          build: {type: command, exec: "echo build >> did; exit 1", depends_on: fetch, tags: [ship, all],
+          named: {type: command, exec: "echo named >> did; exit 7", continue_on_failure: true}
+          build: {type: command, exec: "echo build >> did; exit 1", depends_on: [fetch, named], tags: [ship, all],
+                  if: "steps.named.exit_code == 7",
                   on_fail: {run: tidy}, continue_on_failure: true}
           ask: {type: human-input, prompt: "Which one?", depends_on: build, tags: ship}
           tidy: {type: command, exec: "echo tidy >> did"}
@@ -322,11 +324,11 @@ def test_tags_select_steps_and_what_they_need_also_when_the_run_is_resumed(
         *("--tags", "ship,all", "--budget", "1s", "--run-id", f"tagged-{time.monotonic_ns()}"),
     )
     validate_envelope(envelope)
-    assert code == 14 and sorted(envelope["data"]["steps"]) == ["ask", "build", "fetch", "tidy"], envelope
+    assert code == 14 and sorted(envelope["data"]["steps"]) == ["ask", "build", "fetch", "named", "tidy"], envelope
     runs.call("inbox", "approve", envelope["data"]["waiting"][0]["proposal_id"], "--answer", "this one")
     code, envelope = runs.run(None, "--resume", envelope["data"]["run_id"])
     assert code == 0 and envelope["data"]["outputs"] == {"answer": "this one"}, envelope
-    assert sorted((runs.folder / "did").read_text().split()) == ["build", "fetch", "tidy"]
+    assert sorted((runs.folder / "did").read_text().split()) == ["build", "fetch", "named", "tidy"]
     code, envelope = runs.run("steps: {a: {type: command, exec: x, tags: [b]}}", "--tags", "c")
     assert code == 2 and "the tags of this file: b" in envelope["error"]["message"]
 

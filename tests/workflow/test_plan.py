@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import reserve_ms_for
 from shotclock.providers.provider import Retry
-from shotclock.workflow.plan import Plan, delay_ms, graph_of, plan_of
+from shotclock.workflow.loader import load_text
+from shotclock.workflow.plan import Plan, delay_ms, graph_of, plan_of, select_tagged
 from shotclock.workflow.schema import WorkflowFile
 
 
@@ -280,3 +281,9 @@ def test_what_clean_up_declares_is_kept_of_the_time_of_the_run(
 def test_nothing_is_kept_where_nobody_declares_clean_up() -> None:
     assert plan_of(workflow({"a": {"on_success": {"run": "b"}}, "b": {"timeout": 1}}, timeout=10)).clean_up_ms == 0
     assert plan_of(workflow({"a": {"on_fail": {"run": "b"}}, "b": {"timeout": 1}})).clean_up_ms == 0
+
+
+def test_tags_select_a_step_that_is_named_only_in_a_condition() -> None:
+    loaded = load_text(b"steps: {a: {exec: x}, b: {exec: x}, c: {exec: x, tags: [t], if: \"outputs.a == 'x'\"}}")
+    assert loaded.workflow is not None
+    assert list(select_tagged(loaded.workflow, ["t"]).steps) == ["a", "c"]

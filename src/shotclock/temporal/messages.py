@@ -14,6 +14,7 @@ from ..providers.provider import StepPart
 from ..workflow.plan import items_come_from
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import StepState
+from ..workflow.templates import texts_in
 
 RUN_WORKFLOW = "shotclock-run"
 STEP_ACTIVITY = "shotclock-step"
@@ -133,26 +134,16 @@ def select_visible(
     workflow: WorkflowFile, step: StepPart, part: Mapping[str, Any], states: Mapping[str, StepState]
 ) -> dict[str, dict[str, Any]]:
     """Return what a step's templates can see of other steps: those that it names, or all where it names none."""
-    text = " ".join(_texts_in(part))
+    text = " ".join(texts_in(part))
     names: list[str]
     if step.type == "ai" or re.search(r"\b(?:outputs|steps)\b(?!\.|\[['\"])", text):  # a prompt may be in a file
         names = list(states)
     else:
         found = [dotted or quoted for dotted, quoted in _NAMED.findall(text)]
         names = [name for name in dict.fromkeys([*found, *items_come_from(workflow, step)]) if name in states]
-    shown = ("id", "type", "status", "error", "attempts", "partial", "output")
+    shown = ("id", "type", "status", "error", "exit_code", "attempts", "partial", "output")
     records = {name: states[name].to_record() for name in names}
     return {name: {key: record[key] for key in shown if key in record} for name, record in records.items()}
 
 
 _NAMED = re.compile(r"""\b(?:outputs|steps)(?:\.([\w-]+)|\[['"]([^'"]+))""")
-
-
-def _texts_in(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for each in value.values() for text in _texts_in(each)]
-    if isinstance(value, list):
-        return [text for each in value for text in _texts_in(each)]
-    return []

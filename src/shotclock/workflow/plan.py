@@ -25,7 +25,7 @@ from ..core.value_types import dataclass
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, Retry, StepPart, StepRetry, duration_ms
 from .schema import WorkflowFile
-from .templates import mentions
+from .templates import mentions, texts_in
 
 Groups = tuple[tuple[str, ...], ...]
 """What a step waits for: something of every group. `["A", "B|C"]` is A, and B or C."""
@@ -238,7 +238,8 @@ def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile
             continue
         chosen.add(name)
         step = workflow.steps[name]
-        left += [*needs(groups_of(step.depends_on)), *(each.name for each in mentions(str(step.model_dump())))]
+        left += needs(groups_of(step.depends_on))
+        left += [each.name for text in texts_in(step.model_dump()) for each in mentions(text)]
         for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
             left += [] if reaction is None else [*reaction.run, *([reaction.goto] if reaction.goto else [])]
     return keep_steps(workflow, chosen)

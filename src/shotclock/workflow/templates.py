@@ -187,6 +187,17 @@ def mentions(template: str) -> list[Mention]:
     return [Mention(kind, dotted or quoted) for kind, dotted, quoted in _MENTIONED.findall(template)]
 
 
+def texts_in(value: Any) -> list[str]:
+    """Return every text in a value of mappings and lists."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for each in value.values() for text in texts_in(each)]
+    if isinstance(value, list):
+        return [text for each in value for text in texts_in(each)]
+    return []
+
+
 # --- in a worker, on the clock ----------------------------------------------------------------------------
 
 
