@@ -119,6 +119,14 @@ OPEN_WORDS = {
     "echo {{ x }} | sh 3< /dev/null": "touch pwned",
     "echo a | sh | echo {{ x }} | sh": "touch pwned",
     "exec 3<<< {{ x }}; sh < /dev/null <&3": "touch pwned",
+    "timeout --signal KILL 10 {{ x }}": "./evil",
+    "nice --adjustment 5 {{ x }}": "./evil",
+    "env --unset X {{ x }}": "./evil",
+    "flock --timeout 5 lock {{ x }}": "./evil",
+    "stdbuf --output L {{ x }}": "./evil",
+    "echo a | xargs --max-args 1 {{ x }}": "./evil",
+    "echo {{ x }} | xargs --max-args 1 env": "-S'touch pwned'",
+    "echo {{ x }} | timeout --signal KILL 5 bash": "touch pwned",
 }
 COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]
 SCRIPTS = [
@@ -234,6 +242,7 @@ OTHER_PROGRAMS = [
     "su -c 'echo {{ x }}'",
     "su - user -c 'echo {{ x }}'",
     "sudo -u me sh -c 'echo {{ x }}'",
+    "sudo --user root {{ x }}",
     "docker exec c sh -lc 'echo {{ x }}'",
     "kubectl exec pod -- bash -c 'echo {{ x }}'",
     "python -c 'print({{ x }})'",
@@ -346,6 +355,8 @@ ALLOWED = [
     "sudo -u {{ x }} ls",
     "timeout -k 5 10 ./job {{ x }}",
     "stdbuf -oL ./job {{ x }}",
+    "timeout --signal=KILL 10 ./job {{ x }}",
+    "echo {{ x }} | xargs --null rm --",
     "env -u A B={{ x }} ./job {{ x }}",
     "command -v {{ x }}",
     "bash ./{{ x }}",

@@ -249,7 +249,8 @@ def find_script_reader(words: Sequence[Word]) -> tuple[str, str] | None:
     if is_computed(words[0]):
         return (words[0].text, stream) if (stream := _read_shell(rest).input) else None
     if name in RUNNERS and (started := find_started(name, rest)):
-        return find_script_reader(started)
+        possible = range(len(started)) if has_unclear_option(name, rest) else range(1)
+        return next(filter(None, (find_script_reader(started[number:]) for number in possible)), None)
     if name in CONTAINERS:
         found = (find_script_reader(rest[number:]) for number, word in enumerate(rest) if SHELL.fullmatch(word.text))
         return next(filter(None, found), None)
@@ -269,6 +270,12 @@ def find_script_reader(words: Sequence[Word]) -> tuple[str, str] | None:
         reading = read_interpreter(name, rest)
         stream = reading.input if reading is not None else ""
     return (name, stream) if stream else None
+
+
+def has_unclear_option(name: str, words: Sequence[Word]) -> bool:
+    """Return whether a runner has a long option without `=`: the next word may be its value or the command."""
+    options, _, _ = split_words(words, RUNNERS[name].valued)
+    return any(re.fullmatch("--[^=]+", word.text) and word.text not in _CODE_WORDS for word in options)
 
 
 def find_started(name: str, words: Sequence[Word]) -> list[Word]:

@@ -20,6 +20,7 @@ from .shell_programs import (
     RUNNERS,
     find_script_reader,
     find_started,
+    has_unclear_option,
     is_code_option,
     is_computed,
     may_run,
@@ -369,10 +370,15 @@ class _Commands:
         own = words[: len(words) - len(started)]
         if any(is_code_option(option.text, runner.script) for option in options if not option.is_open):
             yield from _in_script(_values_in(words), name)
+        is_unclear = has_unclear_option(name, words)
+        if is_unclear:
+            hint = "write `--option=value`, or the short option"
+            yield from _as_argument(_values_in(words), f"behind a long option of {name} without `=`", hint)
         hint = "put `--` before it, or write the option and its value as two words"
         yield from _as_argument(_values_in(options), f"an option of {name}", hint)
         yield from self._assigned([word for word in own if ASSIGNED.match(word.text)])
-        if name == "xargs" and self._runs_input(options, values, started):
+        possible = range(len(started)) if is_unclear else range(1)
+        if name == "xargs" and any(self._runs_input(options, values, started[number:]) for number in possible):
             positions = [at for at, place in self._script.places.items() if place is not ValueContext.COMMENT]
             yield from _in_script(positions, name, _BY_ENV)
 
