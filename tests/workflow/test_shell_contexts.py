@@ -127,6 +127,12 @@ OPEN_WORDS = {
     "echo a | xargs --max-args 1 {{ x }}": "./evil",
     "echo {{ x }} | xargs --max-args 1 env": "-S'touch pwned'",
     "echo {{ x }} | timeout --signal KILL 5 bash": "touch pwned",
+    'setpriv --no-new-privs sh -c "{{ x }}"': "touch pwned",
+    "case b in\na) true;;\n(b) (eval {{ x }});;\nesac": "touch pwned",
+    "case b in\na) true;;\nesac\n(eval {{ x }})": "touch pwned",
+    "$'eval' {{ x }}": "touch pwned",
+    "$'\\x65val' {{ x }}": "touch pwned",
+    "sh $'\\055c' {{ x }}": "touch pwned",
 }
 COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]
 SCRIPTS = [
@@ -244,6 +250,7 @@ OTHER_PROGRAMS = [
     "sudo -u me sh -c 'echo {{ x }}'",
     "sudo --user root {{ x }}",
     "docker exec c sh -lc 'echo {{ x }}'",
+    'docker exec c sh -c "{{ x }}"',
     "kubectl exec pod -- bash -c 'echo {{ x }}'",
     "python -c 'print({{ x }})'",
     "python3.11 -u -c \"print('{{ x }}')\"",
@@ -357,6 +364,8 @@ ALLOWED = [
     "stdbuf -oL ./job {{ x }}",
     "timeout --signal=KILL 10 ./job {{ x }}",
     "echo {{ x }} | xargs --null rm --",
+    "IFS=$'\\n\\t' ./job $'a\\'b' {{ x }}",
+    "case a in\n(a) echo;;\n(b|{{ x }}) (echo {{ x }});;\nesac",
     "env -u A B={{ x }} ./job {{ x }}",
     "command -v {{ x }}",
     "bash ./{{ x }}",

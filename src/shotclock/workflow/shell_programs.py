@@ -129,6 +129,10 @@ def split_words(words: Sequence[Word], valued: str = "") -> tuple[list[Word], li
     return options, values, list(words[number:])
 
 
+def _is_open(word: Word) -> bool:
+    return word.is_open
+
+
 def _takes_next(text: str, letters: str) -> bool:
     """Return whether the value of an option is the next word."""
     if text.startswith("--"):
@@ -165,7 +169,7 @@ def _read_shell(words: Sequence[Word]) -> Reading:
     read = [*options, *(value for _, value in values)]
     letters = options_of([option for option in options if not option.text.startswith("--")])
     if "c" in letters:
-        return Reading(rest[:1], read, rest[1:])
+        return Reading([*filter(_is_open, options), *rest[:1]], [word for word in read if not word.is_open], rest[1:])
     if _ASKING & {option.text for option in options}:
         return Reading([], read, rest)
     return Reading([], read, rest, "-" if "s" in letters else _input(rest))
@@ -178,7 +182,8 @@ def _read_language(name: str, words: Sequence[Word]) -> Reading:
     options, values, rest = split_words(words, letters + _VALUE_LETTERS.get(name, ""))
     code = [value for _, value in values]  # code, or the name of code to load
     if any(is_code_option(option.text, letters) for option in options):
-        return Reading(code, options, rest)
+        code += filter(_is_open, options)
+        return Reading(code, [option for option in options if not option.is_open], rest)
     asking = _ASKING if name == "python" else {*_ASKING, "-v", "-h"}
     return Reading(code, options, rest, "" if asking & {option.text for option in options} else _input(rest))
 
