@@ -131,6 +131,17 @@ OPEN_WORDS = {
     "case b in\na) true;;\n(b) (eval {{ x }});;\nesac": "touch pwned",
     "case b in\na) true;;\nesac\n(eval {{ x }})": "touch pwned",
     "$'eval' {{ x }}": "touch pwned",
+    'flock lock -c "{{ x }}"': "touch pwned",
+    "perl -ne 'print' file.txt {{ x }}": "touch pwned|",
+    "perl -pe 's/a/b/' -- {{ x }}": "touch pwned|",
+    "hash -p {{ x }} ls; ls": "./evil",
+    "echo {{ x }} | sh -c 'cd . && sh'": "touch pwned",
+    "echo {{ x }} | env -S 'bash -s'": "touch pwned",
+    "echo {{ x }} | flock l -c bash": "touch pwned",
+    "echo {{ x }} | python3 -i evil.txt": "open('pwned', 'w')",
+    "echo {{ x }} | python3 -ic 1": "open('pwned', 'w')",
+    "echo {{ x }} | xargs --replace=X sh -c X": "touch pwned",
+    "bash //dev/./stdin <<< {{ x }}": "touch pwned",
     "$'\\x65val' {{ x }}": "touch pwned",
     "sh $'\\055c' {{ x }}": "touch pwned",
 }
@@ -247,6 +258,8 @@ OTHER_PROGRAMS = [
     "ssh -o ProxyCommand='nc {{ x }}' host",
     "su -c 'echo {{ x }}'",
     "su - user -c 'echo {{ x }}'",
+    "runuser user -c 'echo {{ x }}'",
+    "echo {{ x }} | env --split-string='A=1 bash'",
     "sudo -u me sh -c 'echo {{ x }}'",
     "sudo --user root {{ x }}",
     "docker exec c sh -lc 'echo {{ x }}'",
@@ -372,7 +385,10 @@ ALLOWED = [
     "bash -- {{ x }}",
     "ssh -i {{ x }} -- {{ x }} uptime",
     "ssh -fN -L 1:a:1 host; echo {{ x }}",
-    "perl -ne 'print' -- {{ x }}",
+    "perl -ne 'print' < {{ x }}",
+    "perl -Mstrict -e 'print shift' -- {{ x }}",
+    "sh -c 'curl -s host | sh; sh < file; cat'; echo {{ x }}",
+    "echo {{ x }} | python3 -Wignore script.py",
     "{{ x }}/bin/python script.py {{ x }}",
     "{{ x }} --version",
     '"$HOME/bin/tool" {{ x }}',
@@ -528,6 +544,12 @@ def test_every_variable_that_bash_computes_is_known() -> None:
     assert "RANDOM" in names
     for name in names:
         assert [refusal.is_error for refusal in find_refusals(with_marks(name + "={{ x }}"))] == [True], name
+
+
+@pytest.mark.parametrize("command", ["./{{ x }}", "echo {{ x }} | ./{{ x }}"])
+def test_the_reason_of_a_refusal_shows_dots_for_a_value(command: str) -> None:
+    messages = [refusal.message for refusal in find_refusals(with_marks(command))]
+    assert messages and all("a script for ./…," in message for message in messages)
 
 
 def test_check_warns_where_a_value_may_be_read_as_an_option() -> None:
