@@ -277,8 +277,8 @@ def find_script_reader(words: Sequence[Word]) -> tuple[str, str] | None:
         return next(filter(None, found), None)
     if name == "ssh":
         read = read_ssh(rest)
-        remote = [Word(text) for word in read.code for text in word.text.split()]
-        return ("the shell of the other host", read.input) if read.input else find_script_reader(remote)
+        remote = Word(" ".join(word.text for word in read.code), [value for word in read.code for value in word.values])
+        return ("the shell of the other host", read.input) if read.input else _find_inner_reader([remote])
     if name in (".", "source"):
         stream = _first_stream(rest[:1])
     elif name in ("sed", "gsed", "make", "gmake"):
@@ -310,6 +310,8 @@ def _scripts_of(name: str, words: Sequence[Word]) -> Iterator[Word]:
 def _find_inner_reader(scripts: Iterable[Word]) -> tuple[str, str] | None:
     """Return the program in a script, which is an argument, that reads another script from standard input."""
     for script in scripts:
+        if script.values or (script.inside and script.text == "$"):
+            continue  # a value in a script is refused as such, and the output of a command is not followed
         try:
             commands = read_script(script.text).commands
         except TooDeep:

@@ -427,7 +427,8 @@ class _Commands:
             yield from _in_script([value for word in words[:1] for value in word.made], name)
         elif (reading := read_ssh(words) if name == "ssh" else read_interpreter(name, words)) is not None:
             program = "the shell of the other host" if name == "ssh" else name
-            yield from _in_script(_values_in(reading.code), program)
+            hint = "pass it by `env`, or a file by `<`" if name == "perl" and reading.rest else _BESIDE
+            yield from _in_script(_values_in(reading.code), program, hint)
             if not reading.code:
                 yield from _in_script([value for word in reading.rest[:1] for value in word.made], program)
             hint = "put `--` before it, if it is no option"
