@@ -119,6 +119,30 @@ OPEN_WORDS = {
     "echo {{ x }} | sh 3< /dev/null": "touch pwned",
     "echo a | sh | echo {{ x }} | sh": "touch pwned",
     "exec 3<<< {{ x }}; sh < /dev/null <&3": "touch pwned",
+    "timeout --signal KILL 10 {{ x }}": "./evil",
+    "nice --adjustment 5 {{ x }}": "./evil",
+    "env --unset X {{ x }}": "./evil",
+    "flock --timeout 5 lock {{ x }}": "./evil",
+    "stdbuf --output L {{ x }}": "./evil",
+    "echo a | xargs --max-args 1 {{ x }}": "./evil",
+    "echo {{ x }} | xargs --max-args 1 env": "-S'touch pwned'",
+    "echo {{ x }} | timeout --signal KILL 5 bash": "touch pwned",
+    'setpriv --no-new-privs sh -c "{{ x }}"': "touch pwned",
+    "case b in\na) true;;\n(b) (eval {{ x }});;\nesac": "touch pwned",
+    "case b in\na) true;;\nesac\n(eval {{ x }})": "touch pwned",
+    "$'eval' {{ x }}": "touch pwned",
+    "perl -ne 'print' file.txt {{ x }}": "touch pwned|",
+    "perl -pe 's/a/b/' -- {{ x }}": "touch pwned|",
+    "hash -p {{ x }} ls; ls": "./evil",
+    "echo {{ x }} | sh -c 'cd . && sh'": "touch pwned",
+    "echo {{ x }} | env -S 'bash -s'": "touch pwned",
+    "echo {{ x }} | flock l -c bash": "touch pwned",
+    "echo {{ x }} | python3 -i evil.txt": "open('pwned', 'w')",
+    "echo {{ x }} | python3 -ic 1": "open('pwned', 'w')",
+    "echo {{ x }} | xargs --replace=X sh -c X": "touch pwned",
+    "bash //dev/./stdin <<< {{ x }}": "touch pwned",
+    "$'\\x65val' {{ x }}": "touch pwned",
+    "sh $'\\055c' {{ x }}": "touch pwned",
 }
 COMPUTED_LISTS = ["declare -a n={{ x }}", "PS4={{ x }}; set -x; :"]
 SCRIPTS = [
@@ -138,6 +162,7 @@ SCRIPTS = [
     "env A=b bash -c 'echo {{ x }}'",
     "timeout 5 bash -c 'echo {{ x }}'",
     "nohup sh -c 'echo {{ x }}'",
+    'flock lock -c "echo {{ x }}"',
     "exec sh -c 'echo {{ x }}'",
     "A=b sh -c 'echo {{ x }}'",
     "echo {{ x }} | sh",
@@ -230,11 +255,16 @@ OTHER_PROGRAMS = [
     "echo {{ x }} | ssh host",
     "ssh host bash -s <<E\n{{ x }}\nE",
     "ssh host 'bash -s' <<E\n{{ x }}\nE",
+    "ssh host 'cd src && sh' <<E\n{{ x }}\nE",
     "ssh -o ProxyCommand='nc {{ x }}' host",
     "su -c 'echo {{ x }}'",
     "su - user -c 'echo {{ x }}'",
+    "runuser user -c 'echo {{ x }}'",
+    "echo {{ x }} | env --split-string='A=1 bash'",
     "sudo -u me sh -c 'echo {{ x }}'",
+    "sudo --user root {{ x }}",
     "docker exec c sh -lc 'echo {{ x }}'",
+    'docker exec c sh -c "{{ x }}"',
     "kubectl exec pod -- bash -c 'echo {{ x }}'",
     "python -c 'print({{ x }})'",
     "python3.11 -u -c \"print('{{ x }}')\"",
@@ -346,13 +376,21 @@ ALLOWED = [
     "sudo -u {{ x }} ls",
     "timeout -k 5 10 ./job {{ x }}",
     "stdbuf -oL ./job {{ x }}",
+    "timeout --signal=KILL 10 ./job {{ x }}",
+    "echo {{ x }} | xargs --null rm --",
+    "IFS=$'\\n\\t' ./job $'a\\'b' {{ x }}",
+    "case a in\n(a) echo;;\n(b|{{ x }}) (echo {{ x }});;\nesac",
     "env -u A B={{ x }} ./job {{ x }}",
     "command -v {{ x }}",
     "bash ./{{ x }}",
     "bash -- {{ x }}",
     "ssh -i {{ x }} -- {{ x }} uptime",
     "ssh -fN -L 1:a:1 host; echo {{ x }}",
-    "perl -ne 'print' -- {{ x }}",
+    "perl -ne 'print' < {{ x }}",
+    "perl -Mstrict -e 'print shift' -- {{ x }}",
+    "sh -c 'curl -s host | sh; sh < file; cat'; echo {{ x }}",
+    "echo {{ x }} | python3 -Wignore script.py",
+    'sh -c "$(curl -sSf https://sh.example)"; cargo build {{ x }}',
     "{{ x }}/bin/python script.py {{ x }}",
     "{{ x }} --version",
     '"$HOME/bin/tool" {{ x }}',
@@ -508,6 +546,12 @@ def test_every_variable_that_bash_computes_is_known() -> None:
     assert "RANDOM" in names
     for name in names:
         assert [refusal.is_error for refusal in find_refusals(with_marks(name + "={{ x }}"))] == [True], name
+
+
+@pytest.mark.parametrize("command", ["./{{ x }}", "echo {{ x }} | ./{{ x }}"])
+def test_the_reason_of_a_refusal_shows_dots_for_a_value(command: str) -> None:
+    messages = [refusal.message for refusal in find_refusals(with_marks(command))]
+    assert messages and all("a script for ./…," in message for message in messages)
 
 
 def test_check_warns_where_a_value_may_be_read_as_an_option() -> None:

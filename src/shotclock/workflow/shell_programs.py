@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..core.value_types import NamedTuple, lazy_pattern
-from .shell_syntax import MARK_START, Word
+from .shell_syntax import MARK_START, TooDeep, Word, read_script
 
 ASSIGNED = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
 SHELL = lazy_pattern(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
@@ -36,7 +36,7 @@ RUNNERS = {
     **{"nice": Runner("n"), "ionice": Runner("cnpPu"), "chrt": Runner("TPD", 1), "taskset": Runner("", 1)},
     **{"time": Runner("fo"), "timeout": Runner("ks", 1), "stdbuf": Runner("ieo"), "flock": Runner("Ew", 1, "c")},
     **{"chroot": Runner("", 1), "unshare": Runner("GRSw"), "nsenter": Runner("tSG"), "xargs": Runner("adEILnPs")},
-    **{"runuser": Runner("ugGsw", script="c"), "strace": Runner("aeEIoOpPsSuX")},
+    "strace": Runner("aeEIoOpPsSuX"),
 }
 # Options that take a script in the next word or after `=`.
 _CODE_WORDS = {"--eval", "--print", "--command", "--run", "--split-string", "--session-command", "--source"}
@@ -51,6 +51,12 @@ _VALUE_LETTERS = {"python": "WX", "perl": "I", "ruby": "rICE", "node": "rC", "no
 # Modules of Python that run their arguments, and modules that run their standard input.
 _RUNNING_MODULES, _READING_MODULES = {"timeit", "pdb", "trace", "cProfile", "profile"}, {"code", "asyncio", "pdb"}
 _SSH_VALUED = "bcDEeFIiJLlmOopQRSWwBP"
+# Programs that do not read their standard input.
+NEVER_READING = {"echo", "printf", "curl", "wget"}
+# `perl -n` and `perl -p` run a file name that ends in `|`, and `-a` and `-F` imply `-n`.
+_PERL_LOOP = lazy_pattern(r"-(?![MmI])[\w.]*[napF]")
+# Options that make an interpreter read its standard input behind the script.
+_INTERACTIVE = lazy_pattern(r"-(?![WXl])[A-Za-z]*i[A-Za-z]*|--interactive")
 _STANDARD_INPUT = lazy_pattern(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
 _ASKING = {"--version", "--help", "-V"}
 # Variables that a shell or another program evaluates: as a script, a command, options that take either, or a file of
@@ -129,6 +135,10 @@ def split_words(words: Sequence[Word], valued: str = "") -> tuple[list[Word], li
     return options, values, list(words[number:])
 
 
+def _is_open(word: Word) -> bool:
+    return word.is_open
+
+
 def _takes_next(text: str, letters: str) -> bool:
     """Return whether the value of an option is the next word."""
     if text.startswith("--"):
@@ -165,7 +175,7 @@ def _read_shell(words: Sequence[Word]) -> Reading:
     read = [*options, *(value for _, value in values)]
     letters = options_of([option for option in options if not option.text.startswith("--")])
     if "c" in letters:
-        return Reading(rest[:1], read, rest[1:])
+        return Reading([*filter(_is_open, options), *rest[:1]], [word for word in read if not word.is_open], rest[1:])
     if _ASKING & {option.text for option in options}:
         return Reading([], read, rest)
     return Reading([], read, rest, "-" if "s" in letters else _input(rest))
@@ -177,10 +187,16 @@ def _read_language(name: str, words: Sequence[Word]) -> Reading:
     letters = _CODE_LETTERS.get(name, "e")
     options, values, rest = split_words(words, letters + _VALUE_LETTERS.get(name, ""))
     code = [value for _, value in values]  # code, or the name of code to load
+    if name == "perl" and any(_PERL_LOOP.match(option.text) for option in options):
+        code += rest
+    stays = name not in ("perl", "ruby") and any(_INTERACTIVE.fullmatch(option.text) for option in options)
     if any(is_code_option(option.text, letters) for option in options):
-        return Reading(code, options, rest)
+        code += filter(_is_open, options)
+        return Reading(code, [option for option in options if not option.is_open], rest, "-" * stays)
     asking = _ASKING if name == "python" else {*_ASKING, "-v", "-h"}
-    return Reading(code, options, rest, "" if asking & {option.text for option in options} else _input(rest))
+    if asking & {option.text for option in options}:
+        return Reading(code, options, rest)
+    return Reading(code, options, rest, "-" if stays else _input(rest))
 
 
 def _read_python(words: Sequence[Word]) -> Reading | None:
@@ -193,10 +209,13 @@ def _read_python(words: Sequence[Word]) -> Reading | None:
             if not found[2] and behind:
                 first, *behind = behind
             module = found[2] or first.text
+            own = [*(option.text for option in options), text[: found.start(2)]]
+            stays = any(map(_INTERACTIVE.fullmatch, own))
             if found[1] == "c":
-                return Reading([first], options, behind)
+                return Reading([first], options, behind, "-" * stays)
             runs = first.values or module in _RUNNING_MODULES
-            return Reading([first, *behind] if runs else [], options, behind, "-" * (module in _READING_MODULES))
+            stream = "-" * (stays or module in _READING_MODULES)
+            return Reading([first, *behind] if runs else [], options, behind, stream)
         number += 2 if _takes_next(text, "WX") else 1
     return None
 
@@ -224,13 +243,13 @@ def find_script_files(words: Sequence[Word]) -> list[Word]:
 
 
 def _first_stream(files: Sequence[Word]) -> str:
-    return next((file.text for file in files if _STANDARD_INPUT.fullmatch(file.text)), "")
+    names = (re.sub(r"/(?:\.?/)+", "/", file.text) for file in files)
+    return next(filter(_STANDARD_INPUT.fullmatch, names), "")
 
 
 def _input(rest: Sequence[Word]) -> str:
     """Return the descriptor that an interpreter with these words reads its script from, or ""."""
-    name = rest[0].text if rest else "-"
-    return name if _STANDARD_INPUT.fullmatch(name) else ""
+    return _first_stream(rest[:1] or [Word("-")])
 
 
 def read_ssh(words: Sequence[Word]) -> Reading:
@@ -248,27 +267,74 @@ def find_script_reader(words: Sequence[Word]) -> tuple[str, str] | None:
     name, rest = program_of(words[0]), words[1:]
     if is_computed(words[0]):
         return (words[0].text, stream) if (stream := _read_shell(rest).input) else None
+    if name in RUNNERS and (inner := _find_inner_reader(_scripts_of(name, rest))):
+        return inner
     if name in RUNNERS and (started := find_started(name, rest)):
-        return find_script_reader(started)
+        possible = range(len(started)) if has_unclear_option(name, rest) else range(1)
+        return next(filter(None, (find_script_reader(started[number:]) for number in possible)), None)
     if name in CONTAINERS:
         found = (find_script_reader(rest[number:]) for number, word in enumerate(rest) if SHELL.fullmatch(word.text))
         return next(filter(None, found), None)
     if name == "ssh":
         read = read_ssh(rest)
-        remote = [Word(text) for word in read.code for text in word.text.split()]
-        return ("the shell of the other host", read.input) if read.input else find_script_reader(remote)
+        remote = Word(" ".join(word.text for word in read.code), [value for word in read.code for value in word.values])
+        return ("the shell of the other host", read.input) if read.input else _find_inner_reader([remote])
     if name in (".", "source"):
         stream = _first_stream(rest[:1])
     elif name in ("sed", "gsed", "make", "gmake"):
         stream = _first_stream(find_script_files(rest))
-    elif name in ("at", "batch", "su"):
+    elif name in ("at", "batch", "su", "runuser"):
         stream = "" if any(is_code_option(word.text, "cf") for word in rest) else "-"
     elif name == "parallel":
         stream = "-" if all(word.text.startswith("-") for word in rest) else ""
     else:
         reading = read_interpreter(name, rest)
         stream = reading.input if reading is not None else ""
+        if reading is not None and SHELL.fullmatch(name) and (inner := _find_inner_reader(reading.code)):
+            return inner
     return (name, stream) if stream else None
+
+
+def _scripts_of(name: str, words: Sequence[Word]) -> Iterator[Word]:
+    """Yield the scripts that the options of a runner take, as in `env -S` and `flock lock -c`."""
+    valued, operands, letters = RUNNERS[name]
+    options, values, rest = split_words(words, valued)
+    more, also, rest = split_words(rest[operands:], valued)
+    yield from (value for option, value in values + also if is_code_option(option, letters))
+    for option in options + more:
+        if is_code_option(option.text, letters):
+            attached = re.sub(rf"--[^=]*=?|-[A-Za-z0-9.]*?[{letters}]", "", option.text, count=1)
+            yield from [Word(attached)] if attached else rest[:1]
+
+
+def _find_inner_reader(scripts: Iterable[Word]) -> tuple[str, str] | None:
+    """Return the program in a script, which is an argument, that reads another script from standard input."""
+    for script in scripts:
+        if script.values or (script.inside and script.text == "$"):
+            continue  # a value in a script is refused as such, and the output of a command is not followed
+        try:
+            commands = read_script(script.text).commands
+        except TooDeep:
+            return script.text[:40], "-"
+        for command in commands:
+            feeding = commands[command.piped_from].words if command.piped_from is not None else []
+            is_fed = command.has_input or (feeding and program_of(feeding[0]) in NEVER_READING)
+            if not is_fed and (found := find_command_reader(command.words)) is not None:
+                return found
+    return None
+
+
+def find_command_reader(words: Sequence[Word]) -> tuple[str, str] | None:
+    """Return what `find_script_reader` does, for a command that may begin with assignments."""
+    while words and (ASSIGNED.match(words[0].text) or words[0].text[:1] == "-"):
+        words = words[1:]
+    return find_script_reader(words)
+
+
+def has_unclear_option(name: str, words: Sequence[Word]) -> bool:
+    """Return whether a runner has a long option without `=`: the next word may be its value or the command."""
+    options, _, _ = split_words(words, RUNNERS[name].valued)
+    return any(re.fullmatch("--[^=]+", word.text) and word.text not in _CODE_WORDS for word in options)
 
 
 def find_started(name: str, words: Sequence[Word]) -> list[Word]:

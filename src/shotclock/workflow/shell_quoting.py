@@ -16,10 +16,12 @@ from .shell_programs import (
     ASSIGNED,
     CONTAINERS,
     INTERACTIVE_VARIABLE,
+    NEVER_READING,
     RUN_VARIABLE,
     RUNNERS,
-    find_script_reader,
+    find_command_reader,
     find_started,
+    has_unclear_option,
     is_code_option,
     is_computed,
     may_run,
@@ -191,18 +193,31 @@ _DECLARING = {"declare", "typeset", "local", "readonly", "export"}
 # Builtins and programs that run or compute any of their arguments.
 _EVALUATING = {
     *("eval", "alias", "trap", "let", "unset", "read", "mapfile", "readarray", "getopts", "compgen", "complete"),
-    *("wait", "bind", "fc", "enable", "jobs", "su", "sg", "script", "watch", "parallel", "at", "batch"),
+    *(
+        "hash",
+        "wait",
+        "bind",
+        "fc",
+        "enable",
+        "jobs",
+        "su",
+        "runuser",
+        "sg",
+        "script",
+        "watch",
+        "parallel",
+        "at",
+        "batch",
+    ),
 }
 # Builtins that put data into the variables that they name.
 _FILLING = {"read", "mapfile", "readarray", "getopts", "printf", "for", "select"}
 # Builtins that run none of their arguments.
 _SPEAKING = {
     *("echo", "printf", "test", "[", "[[", ":", "true", "false", "cd", "pushd", "exit", "return", "shift", "set"),
-    *("type", "hash", "kill", "umask", "ulimit", "break", "continue", "for", "case", "select", "function", "command"),
+    *("type", "kill", "umask", "ulimit", "break", "continue", "for", "case", "select", "function", "command"),
 }
 _SEARCHING = {"grep", "egrep", "fgrep", "rg"}
-# Programs that do not read their standard input.
-_NEVER_READING = {"echo", "printf", "curl", "wget"}
 # Programs whose failure inside a pipe does not matter.
 _NEVER_FAILING = {
     *("echo", "printf", "cat", "tee", "yes", "seq", "true", ":", "date", "set", "for", "case", "select", "function"),
@@ -216,7 +231,8 @@ def _refusals(script: Script) -> Iterator[Refusal]:
             message = f"a value cannot stand {place}"
             yield Refusal(position, message, _HINTS.get(place, _BY_ENV))
     if script.places:
-        yield from _Commands(script).refusals()
+        for refusal in _Commands(script).refusals():
+            yield refusal._replace(message=_MARK_OR_ITS_PARTS.sub("…", refusal.message))
 
 
 def _in_script(positions: Iterable[int], program: str, hint: str = _BESIDE) -> Iterator[Refusal]:
@@ -301,7 +317,7 @@ class _Commands:
         for word in words if name in _FILLING else ():
             if self._is_special(word.text.removeprefix("-v")):
                 yield from _in_arithmetic(everything, f"a script that reads data into {word.text}")
-        if (reader := _find_reader(command)) is not None:
+        if (reader := find_command_reader(command.words)) is not None:
             program, stream = reader
             positions = everything
             if stream in ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"):
@@ -316,7 +332,7 @@ class _Commands:
             commands = self._script.commands
             number = next(number for number, each in enumerate(commands) if each is command)
             before = commands[command.piped_from : number]
-            if all(each.has_input or _program(each)[0] in _NEVER_READING for each in before):
+            if all(each.has_input or _program(each)[0] in NEVER_READING for each in before):
                 return [value for each in before for value in _values_in([*each.words, *each.input])]
         return everything
 
@@ -365,14 +381,20 @@ class _Commands:
         runner = RUNNERS[name]
         if name == "command" and options_of(words[:1]) & set("vV"):
             return  # it only looks the program up
-        options, values, _ = split_words(words, runner.valued)
+        options, values, rest = split_words(words, runner.valued)
+        behind, _, _ = split_words(rest[runner.operands :], runner.valued)  # `flock lock -c "…"`
         own = words[: len(words) - len(started)]
-        if any(is_code_option(option.text, runner.script) for option in options if not option.is_open):
+        if any(is_code_option(option.text, runner.script) for option in options + behind if not option.is_open):
             yield from _in_script(_values_in(words), name)
+        is_unclear = has_unclear_option(name, words)
+        if is_unclear:
+            hint = "write `--option=value`, or the short option"
+            yield from _as_argument(_values_in(words), f"behind a long option of {name} without `=`", hint)
         hint = "put `--` before it, or write the option and its value as two words"
         yield from _as_argument(_values_in(options), f"an option of {name}", hint)
         yield from self._assigned([word for word in own if ASSIGNED.match(word.text)])
-        if name == "xargs" and self._runs_input(options, values, started):
+        possible = range(len(started)) if is_unclear else range(1)
+        if name == "xargs" and any(self._runs_input(options, values, started[number:]) for number in possible):
             positions = [at for at, place in self._script.places.items() if place is not ValueContext.COMMENT]
             yield from _in_script(positions, name, _BY_ENV)
 
@@ -380,7 +402,7 @@ class _Commands:
         """Return whether the command of xargs would run the words that xargs adds to it."""
         unknown = -1
         places = [option.text[2:] or "{}" for option in options if re.match("-i|-I.", option.text)]
-        places += ["{}" for option in options if option.text.startswith("--replace")]
+        places += [option.text[10:] or "{}" for option in options if option.text.startswith("--replace")]
         places += [value.text for option, value in values if option.endswith("I")]
         place = places[-1] if places else ""
         words = [
@@ -405,7 +427,8 @@ class _Commands:
             yield from _in_script([value for word in words[:1] for value in word.made], name)
         elif (reading := read_ssh(words) if name == "ssh" else read_interpreter(name, words)) is not None:
             program = "the shell of the other host" if name == "ssh" else name
-            yield from _in_script(_values_in(reading.code), program)
+            hint = "pass it by `env`, or a file by `<`" if name == "perl" and reading.rest else _BESIDE
+            yield from _in_script(_values_in(reading.code), program, hint)
             if not reading.code:
                 yield from _in_script([value for word in reading.rest[:1] for value in word.made], program)
             hint = "put `--` before it, if it is no option"
@@ -461,13 +484,6 @@ def _program(command: Command) -> tuple[str, Sequence[Word]]:
         else:
             return name, words[1:]
     return "", words
-
-
-def _find_reader(command: Command) -> tuple[str, str] | None:
-    words = list(command.words)
-    while words and (ASSIGNED.match(words[0].text) or words[0].text[:1] == "-"):
-        words.pop(0)
-    return find_script_reader(words)
 
 
 def _may_compute(words: Sequence[Word]) -> bool:

@@ -21,6 +21,7 @@ MARKED = lazy_pattern("\ue000(\\d+):(\\d+)\ue001")
 # `${x:1}`, `${x[1]}` and `${!x}` are computed. What stands behind the others is text.
 _COMPUTED = lazy_pattern(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
 _ASSIGNS = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?:\[[^]]*\])?:?=")
+_ESCAPE = lazy_pattern(r"\\(?:x([\da-fA-F]{1,2})|u([\da-fA-F]{1,4})|U([\da-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
 _BLANK = " \t"
 _OPENING = {"{", "if", "while", "until", "for", "case", "select"}
 _CLOSING = {"}", "fi", "done", "esac"}
@@ -113,6 +114,15 @@ def read_script(text: str) -> Script:
     return script
 
 
+def _unescaped(found: re.Match[str]) -> str:
+    """Return the character of an escape in `$'…'`, or a blank for one that is not printed."""
+    short, *_, octal, char = found.groups()
+    if char is not None:
+        return " " if char.isalnum() else str(char)
+    code = int(octal, 8) if octal else int(short or found[2] or found[3], 16)
+    return written if (written := chr(code % 0x110000)).isprintable() else " "
+
+
 def _is_command_next(words: list[Word], word: str) -> bool:
     """Return whether a word stands where a command or a word of the grammar may: `function f {` and `for x do` among
     them."""
@@ -180,6 +190,7 @@ class _Reader:
                 is_function = self._text.startswith(")", self._at) and len(command.words) in (1, 2) and not is_array
                 is_pattern = command.words[0].text == "case" if command.words else is_branch
                 inside = self.read_list(")", around)
+                is_branch = False
                 if is_pattern:
                     self._forget_pattern(inside[0])
                 if is_array:
@@ -193,6 +204,7 @@ class _Reader:
                 word = self._read_word(around)
                 if word is None:
                     continue  # the number of a redirection
+                is_branch = False
                 name = "" if word.is_quoted or not _is_command_next(command.words, word.text) else word.text
                 if name == "[[":
                     command.words.append(word)
@@ -377,13 +389,16 @@ class _Reader:
         self._at = min(end + 1, self._end)
 
     def _read_dollar_single(self, word: Word) -> None:
+        before, word.text = word.text, ""
         while self._at < self._end and self._text[self._at] != "'":
-            is_escaped = self._text[self._at] == "\\"
-            self._at += is_escaped
+            start = self._at
+            self._at += self._text[self._at] == "\\"
             if (found := MARKED.match(self._text, self._at)) is not None:
                 self._found(found, word, ValueContext.DOLLAR_SINGLE)
             else:
                 self._at += 1
+                word.text += self._text[start : self._at]
+        word.text = before + _ESCAPE.sub(_unescaped, word.text)
         self._at = min(self._at + 1, self._end)
 
     def _read_text(self, word: Word, closing: str, place: ValueContext) -> None:
