@@ -53,7 +53,7 @@ from .shell_programs import (
     program_of,
     read_interpreter,
 )
-from .shell_syntax import TooDeep, Word, read_script
+from .shell_syntax import DEPTH_LIMIT, TooDeep, Word, read_script
 from .step_renderer import RenderedStep, StepFailed
 
 # A value that stands for itself in a script, however it is quoted.
@@ -253,18 +253,18 @@ class _Found(NamedTuple):
     """Whether its script changes the directory."""
 
 
-def _commands_in(script: str, is_sure: bool = True) -> list[_Found]:
+def _commands_in(script: str, is_sure: bool = True, depth: int = 0) -> list[_Found]:
     """Return the commands of a script, with those of each script in its words."""
     try:
-        commands = read_script(script).commands
+        commands = read_script(script).commands if depth < DEPTH_LIMIT else []
     except TooDeep:
         return []
-    found = [each for command in commands for each in _commands_of(command.words, command.input, is_sure)]
+    found = [each for command in commands for each in _commands_of(command.words, command.input, is_sure, depth)]
     is_moved = any(_changes_directory(each.words) for each in found if each.is_sure or not is_sure)
     return [each._replace(is_moved=True) for each in found] if is_moved else found
 
 
-def _commands_of(words: Sequence[Word], read: Sequence[Word], is_sure: bool) -> list[_Found]:
+def _commands_of(words: Sequence[Word], read: Sequence[Word], is_sure: bool, depth: int) -> list[_Found]:
     """Return a command, the commands that `env` and the like start, and those of each script among the words."""
     found: list[_Found] = []
     code: list[Word] = []
@@ -284,7 +284,7 @@ def _commands_of(words: Sequence[Word], read: Sequence[Word], is_sure: bool) -> 
     for word in (*words[1:], *read):
         is_code = any(word is each for each in code)
         if is_code or len(word.text.split()) > 1:
-            found += _commands_in(word.text, is_sure and is_code and not word.is_expanded)
+            found += _commands_in(word.text, is_sure and is_code and not word.is_expanded, depth + 1)
     return found
 
 
@@ -346,7 +346,7 @@ def _digest_below(word: Word, folder: Path) -> tuple[str, str] | None:
     below = os.path.join(folder, "")
     if not os.path.normpath(path).startswith(below) and not os.path.realpath(path).startswith(below):
         return None
-    digest = digest_of_file(path)
+    digest = NOT_A_FILE if os.path.isdir(path) else digest_of_file(path)
     is_pattern = digest == NO_SUCH_FILE and any(char in word.text for char in "*?[{~")
     return None if digest == NOT_A_FILE or is_pattern else (path, digest)
 
