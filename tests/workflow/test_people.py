@@ -312,6 +312,63 @@ def test_the_approval_of_a_step_binds_the_contents_of_the_programs_that_it_names
             assert step["error"]["code"] == "ACTION_CHANGED" and runs.done() == [], change
 
 
+# Each step, and the files that its approval binds.
+NAMED_PROGRAMS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "elsewhere": ({"exec": "cd sub && ./run.sh"}, set()),
+    "elsewhere_by_env": ({"exec": "env -C sub ./run.sh"}, set()),
+    "elsewhere_by_find": ({"exec": "find sub -name run.sh -execdir ./run.sh {} +"}, set()),
+    "moved_but_absolute": ({"exec": "cd sub && HERE/run.sh"}, {"run.sh"}),
+    "root": ({"exec": "HERE/run.sh", "cwd": "/"}, {"run.sh", "/bin/sh"}),
+    "server": ({"type": "mcp", "command": "env", "args": ["./run.sh"], "tool": "t"}, {"run.sh"}),
+    "server_shell": ({"type": "mcp", "command": "sh", "args": ["-c", "exec ./run.sh -y"], "tool": "t"}, {"run.sh"}),
+    "module": ({"type": "function", "target": "mod:app", "command": "go"}, {"mod.py", "mod/__init__.py"}),
+    "late": ({"exec": "bash -e ./late.sh"}, {"late.sh"}),
+    "long_option": ({"exec": "timeout --signal KILL 10 ./run.sh"}, {"run.sh"}),
+    "shell": ({"exec": "true", "shell": "./bin/sh"}, {"bin/sh"}),
+    "overtime": ({"exec": "true", "timeout": "5s", "overtime": {"command": "./run.sh", "budget": "1s"}}, {"run.sh"}),
+    "trap": ({"exec": "trap ./run.sh EXIT"}, {"run.sh"}),
+    "find": ({"exec": "find . -name run.sh -exec ./run.sh {} +"}, {"run.sh"}),
+    "expanded": ({"exec": 'sh -c "./run.sh $HOME"'}, {"run.sh"}),
+    "script_of_a_runner": ({"exec": "flock lock -c './run.sh a'; flock lock -c './none a'"}, {"run.sh"}),
+    "awk": ({"exec": "awk -f prog.awk data.txt"}, {"prog.awk"}),
+    "template": ({"exec": "./{{ inputs.name }} go"}, {"run.sh"}),
+    "each[0]": ({"exec": "bash ./{{ item }}", "for_each": ["run.sh"]}, {"run.sh"}),
+    "data": ({"exec": "cat ./data.txt; ls ./sub; echo './none a'; python3 -m json.tool ./none.txt"}, set()),
+}
+
+
+def test_the_approval_of_a_step_lists_the_files_that_run_and_no_others(runs: Runs) -> None:
+    folder = runs.folder.resolve()
+    for name in ("run.sh", "sub/run.sh", "bin/sh", "mod.py", "prog.awk", "data.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("#!/bin/sh\necho good >> done\n")
+        (folder / name).chmod(0o755 if name.endswith("sh") else 0o644)
+    steps = {name.removesuffix("[0]"): {**step, "approval": True} for name, (step, _) in NAMED_PROGRAMS.items()}
+    given = {"max_parallelism": 50, "inputs": {"name": {"default": "run.sh"}}}
+    runs(runs.flow(json.dumps({**given, "steps": steps}).replace("HERE", str(folder))), "--run-id", "r1", code=14)
+
+    async def decide_all() -> dict[str, set[str]]:
+        listed: dict[str, set[str]] = {}
+        with Store.open(folder / "home") as store:
+            inbox = Inbox(store)
+            for each in await inbox.list(status=ProposalStatus.PENDING):
+                asked = await inbox.get(each.id)
+                assert asked is not None
+                files = (asked.ask.surroundings or {}).get("files", {})
+                listed[str(asked.ask.operation).split()[-1]] = {path.removeprefix(f"{folder}/") for path in files}
+                await inbox.decide(each.id, YES if files else Decision(ProposalStatus.REJECTED), Principal.local())
+            await inbox.close()
+        return listed
+
+    listed = asyncio.run(asyncio.wait_for(decide_all(), WITHIN_S))
+    assert listed == {name: bound for name, (_, bound) in NAMED_PROGRAMS.items()}
+    for name in ("run.sh", "bin/sh", "mod.py", "late.sh", "prog.awk"):
+        (folder / name).write_text("#!/bin/sh\necho evil >> done\n")
+    ended = runs("--resume", "r1", code=3)["data"]["steps"]
+    codes = {name: ended[name]["error"]["code"] for name, bound in listed.items() if bound and name in ended}
+    assert set(codes.values()) == {"ACTION_CHANGED"} and runs.done() == [], codes
+
+
 def test_an_approved_function_runs_the_approved_file_and_not_one_that_was_imported_before(runs: Runs) -> None:
     program = "from shotclock import App\napp = App('tool')\n@app.command()\ndef go() -> str:\n    return 'VERSION'\n"
     (runs.folder / "tool.py").write_text(program.replace("VERSION", "old"))

@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Token
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
+from ..core.overtime import ObserverKind
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
 from ..core.proposal_request import TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
-from ..core.value_types import NamedTuple
+from ..core.value_types import NamedTuple, lazy_pattern
 from ..inbox.access import Principal
 from ..inbox.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
@@ -38,11 +40,27 @@ from ..providers.workflow import WorkflowStep
 from ..runtime.call import Outcome, admit, answer
 from ..runtime.loop_call import current_scope
 from .lint import approved_files, digests_of
+from .plan import overtime_of
 from .scheduler import RunContext
 from .schema import ToolPart, is_template
-from .shell_programs import ASSIGNED, INTERPRETER, RUNNERS, SHELL, find_started, program_of, read_interpreter
-from .shell_syntax import TooDeep, Word, read_script
+from .shell_programs import (
+    ASSIGNED,
+    AWK,
+    RUNNERS,
+    SHELL,
+    find_script_files,
+    find_started,
+    program_of,
+    read_interpreter,
+)
+from .shell_syntax import DEPTH_LIMIT, TooDeep, Word, read_script
 from .step_renderer import RenderedStep, StepFailed
+
+# A value that stands for itself in a script, however it is quoted.
+_PLAIN_VALUE = lazy_pattern(r"[\w./+@%:,-]+")
+# After these, a relative path leads elsewhere.
+_MOVING = {"cd", "pushd", "popd", "chroot", "nsenter", "unshare"}
+_MOVING_OPTION = lazy_pattern(r"-[A-Za-z]*[CD]|--chdir|--login|-execdir|-okdir")
 
 
 class RefusedStep(NamedTuple):
@@ -193,68 +211,131 @@ def _tools_of(step: StepPart, run: RunContext) -> dict[str, ToolPart]:
 def _digest_programs(step: StepPart, rendered: RenderedStep, run: RunContext) -> dict[str, str]:
     """Return the digests of the files below the step's directory that it names as its programs."""
     settings, folder = rendered.settings, rendered.folder
-    if step.type == "function":
-        path = str(settings["target"]).partition(":")[0]
-        return {path: digest_of_file(path)} if os.path.isabs(path) else {}
-    if isinstance(step, CommandStep | ToolStep):
-        return _digest_all(_commands_in(settings["exec"]), folder)
-    if isinstance(step, McpStep):
-        return _digest_all([_server_command(settings)], folder)
     found: dict[str, str] = {}
-    for server in settings["ai"]["mcp_servers"].values() if step.type == "ai" else ():
-        found |= _digest_all([_server_command(server)], folder)
+    if (overtime := overtime_of(run.workflow, step)) is not None and overtime.observer is ObserverKind.COMMAND:
+        found |= _digest_script(overtime.target or "", Path(os.path.realpath(run.folder)))
+    if step.type == "function":
+        found |= _digest_target(str(settings["target"]).partition(":")[0], folder)
+    if isinstance(step, CommandStep | ToolStep):
+        script = settings["exec"]
+        for name, value in rendered.values.items():
+            if _PLAIN_VALUE.fullmatch(value):
+                script = script.replace(f"${{{name}}}", value)
+        found |= _digest_script(script, folder) | _digest_script(shlex.join(settings["shell"] or ()), folder)
+    servers = [settings] if isinstance(step, McpStep) else []
+    servers += settings["ai"]["mcp_servers"].values() if step.type == "ai" else ()
+    for server in servers:
+        found |= _digest_script(shlex.join((server["command"] or "", *server["args"])), folder)
     for tool in _tools_of(step, run).values():  # a tool that is a workflow has no `exec`
         if not is_template(where := tool.cwd or run.workflow.defaults.cwd or ""):
-            found |= _digest_all(_commands_in(tool.exec), run.folder / where)
+            shell = shlex.join(tool.shell or run.workflow.defaults.shell or ())
+            found |= _digest_script(tool.exec, run.folder / where) | _digest_script(shell, run.folder / where)
     return found
 
 
-def _server_command(server: Mapping[str, Any]) -> list[Word]:
-    return [Word(text) for text in (server["command"] or "", *server["args"])]
+def _digest_target(place: str, folder: Path) -> dict[str, str]:
+    """Return the file of a function, or the files of its module, which is looked for in the folder first."""
+    if os.path.isabs(place):
+        return {place: digest_of_file(place)}
+    parts = place.split(".")
+    modules = [str(folder.joinpath(*parts[: number + 1])) for number in range(len(parts))]
+    paths = [path for module in modules for path in (f"{module}.py", f"{module}/__init__.py")]
+    return {path: digest_of_file(path) for path in paths}
 
 
-def _commands_in(script: str) -> Iterator[Sequence[Word]]:
-    """Yield the words of each command of a script, of the command that `env` and the like start, and of `sh -c`."""
+class _Found(NamedTuple):
+    """A command of a script."""
+
+    words: Sequence[Word]
+    is_sure: bool
+    """Whether it is run. A quoted text may be a script, or only a text."""
+    is_moved: bool = False
+    """Whether its script changes the directory."""
+
+
+def _commands_in(script: str, is_sure: bool = True, depth: int = 0) -> list[_Found]:
+    """Return the commands of a script, with those of each script in its words."""
     try:
-        commands = read_script(script).commands
+        commands = read_script(script).commands if depth < DEPTH_LIMIT else []
     except TooDeep:
-        return
-    for command in commands:
-        words: Sequence[Word] = command.words
-        while words:
-            if ASSIGNED.match(words[0].text) or words[0].text[:1] == "-":
-                words = words[1:]
-                continue
-            yield words
-            name = program_of(words[0])
-            if SHELL.fullmatch(name) and (reading := read_interpreter(name, words[1:])) is not None:
-                for inner in reading.code:
-                    if not inner.is_expanded:
-                        yield from _commands_in(inner.text)
-            words = find_started(name, words[1:]) if name in RUNNERS else ()
+        return []
+    found = [each for command in commands for each in _commands_of(command.words, command.input, is_sure, depth)]
+    is_moved = any(_changes_directory(each.words) for each in found if each.is_sure or not is_sure)
+    return [each._replace(is_moved=True) for each in found] if is_moved else found
 
 
-def _digest_all(commands: Iterable[Sequence[Word]], folder: Path) -> dict[str, str]:
-    return {path: text for words in commands for path, text in _digest_program(words, folder)}
+def _commands_of(words: Sequence[Word], read: Sequence[Word], is_sure: bool, depth: int) -> list[_Found]:
+    """Return a command, the commands that `env` and the like start, and those of each script among the words."""
+    found: list[_Found] = []
+    code: list[Word] = []
+    started = words
+    while started:
+        if ASSIGNED.match(started[0].text) or started[0].text[:1] == "-":
+            started = started[1:]
+            continue
+        name = program_of(started[0])
+        # `flock FILE -c SCRIPT` looks like a program with blanks in its name.
+        found.append(_Found(started, is_sure and len(started[0].text.split()) == 1))
+        if SHELL.fullmatch(name) and (reading := read_interpreter(name, started[1:])) is not None:
+            code += reading.code
+        elif name == "eval":
+            code += started[1:]
+        started = find_started(name, started[1:]) if name in RUNNERS else ()
+    for word in (*words[1:], *read):
+        is_code = any(word is each for each in code)
+        if is_code or len(word.text.split()) > 1:
+            found += _commands_in(word.text, is_sure and is_code and not word.is_expanded, depth + 1)
+    return found
 
 
-def _digest_program(words: Sequence[Word], folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the program of a command, if it is named by its path, and the first file that an interpreter is given.
+def _changes_directory(words: Sequence[Word]) -> bool:
+    name = program_of(words[0])
+    options = words[1:] if name == "find" else ()
+    if name in RUNNERS:
+        options = words[1 : len(words) - len(find_started(name, words[1:]))]
+    return name in _MOVING or any(_MOVING_OPTION.match(word.text) for word in options)
 
-    A file that does not exist yet is bound as that.
+
+def _digest_script(script: str, folder: Path) -> dict[str, str]:
+    return {path: text for command in _commands_in(script) for path, text in _digest_program(command, folder)}
+
+
+def _digest_program(command: _Found, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the programs of a command that are named by their paths, and the files of code that it is given.
+
+    A program or script that does not exist yet is bound as that.
     """
-    program, *arguments = words or [Word()]
-    if "/" in program.text and (found := _digest_below(program, folder)) is not None:
-        yield found
-    name = program_of(program)
-    if not SHELL.fullmatch(name) and not INTERPRETER.fullmatch(name) and name not in (".", "source"):
-        return
-    for number, word in enumerate(arguments):
-        found = _digest_below(word, folder)
-        is_missing = found is not None and found[1] == NO_SUCH_FILE
-        if found is not None and (not is_missing or (number == 0 and not word.text.startswith("-"))):
+    program, *arguments = [
+        Word() if command.is_moved and not word.text.startswith(os.sep) else word for word in command.words
+    ]
+    name = program_of(command.words[0])
+    named = [program] if "/" in program.text else []
+    given = [word for word in arguments if "/" in word.text and _is_executable(folder / word.text)]
+    if name in (".", "source"):
+        named += arguments[:1]
+    elif name in AWK:
+        given += find_script_files(arguments)
+    elif (reading := read_interpreter(name, command.words[1:])) is not None:
+        first = len(arguments) - len(reading.rest)
+        given += arguments[:first]
+        given += [word for word in arguments[first:] if _is_file(_digest_below(word, folder))][:1]
+        # Not the first argument of a module or of a script in an option.
+        if not reading.code and (first == len(reading.options) or command.words[first].text == "--"):
+            named += arguments[first : first + 1]
+    for word in named:
+        if (found := _digest_below(word, folder)) is not None and (command.is_sure or _is_file(found)):
             yield found
-            return
+    for word in given:
+        if _is_file(found := _digest_below(word, folder)):
+            yield found
+
+
+def _is_executable(path: Path) -> bool:
+    return "\0" not in str(path) and os.access(path, os.X_OK)
+
+
+def _is_file(found: tuple[str, str] | None) -> TypeGuard[tuple[str, str]]:
+    return found is not None and found[1] != NO_SUCH_FILE
 
 
 def _digest_below(word: Word, folder: Path) -> tuple[str, str] | None:
@@ -262,10 +343,10 @@ def _digest_below(word: Word, folder: Path) -> tuple[str, str] | None:
     if word.is_expanded or not word.text or "\0" in word.text:
         return None
     path = str(folder / word.text)
-    below = f"{folder}{os.sep}"
+    below = os.path.join(folder, "")
     if not os.path.normpath(path).startswith(below) and not os.path.realpath(path).startswith(below):
         return None
-    digest = digest_of_file(path)
+    digest = NOT_A_FILE if os.path.isdir(path) else digest_of_file(path)
     is_pattern = digest == NO_SUCH_FILE and any(char in word.text for char in "*?[{~")
     return None if digest == NOT_A_FILE or is_pattern else (path, digest)
 
