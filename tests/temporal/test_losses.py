@@ -593,8 +593,10 @@ def test_a_worker_whose_guard_is_killed_ends(workers: Workers) -> None:
     def holds_pidfd(process: psutil.Process) -> bool:
         return any("pidfd" in os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir())
 
-    below = psutil.Process(worker.process.pid).children(recursive=True)
-    (guard,) = filter(holds_pidfd, below)
+    def find_guards() -> list[psutil.Process]:
+        return [each for each in psutil.Process(worker.process.pid).children(recursive=True) if holds_pidfd(each)]
+
+    (guard,) = wait_until(find_guards, "the guard of the worker")  # it opens the pidfd after the worker is ready
     guard.kill()
     wait_until(lambda: worker.process.poll() is not None, "its end", 10)
     assert worker.process.poll() == 70

@@ -71,8 +71,8 @@ HEARTBEAT_S = 0.05
 LEAVE_LIMIT_S = 1.0
 # How often a model may correct an answer that does not fit, or the arguments of a tool.
 CORRECTIONS = 2
-# A request has at least this long: less would be refused by clients that take 0 for no time at all.
-LEAST_REQUEST_S = 0.1
+# A request may take this much longer than the time that is left, so that the call's own clock ends it and names itself.
+LATE_REQUEST_S = 1.0
 # Tools that run at a time for one agent, however many its model asks for at once.
 MOST_TOOLS_AT_ONCE = 8
 # Characters of one conversation: what the model says and asks tools for, and what they answer. No model takes so much.
@@ -431,7 +431,7 @@ class AgentRun:
     def _settings(self, ctx: RunContext[None]) -> ModelSettings:
         """Return the settings of the next request: our retries, not the SDK's, and no clock but the call's."""
         left_s = self._left_s()
-        timeout_s = LONGEST_REQUEST_S if left_s is None else max(LEAST_REQUEST_S, left_s)
+        timeout_s = LONGEST_REQUEST_S if left_s is None else left_s + LATE_REQUEST_S
         settings = ModelSettings(max_retries=0, timeout=timeout_s)
         if self._is_winding_down and self._task["tools"]:
             settings["tool_choice"] = "none"
