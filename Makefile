@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo browser adb test test-matrix check bench soak lock clean
+.PHONY: help setup demo browser adb test test-matrix lint check bench soak lock size clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -96,7 +96,13 @@ test-matrix: ## the whole suite on Python 3.11, 3.12 and 3.13, as far as they ar
 	[ -z "$$failed" ] || { echo "failed on:$$failed" >&2; exit 1; }; \
 	echo "passed on:$$found"
 
-check: $(STAMP) ## lint, types, import rules and fast tests, in under a minute
+lint: $(STAMP) ## lint, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy & types=$$!; $(BIN)/lint-imports --no-cache & imports=$$!; \
@@ -117,12 +123,15 @@ soak: $(STAMP) ## minutes of load
 # host or path of this machine ends up in the files.
 # Keeps the pins that still fit; `make lock LOCK_FLAGS=--upgrade` moves them all.
 LOCK = $(BOUND) "$$uv/bin/uv" pip compile -q --no-config --universal --python-version 3.11 \
-	--no-emit-index-url --no-annotate --custom-compile-command "make lock" $(LOCK_FLAGS)
+	--no-emit-index-url --no-annotate --generate-hashes --custom-compile-command "make lock" $(LOCK_FLAGS)
 lock: ## resolve requirements.lock and requirements-bench.lock anew
 	@uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && $(PYTHON) -m venv "$$uv" && \
 	$(BOUND) "$$uv/bin/python" -m pip --disable-pip-version-check install -q uv && \
 	$(LOCK) --extra dev -o requirements.lock pyproject.toml && \
 	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml
+
+size: ## how large and how plain the code is, beside its limits
+	@$(PYTHON) tools/size.py
 
 clean: ## remove everything the other targets made
 	rm -rf $(VENV) .venv-3.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,3 +1,3 @@
-"""The version of this package, where every module may read it."""
+"""The version of this package: the only place that has it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
