@@ -15,14 +15,12 @@ import itertools
 import json
 import os
 import socket
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import NS_PER_MS, ProcessIdentity, WallTime
 from ..core.errors import Failure
-from ..process import kernel
+from ..process import kernel, private_socket
 from ..process.clock import monotonic_ns, wall_time
 from ..process.command_task import state_directory
 from ..process.kernel import this_process
@@ -90,16 +88,13 @@ class ControlChannel:
     # --- requests -------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
+        connection = private_socket.accept(self._listener)
+        if connection is None:
             return
-        pid, uid = peer_of(connection)
-        if uid != os.geteuid() or len(self._serving) >= MOST_AT_ONCE:
+        if len(self._serving) >= MOST_AT_ONCE:
             connection.close()
             return
-        connection.setblocking(False)
-        task = self._loop.create_task(self._serve(connection, pid))
+        task = self._loop.create_task(self._serve(connection, private_socket.peer_of(connection)[0]))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
@@ -299,11 +294,7 @@ def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: floa
     CALL_NOT_FOUND where nobody listens there, TIMEOUT where it does not answer."""
     until_ns = monotonic_ns() + int(within_s * 1e9)
     try:
-        with short_path(Path(path)) as short, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(within_s)
-            connection.connect(short)
-            if peer_of(connection)[1] != os.geteuid():
-                raise Failure("NOT_ALLOWED", "the control socket belongs to another user")
+        with private_socket.connect(path, within_s) as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")
             read = b""
             while b"\n" not in read and len(read) <= MOST_ANSWERED:
@@ -313,6 +304,8 @@ def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: floa
                     break
                 read += chunk
         answer = json.loads(read)
+    except PermissionError:
+        raise Failure("NOT_ALLOWED", "the control socket belongs to another user") from None
     except TimeoutError:
         raise Failure("TIMEOUT", f"the process did not answer within {within_s:g} s") from None
     except OSError as error:
@@ -361,42 +354,12 @@ def listen(home: Path) -> tuple[socket.socket, Path]:
             os.mkdir(each, 0o700)
     _remove_stale(folder)
     path = folder / f"{stem_of(this_process())}-{next(_numbers):x}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    try:
-        with short_path(path) as short:
-            listener.bind(short)
-        os.chmod(path, 0o600)
-        listener.listen(MOST_AT_ONCE)
-    except BaseException:
-        listener.close()
-        raise
-    return listener, path
+    return private_socket.listen(path, MOST_AT_ONCE), path
 
 
 def stem_of(process: ProcessIdentity) -> str:
     namespace = "".join(letter for letter in process.namespace if letter.isdecimal())
     return f"{process.pid}-{process.started}-{namespace or 0}"
-
-
-@contextlib.contextmanager
-def short_path(path: Path) -> Iterator[str]:
-    """Yield a name of this file that fits into the address of a socket: 107 bytes, and a home may be longer."""
-    if len(os.fsencode(path)) < 100 or not kernel.LINUX:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and user of whoever is at the other end; elsewhere than on Linux the modes of the files have to do."""
-    if not kernel.LINUX:
-        return 0, os.geteuid()
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
 
 
 def _remove_stale(folder: Path) -> None:
@@ -482,13 +445,8 @@ class PolledChannel:
         return None
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        connection.setblocking(False)
-        if peer_of(connection)[1] != os.geteuid():
-            connection.close()
+        connection = private_socket.accept(self._listener)
+        if connection is None:
             return
         self._reading[connection.fileno()] = connection, bytearray()
         if len(self._reading) > MOST_SILENT:  # whoever has said nothing for longest gives way

@@ -306,7 +306,7 @@ def kill_daemon(device: str, connection: socket.socket) -> dict[str, object] | N
     """Kill the daemon at the other end, and all below it; remove what it leaves. Return its pid and what would not die;
     None where this machine does not say who it is. That the connection is open proves that it is still that one."""
     from ..process.kill import kill_tree
-    from ..runtime.control_channel import peer_of
+    from ..process.private_socket import peer_of
 
     pid, user = peer_of(connection)
     if pid in (0, os.getpid()) or user != os.geteuid():

@@ -33,8 +33,8 @@ from ..core.value_types import dataclass, replace_fields
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory
 from ..process.context import CallListener
+from ..process.private_socket import peer_of
 from ..runtime.call import Call, Outcome
-from ..runtime.control_channel import peer_of
 from ..runtime.outcomes import failure_outcome
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
