@@ -64,7 +64,7 @@ COMMANDS = [
 PARSING_AND_DRAWING = {"rich", "docstring_parser"}
 SERVING = {"mcp", "mcp_types", "starlette", "uvicorn", "anyio"}
 STEPS = {"httpx2", "jinja2", "jsonschema"}
-BEFORE_EVERY_COMMAND = {"asyncio", "pydantic", "ruamel", "sqlite3", "socket", "dataclasses", "inspect", "typing"}
+BEFORE_EVERY_COMMAND = {"asyncio", "pydantic", "ruamel", "sqlite3", "socket", "dataclasses", "inspect"}
 LEFT_OUT_OF_ASYNCIO = {"ssl", "inspect", "dataclasses"}
 UNUSED = {
     "shotclock exec --timeout 5s -- true": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *BEFORE_EVERY_COMMAND},

@@ -135,9 +135,7 @@ def prepare(kind: str) -> set[str]:
 def _build_what_workers_build() -> None:
     """What is imported and built late: every runtime would do it before its first worker."""
     from shotclock.core.arguments import signature_of, to_jsonable
-    from shotclock.core.value_types import compile_initialisers
 
-    compile_initialisers()
     signature_of(set_up).build_model()
     to_jsonable(b"")
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
 
 from .core.arguments import (
     CONTEXT_NAME,
@@ -47,7 +47,7 @@ from .core.errors import Failure, SideEffects, error_entry
 from .core.lazy_names import UncollectedImports
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
-from .core.value_types import NamedTuple, TypedDict, is_coroutine_function, lazy_pattern, replace
+from .core.value_types import is_coroutine_function, lazy_pattern, replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from shotclock import App
 from shotclock.core.catalogue import Catalogue
 from shotclock.core.clocks import WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
+from shotclock.core.value_types import replace
 from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.approval import Approvals
 from shotclock.inbox.inbox import Inbox

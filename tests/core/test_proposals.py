@@ -1,7 +1,6 @@
 """Proposals: which changes may be, what counts as the same action, and the one shape of the answer."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from shotclock.core.proposal import (
     result_of,
 )
 from shotclock.core.proposal_request import ARGUMENTS_LIMIT, DEPTH_LIMIT, FILE_LIMIT
+from shotclock.core.value_types import replace
 
 NOW = WallTime(1_800_000_000_000)
 APPROVED, MODIFIED, REJECTED = ProposalStatus.APPROVED, ProposalStatus.MODIFIED, ProposalStatus.REJECTED

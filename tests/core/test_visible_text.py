@@ -2,7 +2,6 @@
 
 import json
 import unicodedata
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock.core.proposal_request import Kind, ProposalRequest, ProposedFile, problems_with
+from shotclock.core.value_types import replace
 from shotclock.core.visible_text import text_of, visible
 
 # Everything that the text itself is written with, what marks look like, and what must not be seen for something else.

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from shotclock.app import BUILT_IN, RESERVED, App, Declared
 from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
 from shotclock.core.manifest import build_manifest, option_flags
+from shotclock.core.value_types import as_dict
 from shotclock.process.context import Context
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -61,7 +61,9 @@ def test_every_option_of_an_app_is_in_the_reference_with_its_default_and_no_othe
 
 
 def test_every_field_of_interruption_is_in_the_reference_with_its_default_and_no_other() -> None:
-    assert named(section("interruption")) == {field.name: f"`{field.default!r}`" for field in fields(Interruption)}
+    assert named(section("interruption")) == {
+        name: f"`{default!r}`" for name, default in as_dict(Interruption()).items()
+    }
 
 
 def test_every_member_of_the_context_is_in_the_reference_and_no_other() -> None:

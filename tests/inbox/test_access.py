@@ -1,6 +1,5 @@
 """Tokens: who has one is somebody, who has anything else is nobody, and only operators hand them out."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus
+from shotclock.core.value_types import replace
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN

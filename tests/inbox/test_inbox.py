@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from shotclock.core.proposal import (
     result_of,
 )
 from shotclock.core.proposal_request import FILE_LIMIT
+from shotclock.core.value_types import replace
 from shotclock.inbox import inbox as inbox_module
 from shotclock.inbox.inbox import Inbox, Reminder
 from shotclock.store.proposals import NewProposal, Proposals

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from shotclock.core.proposal import ProposalStatus
+from shotclock.core.value_types import replace
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store

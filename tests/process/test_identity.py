@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.core.value_types import replace_fields
+from shotclock.core.value_types import replace
 from shotclock.process.kernel import is_alive, this_process
 
 pytestmark = [
@@ -36,7 +36,7 @@ def test_this_process_is_alive_and_the_same_each_time():
 
 def test_another_process_is_alive_until_it_is_killed_and_dead_as_a_zombie_already(sleeper: subprocess.Popen[bytes]):
     started = int(Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    holder = replace_fields(this_process(), pid=sleeper.pid, started=started)
+    holder = replace(this_process(), pid=sleeper.pid, started=started)
     assert is_alive(holder)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet collected
@@ -47,24 +47,24 @@ def test_another_process_is_alive_until_it_is_killed_and_dead_as_a_zombie_alread
 
 
 def test_a_pid_that_was_used_again_is_not_taken_for_its_predecessor():
-    assert not is_alive(replace_fields(this_process(), started=this_process().started - 1))
+    assert not is_alive(replace(this_process(), started=this_process().started - 1))
 
 
 def test_nobody_of_an_earlier_boot_of_this_machine_is_alive():
-    assert not is_alive(replace_fields(this_process(), boot_id="before"))
+    assert not is_alive(replace(this_process(), boot_id="before"))
 
 
 def test_who_is_on_another_machine_is_assumed_to_be_alive():
-    assert is_alive(replace_fields(this_process(), boot_id="theirs", host="elsewhere", pid=2**22 + 1))
+    assert is_alive(replace(this_process(), boot_id="theirs", host="elsewhere", pid=2**22 + 1))
 
 
 def test_who_has_pids_of_another_namespace_is_assumed_to_be_alive():
-    assert is_alive(replace_fields(this_process(), namespace="pid:[1]", pid=2**22 + 1))
+    assert is_alive(replace(this_process(), namespace="pid:[1]", pid=2**22 + 1))
 
 
 def test_a_machine_that_was_renamed_is_still_this_machine():
-    assert not is_alive(replace_fields(this_process(), host="old-name", pid=2**22 + 1))
-    assert is_alive(replace_fields(this_process(), host="old-name"))
+    assert not is_alive(replace(this_process(), host="old-name", pid=2**22 + 1))
+    assert is_alive(replace(this_process(), host="old-name"))
 
 
 def test_a_fork_is_somebody_else():
@@ -82,7 +82,7 @@ def test_a_fork_is_somebody_else():
 
 def test_running_out_of_descriptors_is_not_taken_for_anybodys_death(sleeper: subprocess.Popen[bytes]):
     started = int(Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    holder = replace_fields(this_process(), pid=sleeper.pid, started=started)
+    holder = replace(this_process(), pid=sleeper.pid, started=started)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)

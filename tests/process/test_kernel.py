@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shotclock.core.value_types import replace_fields
+from shotclock.core.value_types import replace
 from shotclock.process import kernel
 from tests.runtime.bounds import eventually
 
@@ -116,9 +116,7 @@ def test_a_process_whose_main_thread_has_ended_is_alive_while_another_thread_run
     with script(headless, tmp_path) as process:
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert not kernel.is_zombie(process.pid) and not kernel.is_halted(process.pid)
-        assert kernel.is_alive(
-            replace_fields(kernel.this_process(), pid=process.pid, started=kernel.start_of(process.pid))
-        )
+        assert kernel.is_alive(replace(kernel.this_process(), pid=process.pid, started=kernel.start_of(process.pid)))
         mark = os.environ["SHOTCLOCK_TEST_MARK"]
         assert f"SHOTCLOCK_TEST_MARK={mark}".encode() in kernel.environment_of(process.pid)
         process.kill()

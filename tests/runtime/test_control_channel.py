@@ -192,13 +192,13 @@ def test_a_command_that_may_have_no_overtime_is_told_of_no_socket(tmp_path: Path
 
 
 def test_who_cannot_be_reached_is_said_in_plain_words(tmp_path: Path) -> None:
-    from shotclock.core.value_types import replace_fields
+    from shotclock.core.value_types import replace
 
     me = this_process()
     cases = {
-        "another machine": replace_fields(me, host="elsewhere", boot_id="other"),
-        "another container": replace_fields(me, namespace="pid:[1]"),
-        "is gone": replace_fields(me, started=me.started + 1),
+        "another machine": replace(me, host="elsewhere", boot_id="other"),
+        "another container": replace(me, namespace="pid:[1]"),
+        "is gone": replace(me, started=me.started + 1),
         "no control socket": me,
     }
     for said, holder in cases.items():

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shotclock.core.clocks import WallTime
+from shotclock.core.value_types import replace
 from shotclock.store import jobs
 from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState, Progress
 from shotclock.store.store import Store

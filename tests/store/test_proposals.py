@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from shotclock.core.proposal import (
     ProposedFile,
     Runner,
 )
+from shotclock.core.value_types import replace
 from shotclock.process.kernel import this_process
 from shotclock.store import proposals
 from shotclock.store.audit import NOTHING_BEFORE

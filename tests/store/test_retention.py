@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from shotclock.core.clocks import ProcessIdentity, WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
+from shotclock.core.value_types import replace
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.proposals import NewProposal
 from shotclock.store.retention import BY_THE_WAY, DAY_MS, Retention, parse_size, prune, prune_by_the_way, read_retention

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.clocks import LATEST_MS, ProcessIdentity, WallTime
-from shotclock.core.value_types import dataclass
+from shotclock.core.value_types import value
 from shotclock.store.rows import RowMapper, encode
 from shotclock.store.store import Store
 
@@ -19,7 +19,7 @@ processes = st.builds(ProcessIdentity, texts, texts, st.integers(1, 2**22), st.i
 values = st.recursive(st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=3))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Everything:
     text: str
     maybe_text: str | None
@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back(value: Everything) -> None:
 
 
 def test_a_type_that_no_column_can_hold_is_refused_when_the_mapper_is_made() -> None:
-    @dataclass(frozen=True, slots=True)
+    @value
     class Odd:
         ratio: float
 

@@ -1,11 +1,11 @@
 """Tokens in the store: a name is unique among the living, and what ends one is written down."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shotclock.core.errors import Failure
+from shotclock.core.value_types import replace
 from shotclock.store.store import Store
 from shotclock.store.tokens import Token
 from tests.store.work import NOW, in_children

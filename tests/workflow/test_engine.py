@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import dataclasses
 import json
 import os
 import pty
@@ -16,6 +15,7 @@ import pytest
 
 from shotclock.core.clocks import Clocks, WallTime
 from shotclock.core.envelope import Envelope
+from shotclock.core.value_types import replace
 from shotclock.providers.provider import StepPart
 from shotclock.store.store import Store
 from shotclock.workflow import step_renderer
@@ -440,7 +440,7 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what a file makes us compute, instead of five, all of which a test would burn."""
     clocks = Clocks(timeout_ms=1_000, grace_ms=0)
     for name in ("_RENDER", "_RENDER_VALUE", "_EVALUATE", "_FIND_MISFIT"):
-        monkeypatch.setattr(step_renderer, name, dataclasses.replace(getattr(step_renderer, name), clocks=clocks))
+        monkeypatch.setattr(step_renderer, name, replace(getattr(step_renderer, name), clocks=clocks))
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.clocks import ProcessIdentity, WallTime
+from shotclock.core.value_types import replace
 from shotclock.core.visible_text import visible
 from shotclock.store.runs import Run, StepRecord
 from shotclock.ui.browser import find_chromium

@@ -21,7 +21,7 @@ from ..core.clocks import Clocks, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
-from ..core.value_types import dataclass, replace, replace_fields
+from ..core.value_types import replace, value
 from ..dispatch.dispatcher import Dispatcher
 from ..process.clock import monotonic_ns, process_began_ns
 from ..process.foreground import fill_standard_descriptors
@@ -76,7 +76,7 @@ class CommandLineApp(Protocol):
     def program(self) -> Program: ...
 
 
-@dataclass(frozen=True)
+@value
 class Request:
     """A call of a command, as its command line asks for it."""
 
@@ -188,7 +188,7 @@ def _command(spec: CommandSpec) -> Command:
     return Command(
         spec.hyphenated,
         spec.summary,
-        (*parameters, *(replace_fields(each, heading=heading) for each in common)),
+        (*parameters, *(replace(each, heading=heading) for each in common)),
         usage=" ".join(usage),
         description=spec.description,
     )

@@ -11,7 +11,7 @@ import sys
 from ..core.clocks import WORK_CLOCKS, Clocks
 from ..core.envelope import Envelope, Problem, join_problems, warning
 from ..core.errors import Ending
-from ..core.value_types import default_factory, record, replace_fields
+from ..core.value_types import field, record, replace
 from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import DEFAULT_OUTPUT_LIMIT, Output
@@ -80,11 +80,11 @@ REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 class Request:
     """A command to run, as the command line asks for it."""
 
-    command: list[str] = default_factory(factory=list)
-    clocks: Clocks = default_factory(factory=Clocks)
+    command: list[str] = field(default_factory=list)
+    clocks: Clocks = field(default_factory=Clocks)
     overtime: str | None = None
     stop_signal: str = "SIGTERM"
-    env: dict[str, str] = default_factory(factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     cwd: str | None = None
     json: bool = False
     report: str | None = None
@@ -93,7 +93,7 @@ class Request:
     leave_children: bool = False
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
-    errors: Mistakes = default_factory(factory=list)
+    errors: Mistakes = field(default_factory=list)
 
     def refuse(self, field: str, message: str) -> None:
         self.errors.append({"field": field, "message": message})
@@ -227,7 +227,7 @@ def _allow_overtime(request: Request, admission: Call) -> None:
         return
     if overtime is not None and admission.clocks.soft_ms is None:
         soft_ms = overtime.policy.soft_ms(admission.bound.limit_ms)
-        admission.clocks = replace_fields(admission.clocks, soft_ms=soft_ms)
+        admission.clocks = replace(admission.clocks, soft_ms=soft_ms)
     if overtime is not None and overtime.policy.has_observer and not admission.clocks.soft_ms:
         request.refuse("overtime", "nobody would ever be asked: say --soft, because there is no timeout")
 
@@ -263,7 +263,7 @@ def _pass_exit_code_through(outcome: Outcome) -> Outcome:
     if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
         code = outcome.data["exit_code"]
         hint = "read what the command wrote to stderr; data.exit_code is its own"
-        outcome.problem = replace_fields(problem, exit_code=code, suggestion=hint)
+        outcome.problem = replace(problem, exit_code=code, suggestion=hint)
     return outcome
 
 

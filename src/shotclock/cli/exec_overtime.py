@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration, latest_bell, move_bell
 from ..core.overtime import Decision, ObserverKind, Overtime, kept_for_wind_down_ms, read_decision
-from ..core.value_types import replace_fields
+from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandTask, Order
 from ..process.environment import OVERTIME_VARIABLE
@@ -153,7 +153,7 @@ class ExecOvertime(Negotiation):
         self._end_question()
         now_ns, asking = monotonic_ns(), self._asking
         if asking is not None:
-            decision = replace_fields(decision, extend_ms=min(decision.extend_ms, asking.by_ms))
+            decision = replace(decision, extend_ms=min(decision.extend_ms, asking.by_ms))
         request = self._overtime.settle(
             decision,
             at_ms=(self._began_ns - self._call.started_ns) // NS_PER_MS,

@@ -15,7 +15,7 @@ from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalRequest, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
-from ..core.value_types import lazy_pattern, replace, replace_fields
+from ..core.value_types import lazy_pattern, replace
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
 from ..inbox.person_wait import refusal_outcome
@@ -436,7 +436,7 @@ def _name_kept_copy(outcome: Outcome, edit: Edit) -> Outcome:
     if isinstance(outcome.problem, Problem) and edit.kept is not None:
         context = {**(outcome.problem.context or {}), "edit": edit.kept}
         message = f"{outcome.problem.message}; what you wrote is in {edit.kept}"
-        outcome.problem = replace_fields(outcome.problem, message=message, context=context)
+        outcome.problem = replace(outcome.problem, message=message, context=context)
     return outcome
 
 

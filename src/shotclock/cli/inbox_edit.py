@@ -24,7 +24,7 @@ from ..core.envelope import Problem, stop_problem
 from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
 from ..core.proposal_request import ARGUMENTS_LIMIT, FILE_LIMIT
-from ..core.value_types import dataclass
+from ..core.value_types import record
 from ..core.visible_text import visible
 from ..inbox.proposal_json import Compared, arguments_text, parse_exact_arguments
 from ..process.clock import monotonic_ns, wall_ns, wall_time
@@ -51,7 +51,7 @@ WHOLE_LINES = 1_000
 _AGAIN = "edit it again, or pass what it is to be with --file"
 
 
-@dataclass
+@record
 class Edit:
     decision: Decision
     kept: str | None

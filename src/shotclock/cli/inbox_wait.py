@@ -14,7 +14,7 @@ from ..core.clocks import format_duration
 from ..core.envelope import Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
-from ..core.value_types import replace_fields
+from ..core.value_types import replace
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox, Reminder
@@ -122,11 +122,11 @@ def _describe_leaving(known: Proposal | None, signal: str | None, wait_ms: int) 
     problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stop_problem(signal)
     if known is None:
         message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
-        return Outcome(Ending.CANCELLED, replace_fields(problem, message=message))
+        return Outcome(Ending.CANCELLED, replace(problem, message=message))
     data = _describe_outcome(Waited(known, known.is_open, wait_ms), False).data
     assert isinstance(data, dict)
     message = f"{problem.message}; {known.id} remains queued"
-    return Outcome(Ending.CANCELLED, replace_fields(problem, message=message), {**data, "partial": True})
+    return Outcome(Ending.CANCELLED, replace(problem, message=message), {**data, "partial": True})
 
 
 # --- watching -------------------------------------------------------------------------------------------------

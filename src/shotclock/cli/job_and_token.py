@@ -9,7 +9,7 @@ from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.clocks import WallTime, parse_duration_ms
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
-from ..core.value_types import replace_fields
+from ..core.value_types import replace
 from ..process.clock import monotonic_ns, wall_time
 from ..runtime.call import OURSELVES, Call, Outcome, Tool
 from ..store.store import Store
@@ -67,7 +67,7 @@ _JOB_COMMANDS = (
 def job_table(command: list[str], *, has_engine: bool = False) -> CommandTable:
     """Return the table of `job`. `command` is how the job commands are called; `has_engine`: they take runs of one."""
     more = engine_options("The runs on Temporal instead: temporal://HOST:PORT[/NAMESPACE].") if has_engine else ()
-    commands = tuple(replace_fields(each, parameters=(*each.parameters, *more)) for each in _JOB_COMMANDS)
+    commands = tuple(replace(each, parameters=(*each.parameters, *more)) for each in _JOB_COMMANDS)
     return CommandTable(f"{' '.join(command)} job", "Work that goes on after its caller left.", commands, "verb")
 
 
@@ -181,7 +181,7 @@ async def _unless_signalled(perform: Callable[[], Awaitable[Outcome | Envelope]]
             return working.result()
         working.cancel()
         problem = stop_problem(stop.result())
-        problem = replace_fields(problem, message=f"{problem.message}; the job goes on")
+        problem = replace(problem, message=f"{problem.message}; the job goes on")
     return Outcome(Ending.CANCELLED, problem, {"partial": True})
 
 

@@ -124,8 +124,7 @@ def _judge(findings: Findings | DeviceFindings) -> Outcome:
 
 def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     """Delete what has ended long ago; keep what the environment says, but for these changes."""
-    from dataclasses import replace
-
+    from ..core.value_types import replace
     from ..dispatch.job_client import JobClient
     from ..process.clock import wall_time
     from ..process.kernel import is_alive

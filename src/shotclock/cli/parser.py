@@ -10,7 +10,7 @@ it always needs.
 from __future__ import annotations
 
 from ..core.clocks import parse_duration_ms
-from ..core.value_types import default_factory, record, value
+from ..core.value_types import field, record, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,13 +145,13 @@ class Reading:
     """What was read, and what is wrong with it."""
 
     command: Command | None = None
-    words: list[str] = default_factory(factory=list)
+    words: list[str] = field(default_factory=list)
     """Those behind the name of the command, and those that stood before it."""
-    given: dict[str, Any] = default_factory(factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
     """By the keys of the parameters, only what was said."""
-    guessed: dict[str, Any] = default_factory(factory=dict)
+    guessed: dict[str, Any] = field(default_factory=dict)
     """What was said under a name that is nearly right: good enough not to be missing, and for nothing else."""
-    mistakes: Mistakes = default_factory(factory=list)
+    mistakes: Mistakes = field(default_factory=list)
     wants: str = ""
     """"help" or "version", where that is asked for."""
     suggestion: str | None = None

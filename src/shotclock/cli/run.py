@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
-from ..core.value_types import NamedTuple, default_factory, lazy_pattern, replace_fields, value
+from ..core.value_types import field, lazy_pattern, replace, value
 from ..core.visible_text import one_line
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
@@ -63,7 +63,7 @@ class RunOptions:
     run_id: str | None = None
     resume: str | None = None
     timeout_ms: int | None = None
-    inputs: dict[str, str] = default_factory(factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
     force: bool = False
     events: str | None = None
     output: str | None = None
@@ -328,7 +328,7 @@ class _Events:
         where = "" if self._asked.on is None else f" {self._asked.on.on_command_line}"
         again = f"shotclock run --resume {self.run_id}{where}"
         message = f"stopped at once by a second {signal_name}, without clean-up"
-        problem = replace_fields(stop_problem(signal_name), message=message, suggestion=f"continue with `{again}`")
+        problem = replace(stop_problem(signal_name), message=message, suggestion=f"continue with `{again}`")
         data: dict[str, object] = {"run_id": self.run_id, "partial": True, "continue_command": again}
         outcome = Outcome(Ending.ABANDONED, problem, data, side_effects=SideEffects.UNKNOWN)
         envelope = self.finish(answer_at_once("run", outcome, Clocks()))

@@ -10,7 +10,7 @@ import os
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
 from ..core.errors import Ending, Failure
-from ..core.value_types import replace_fields, value
+from ..core.value_types import replace, value
 from ..process.clock import monotonic_ns, process_began_ns
 from ..runtime.call import (
     DEFAULT_CLOCKS,
@@ -118,7 +118,7 @@ def read_verb(
 
 _ENGINE = "Reaching Temporal"
 _OPENING = tuple(
-    replace_fields(each, heading=_ENGINE)
+    replace(each, heading=_ENGINE)
     for each in (
         flag("--tls", "Over TLS. Each of the next options says so as well; --tls=false does not.", default=None),
         option("--tls-ca-path", "FILE", "The certificates to trust, instead of those of this machine."),
@@ -139,7 +139,7 @@ ENGINE_KEYS = tuple(each.key for each in _OPENING)
 def engine_options(help: str, *, required: bool = False) -> tuple[Parameter, ...]:
     """Return --on, and all that opens an engine. Whoever takes them gets the Address as `on`."""
     on = option("--on", "URL", help, read=_engine_url, required=required)
-    return (replace_fields(on, heading=_ENGINE), *_OPENING)
+    return (replace(on, heading=_ENGINE), *_OPENING)
 
 
 def _engine_url(text: str) -> str:

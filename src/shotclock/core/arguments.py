@@ -8,10 +8,9 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
-from .value_types import NamedTuple
 
 # pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
 

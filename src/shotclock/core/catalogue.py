@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 
 from .clocks import Clocks
 from .proposal_request import Policy
-from .value_types import as_dict, dataclass, field, fields_of, is_coroutine_function, lazy_pattern
+from .value_types import as_dict, entity, field, fields_of, is_coroutine_function, lazy_pattern, value
 
 Isolation = Literal["auto", "process", "loop", "thread"]
 RunsIn = Literal["process", "loop", "thread"]
@@ -26,7 +26,7 @@ def hyphenate(name: str) -> str:
     return name.replace("_", "-").lower()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandlerReference:
     """A handler that is called where it is imported, which is not here: by module and name, as in `app:import`."""
 
@@ -38,7 +38,7 @@ class HandlerReference:
 Handler = Callable[..., Any] | HandlerReference
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@entity(frozen=True)
 class Operation:
     """A handler with a name. `auto` isolates sync functions in a killable process, async ones on a loop."""
 
@@ -90,7 +90,7 @@ DEFAULT_BUDGET_MS = 30_000
 BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Interruption:
     """Declaration that a command may outlive its caller's budget, and how."""
 
@@ -110,7 +110,7 @@ class Interruption:
                 raise ValueError(f"interruption: {name} must be at least 1000")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ApprovedFile:
     """Declaration that what an operator approves is a file: shown as a change of what is there, and modified as a
     text."""
@@ -123,7 +123,7 @@ class ApprovedFile:
     """The parameter that is told what was decided. Nobody who calls has it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommandSpec:
     """One command: everything that was declared about it."""
 
@@ -169,6 +169,13 @@ class CommandSpec:
         """Return whether whoever calls has to confirm it. Where a person decides, that person does."""
         return self.destructive and self.approval is None and self.requires_person is None
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return the declaration as JSON holds it."""
+        parts = (self.handler, self.clocks, self.interruption, self.approval, self.approved_file)
+        names = ("handler", "clocks", "interruption", "approval", "approved_file")
+        plain = {name: part and as_dict(part) for name, part in zip(names, parts, strict=True)}
+        return {**as_dict(self), **plain}
+
     def operation(self) -> Operation:
         """Return its operation. Commands run where they can be killed, async ones as well, unless they ask for
         something else."""
@@ -190,7 +197,7 @@ def semantic_version(written: str) -> str | None:
     return next((text for text in (written, padded) if _SEMANTIC_VERSION.fullmatch(text)), None)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Catalogue:
     """An App, described."""
 
@@ -219,13 +226,8 @@ class Catalogue:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the catalogue as JSON holds it."""
-        from dataclasses import asdict  # most programs hand theirs to nobody, and it is slow to import
-
-        plain = asdict(self)
-        for spec, command in zip(plain["commands"], self.commands, strict=True):
-            spec["clocks"] = as_dict(command.clocks)
-        plain["clocks"] = as_dict(self.clocks)
-        return plain
+        commands = [command.to_plain() for command in self.commands]
+        return {**as_dict(self), "commands": commands, "clocks": as_dict(self.clocks)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:

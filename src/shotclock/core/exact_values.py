@@ -23,10 +23,10 @@ from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .arguments import NotSerializable, Signature, to_jsonable
-from .value_types import NamedTuple, lazy_pattern
+from .value_types import lazy_pattern
 
 _SIMPLE_NAME = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CONTAINERS = (dict, list, tuple, set, frozenset)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .envelope import Warning_, warning
-from .value_types import NamedTuple, lazy_pattern
+from .value_types import lazy_pattern
 
 # Whoever writes a value down, hides secrets in it or shows it goes into it level by level.
 DEPTH_LIMIT = 200

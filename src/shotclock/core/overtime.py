@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from .clocks import DurationError, format_duration, parse_duration_ms, reserve_ms_for
-from .value_types import as_dict, default_factory, record, value
+from .value_types import as_dict, field, record, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Overtime:
     policy: OvertimePolicy
     used_ms: int = 0
     """Of the budget: what was granted, and what observers took to answer."""
-    requests: list[OvertimeRequest] = default_factory(factory=list)
+    requests: list[OvertimeRequest] = field(default_factory=list)
 
     @classmethod
     def of_person(cls) -> Overtime:

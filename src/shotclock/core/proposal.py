@@ -30,7 +30,7 @@ from .proposal_request import (
     problems_with_answer,
     problems_with_key,
 )
-from .value_types import dataclass, replace
+from .value_types import replace, value
 
 __all__ = [
     "ActionOutcome",
@@ -69,7 +69,7 @@ STILL_QUEUED = "operator response timed out; proposal remains queued"
 NOTES_SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Runner:
     """Process that runs what was approved, or the job that outlives it."""
 
@@ -77,7 +77,7 @@ class Runner:
     job_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ActionOutcome:
     """Outcome of what was approved."""
 
@@ -88,7 +88,7 @@ class ActionOutcome:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Summary:
     """Fields that a list shows of a proposal, and all that is read for it: no long texts."""
 
@@ -119,7 +119,7 @@ class Summary:
         return self.status.is_open
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Proposal:
     """A proposal with its decision and outcome. Never changed in place: each transition returns a new one."""
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from .clocks import MAX_MS
-from .value_types import as_dict, dataclass
+from .value_types import as_dict, value
 
 JSON = Any  # whatever `json.loads` gives; a recursive alias would say no more to anybody who has to look inside
 
@@ -25,7 +25,7 @@ KEY_LIMIT = 200
 ACTION_FORM = 2
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InboxLimits:
     """Limits of how many proposals may be open at once. An agent that asks in a loop buries neither a person nor other
     agents."""
@@ -63,7 +63,7 @@ class Kind(StrEnum):
     QUESTION = "question"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Policy:
     ttl_ms: int = 86_400_000
     """How long it stays open, and for how long its decision answers the identical call. 0: for as long as it takes."""
@@ -77,7 +77,7 @@ class Policy:
     """Approving asks for the confirmation to be typed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProposedFile:
     path: str
     proposed: str
@@ -87,7 +87,7 @@ class ProposedFile:
     """Whether we read `current` ourselves; otherwise it is what the asker says."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProposalRequest:
     """Content of a proposal. Never changes; whoever wants something else makes another proposal."""
 
@@ -180,7 +180,7 @@ class ProposalRequest:
         })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     status: ProposalStatus
     """APPROVED, MODIFIED or REJECTED."""

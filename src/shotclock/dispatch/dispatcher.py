@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 # These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from ..core.arguments import NotSerializable, to_valid_json
@@ -21,7 +21,7 @@ from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure
-from ..core.value_types import NamedTuple, replace, replace_fields
+from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Progress
 from ..runtime.call import Call, CallRequest, Outcome, Tool, invalid
@@ -566,7 +566,7 @@ def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:
     problem = preview.problem() if callable(preview.problem) else preview.problem
     if problem is not None and (problem.phase != "validation" or preview.ending is not Ending.NOT_STARTED):
         why = f"{spec.name} was not confirmed, and its preview (dry_run) failed"
-        problem = replace_fields(
+        problem = replace(
             problem,
             message=f"{why}: {problem.message}",
             outside=None if problem.outside is None else f"{why}: {problem.outside}",

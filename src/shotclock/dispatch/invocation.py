@@ -16,7 +16,7 @@ from ..core.clocks import WallTime
 from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
 from ..core.exact_values import identity
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from ..process.clock import wall_time
 from ..runtime.preloaded_zygote import Program
 from ..store.jobs import NewJob
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHECKPOINT_LIMIT = 16_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stdin:
     """Input from the caller's stdin, spooled to a file that is the caller's to remove."""
 
@@ -36,7 +36,7 @@ class Stdin:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Invocation:
     catalogue: Catalogue
     spec: CommandSpec

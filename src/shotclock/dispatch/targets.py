@@ -10,7 +10,7 @@ from ..core.catalogue import Catalogue, HandlerReference, Operation
 from ..core.clocks import Clocks, format_duration
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from ..process.worker_main import MAIN_ALIAS
 from ..runtime.call import Tool
 from ..runtime.preloaded_zygote import Program
@@ -23,7 +23,7 @@ IMPORT_LIMIT_MS = 60_000
 TRACEBACK_SHOWN = 8000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Target:
     """Place of an App: a module or a file, and the name it has in there."""
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from ..core.clocks import MAX_MS, WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, Summary, refusal
-from ..core.value_types import dataclass, field, lazy_pattern
+from ..core.value_types import field, lazy_pattern, value
 from ..store.store import Store
 from ..store.tokens import Token
 from .audit_file import AuditFile
@@ -32,7 +32,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Principal:
     """Somebody who acts on the inbox, with the role that says what they may do."""
 
@@ -73,7 +73,7 @@ class Principal:
 ANONYMOUS = Principal("(anonymous)", Role.AGENT)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Issued:
     """A token that was just made, with its text."""
 

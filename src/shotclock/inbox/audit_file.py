@@ -19,7 +19,7 @@ from pathlib import Path
 from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, ProposalStatus, canonical, digest
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from ..process.clock import pause
 from ..store.audit import NOTHING_BEFORE, Entry
 from ..store.home import StoreUnusable, create_private_file, sync_directory
@@ -36,7 +36,7 @@ LOCK_PAUSE_S = 0.02
 ANCHOR_LIMIT = 16_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Head:
     """The last entry of the trail."""
 
@@ -45,7 +45,7 @@ class Head:
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AuditProblem:
     """One thing that is wrong with the audit trail."""
 

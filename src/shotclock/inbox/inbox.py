@@ -34,7 +34,7 @@ from ..core.proposal import (
     refusal,
 )
 from ..core.redaction import HIDDEN, looks_secret
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive, this_process
 from ..store.audit import Entry
@@ -71,7 +71,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reminder:
     """A proposal that is about to expire, and nobody has decided."""
 

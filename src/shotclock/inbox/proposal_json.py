@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..core.clocks import DurationError, parse_duration_ms
 from ..core.errors import Failure
@@ -26,7 +26,7 @@ from ..core.proposal import (
     Summary,
     refusal,
 )
-from ..core.value_types import NamedTuple, fields_of, replace
+from ..core.value_types import fields_of, replace
 from ..core.visible_text import visible
 from .access import Principal, Role
 from .person_wait import run_of

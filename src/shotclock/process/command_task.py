@@ -18,7 +18,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from ..core.clocks import DEFAULT_WIND_DOWN_MS
-from ..core.value_types import as_dict, compile_initialisers, default_factory, record, value
+from ..core.value_types import as_dict, field, record, value
 from . import clock
 
 DEFAULT_OUTPUT_LIMIT = 1024 * 1024
@@ -296,12 +296,12 @@ class CommandReport:
     """From start to the moment the clock fired, or to the end."""
     stopped: str | None = None
     """Why we were told to stop it, if we were: the caller's word."""
-    leaked: list[dict[str, object]] = default_factory(factory=list)
-    survivors: list[dict[str, object]] = default_factory(factory=list)
+    leaked: list[dict[str, object]] = field(default_factory=list)
+    survivors: list[dict[str, object]] = field(default_factory=list)
     soft_rang: bool = False
     """It was asked to wind down, by its soft clock or by an order."""
-    stdout: Captured = default_factory(factory=Captured)
-    stderr: Captured = default_factory(factory=Captured)
+    stdout: Captured = field(default_factory=Captured)
+    stderr: Captured = field(default_factory=Captured)
     unstartable: tuple[str, int] | None = None
     """Which step of starting failed ("machine", "exec", "cwd", "fork"), and its errno."""
     unwritten: int = 0
@@ -323,10 +323,6 @@ class CommandReport:
         for name in ("stdout", "stderr"):
             packed[name] = Captured(*packed[name])  # type: ignore[misc]
         return cls(**packed)  # type: ignore[arg-type]
-
-
-# Made in every supervisor, which is forked: compiled once, before that.
-compile_initialisers(CommandTask, CommandReport, Captured)
 
 
 class Order:

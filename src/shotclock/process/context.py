@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
 from ..core.errors import Failure
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass
+from ..core.value_types import entity
 from . import clock
 
 OVERTIME = "overtime"
@@ -61,7 +61,7 @@ class Traced(Protocol):
     def trace(self) -> TraceContext: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@entity(frozen=True)
 class Scope:
     """The call that code runs inside of; further calls find it and nest."""
 

@@ -15,10 +15,9 @@ import io
 import os
 import pickle
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from ..core.errors import code_of
-from ..core.value_types import NamedTuple
 from . import ipc
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from ..core.clocks import NS_PER_MS
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from . import kernel
 from .clock import monotonic_ns, pause
 from .environment import CALL_VARIABLE, DEADLINE_VARIABLE, REMAINING_VARIABLE
@@ -136,7 +136,7 @@ _ASKS_TO_STOP = (signal.SIGTERM, signal.SIGHUP)
 _EDITORS_OWN = (signal.SIGINT, signal.SIGQUIT)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Edited:
     """The end of an editor."""
 

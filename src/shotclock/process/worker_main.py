@@ -29,7 +29,7 @@ from ..core.clocks import NS_PER_MS, Clocks, Deadline
 from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of, traceparent_of
-from ..core.value_types import as_dict, compile_initialisers, is_coroutine_function
+from ..core.value_types import as_dict, is_coroutine_function
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Stopped
@@ -464,7 +464,6 @@ def prepare_forks(*, serves_many: bool = True) -> None:
     _read_from(os.devnull)
     # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
     if serves_many:
-        compile_initialisers()
         _rehearse_calls()
         gc.collect()
     gc.freeze()

@@ -24,7 +24,7 @@ from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
 from ..core.redaction import looks_secret
 from ..core.validation import Before, Part, field
-from ..core.value_types import replace_fields
+from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .ai_models import (
     NAME_KEY,
@@ -361,7 +361,7 @@ class AiProvider(Provider):
         try:
             async with tools:
                 arguments = {"task": _describe_task(step, ai, models, tools.definitions, call.clocks.idle_ms)}
-                part = replace_fields(call, operation=_ASK_MODEL, arguments=arguments)
+                part = replace(call, operation=_ASK_MODEL, arguments=arguments)
                 work.begin(part)
                 outcome = await agents.perform(part, listener)
         except Failure as failure:  # of a server that its tools are on
@@ -449,7 +449,7 @@ def _not_begun(call: Call, failure: Failure) -> Outcome:
     bell, now_ns = call.bound.bell, monotonic_ns()
     if bell is not None and bell.has_passed(now_ns):
         late = timeout_problem(call, now_ns - call.started_ns)
-        problem = replace_fields(late, message=f"{late.message}: {failure}")
+        problem = replace(late, message=f"{late.message}: {failure}")
         return Outcome(Ending.NOT_STARTED, problem)
     outcome = outcome_of_error(failure)
     outcome.ending = Ending.NOT_STARTED

@@ -19,7 +19,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
-from ..core.value_types import dataclass, field, lazy_pattern
+from ..core.value_types import entity, field, lazy_pattern, value
 from ..process.clock import monotonic_ns
 from ..process.command_task import LOOKED_AT
 from ..process.context import CallListener, Scope
@@ -52,7 +52,7 @@ _NOT_IN_NAMES = lazy_pattern(r"[^A-Za-z0-9_-]")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Tool:
     """A tool under the name that the model knows it by."""
 
@@ -64,7 +64,7 @@ class _Tool:
     """None where it is one of the file's own."""
 
 
-@dataclass(eq=False, slots=True)
+@entity
 class _Server:
     """An MCP server that the agent's tools are on, from its start to its end."""
 

@@ -17,7 +17,7 @@ from ..core.clocks import ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.validation import field
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import entity, replace
 from ..process.clock import monotonic_ns
 from .provider import (
     Provider,
@@ -78,7 +78,7 @@ STEP_TYPES = (FUNCTION,)
 MOST_IDLE_APPS = 8
 
 
-@dataclass(eq=False, slots=True)
+@entity
 class _RunningApp:
     """An App in processes of its own."""
 
@@ -286,7 +286,7 @@ async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | N
 
 def _remaining_clocks(call: Call) -> Clocks:
     """Return what is left of a step's own clocks for the call."""
-    return replace_fields(
+    return replace(
         call.clocks,
         timeout_ms=remaining_limit_ms(call),
         soft_ms=0,  # the step's own to ring: the command is wound down with it

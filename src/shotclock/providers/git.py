@@ -17,7 +17,7 @@ from ..core.clocks import ClockKind, Clocks
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, SideEffects
 from ..core.validation import field
-from ..core.value_types import dataclass, lazy_pattern, replace, replace_fields
+from ..core.value_types import lazy_pattern, replace, value
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome, wound_down_problem
@@ -129,7 +129,7 @@ class GitProvider(Provider):
         return StepResult(outcome, outcome.data if outcome.problem is None else None)
 
 
-@dataclass(frozen=True)
+@value
 class CheckoutRequest:
     """The settings of a step, checked."""
 
@@ -204,7 +204,7 @@ class Git:
 
     def _clocks(self) -> Clocks:
         """Return what is left of each clock for the next process."""
-        return replace_fields(
+        return replace(
             self._admission.clocks,
             timeout_ms=remaining_limit_ms(self._admission),
             soft_ms=None,  # of the step as a whole: its processes are wound down with it
@@ -219,7 +219,7 @@ class Git:
         return ["--progress"] if self._admission.clocks.idle_ms else ["--quiet"]
 
 
-@dataclass(frozen=True)
+@value
 class ResolvedRef:
     """The meaning of a ref to the remote: a branch, a tag or a commit."""
 
@@ -380,7 +380,7 @@ async def _check_out(git: Git, request: CheckoutRequest, admission: Call) -> Out
         message = f"{place.target} cannot be made: {error.strerror or error}"
         problem, ending, data = Problem("FILE_UNWRITABLE", message), Ending.FINISHED, {}
     if effects is not None:
-        problem = replace_fields(problem, side_effects=effects)
+        problem = replace(problem, side_effects=effects)
     return Outcome(ending, problem, data or None)
 
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from ..core.errors import SideEffects
 from ..core.redaction import hide_credentials, hide_values
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import lazy_pattern, value
 from ..runtime.command_runner import run_shielded
 
 # How long removing what a failed checkout left may hold up the answer: a large tree on a slow disk runs it out. It is
@@ -192,7 +192,7 @@ class InvalidRepository(Exception):
     """An address or a ref that cannot be given to git. Nothing ran."""
 
 
-@dataclass(frozen=True)
+@value
 class Repository:
     """The address of a repository: for git, for storing and for showing."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..core.json_values import write_json
 from ..core.redaction import hide_credentials, hide_values
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import lazy_pattern, value
 from ..process.command_task import make_private_directory, prune_spills, spill_path
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class InvalidRequest(Exception):
     """A request that cannot be sent as it is written. Nothing was sent."""
 
 
-@dataclass(frozen=True)
+@value
 class HttpRequest:
     """A request, checked and ready to be sent."""
 

@@ -23,8 +23,8 @@ from ..core.errors import Ending
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Proposal
 from ..core.validation import After, Before, Limits, Part, field, read_hints
-from ..core.value_types import dataclass, lazy_pattern, replace_fields
 from ..core.value_types import field as dataclass_field
+from ..core.value_types import lazy_pattern, replace, value
 from ..process.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def check_server(command: str | None, url: str | None, transport: str | None) ->
 # --- the types ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepType:
     """All that is particular about one type of step. Existing files are written with these units, so they are kept."""
 
@@ -318,7 +318,7 @@ STEP_TYPES = StepTypes(MODULES)
 # --- providers ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForeignProposal:
     """A proposal in the inbox of another server, as that server describes it."""
 
@@ -329,7 +329,7 @@ class ForeignProposal:
 Waits = Callable[[str, Proposal | ForeignProposal], AbstractContextManager[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FileTool:
     """A tool of the file's own `tools`, as whoever calls it has to know it."""
 
@@ -351,7 +351,7 @@ class FileTools(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepCall:
     """One try of one step: everything is rendered, the clocks are the step's own, the run's deadline is around it."""
 
@@ -399,7 +399,7 @@ class StepCall:
         return f"step {self.step_id}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepResult:
     """The result of one try, as its provider returns it."""
 
@@ -465,7 +465,7 @@ def remaining_limit_ms(call: Call) -> int:
 
 def bounded_by_run(call: Call) -> Call:
     """Return the same call bounded by its run alone: while a person is asked, the clock of the step stands still."""
-    waiting = replace_fields(call, clocks=replace_fields(call.clocks, timeout_ms=0))
+    waiting = replace(call, clocks=replace(call.clocks, timeout_ms=0))
     waiting.restart_clocks()
     return waiting
 
@@ -473,7 +473,7 @@ def bounded_by_run(call: Call) -> Call:
 Aside = Callable[[], AbstractContextManager[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunServices:
     """The parts of a run that its providers use."""
 

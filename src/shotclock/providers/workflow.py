@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.clocks import in_seconds
 from ..core.envelope import Envelope
 from ..core.validation import field
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import replace, value
 from .provider import Provider, StepCall, StepPart, StepResult, StepType, hand_over
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ STEP_TYPES = (WORKFLOW,)
 STOP_LIMIT_S = 320.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NestedRun:
     """A workflow to be run inside another."""
 
@@ -100,7 +100,7 @@ class WorkflowProvider(Provider):
             if envelope.fired is not None and envelope.fired.source is bound.bell:
                 # What rang is the step's clock, or that of the run around it. That the run inside had a little less
                 # than the file says is our reserve.
-                fired = replace_fields(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
+                fired = replace(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
                 envelope.error["message"] = f"Workflow timed out after {in_seconds(bound.limit_ms)}{fired.kept}"
                 context["clock"] = fired.as_context()
                 envelope = Envelope(data, envelope.error, envelope.warnings, envelope.meta, fired=fired)

@@ -27,7 +27,7 @@ from ..core.clocks import (
 from ..core.envelope import Envelope, Problem, Warning_, as_data, build_envelope, join_problems, warning
 from ..core.errors import Ending, SideEffects
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
-from ..core.value_types import record, replace_fields, value
+from ..core.value_types import record, replace, value
 from ..process import clock, spans
 from ..process.environment import DEADLINE_VARIABLE, REMAINING_VARIABLE
 
@@ -420,7 +420,7 @@ def wound_down_problem(call: Call) -> Problem:
     if asked.fired is None:
         return Problem("CANCELLED", message, context={"reason": asked.reason, "by": asked.by})
     elapsed_ms = (clock.monotonic_ns() - call.started_ns) // NS_PER_MS
-    return Problem("TIMEOUT", message, fired=replace_fields(asked.fired, elapsed_ms=elapsed_ms))
+    return Problem("TIMEOUT", message, fired=replace(asked.fired, elapsed_ms=elapsed_ms))
 
 
 def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
@@ -506,9 +506,9 @@ def _render(outcome: Outcome) -> Envelope:
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
     if problem is not None and problem.outside is not None and call.tool.is_served and not call.tool.debug:
-        problem = replace_fields(problem, message=_tell_outside(call, problem))
+        problem = replace(problem, message=_tell_outside(call, problem))
     if outcome.traceback and problem is not None and call.tool.debug:
-        problem = replace_fields(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
+        problem = replace(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
     return build_envelope(
         data=outcome.data,
         problem=problem,

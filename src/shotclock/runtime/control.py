@@ -30,7 +30,7 @@ from ..core.clocks import (
     reserve_ms_for,
 )
 from ..core.errors import Failure
-from ..core.value_types import replace_fields
+from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .call import Call, WindDown, WorkView
 from .idle_clock import LONGEST_DELAY_S
@@ -220,7 +220,7 @@ class CallControl:
             else:
                 decision = Decision(asked_ms)
             if wanted_ms is not None:
-                decision = replace_fields(decision, extend_ms=min(decision.extend_ms, wanted_ms))
+                decision = replace(decision, extend_ms=min(decision.extend_ms, wanted_ms))
             now_ns = monotonic_ns()
             request = overtime.settle(
                 decision,
@@ -325,7 +325,7 @@ class CallControl:
             return 0
         moved_ms = moved.limit_ms - call.bound.limit_ms
         if clocks.timeout_ms:
-            call.clocks = replace_fields(clocks, timeout_ms=clocks.timeout_ms + moved_ms)
+            call.clocks = replace(clocks, timeout_ms=clocks.timeout_ms + moved_ms)
         if self._take_bound(moved):
             return moved_ms
         call.clocks = clocks
@@ -364,7 +364,7 @@ class CallControl:
         own_ms = call.clocks.timeout_ms or 0
         if own_ms and longer_ms:
             own_ms += longer_ms
-            call.clocks = replace_fields(call.clocks, timeout_ms=own_ms)
+            call.clocks = replace(call.clocks, timeout_ms=own_ms)
         own = Deadline.after_ms(call.started_ns, own_ms) if own_ms else None
         latest = self._latest_bell()
         is_own = own is not None and (latest is None or own.at_ns <= latest.at_ns)
@@ -375,9 +375,9 @@ class CallControl:
         if moved is None:
             return True
         if not is_own:
-            moved = replace_fields(moved, owner=call.parent_owner, source=parent)
+            moved = replace(moved, owner=call.parent_owner, source=parent)
         elif bound.owner != call.name:
-            moved = replace_fields(moved, owner=call.name)
+            moved = replace(moved, owner=call.name)
         if self._take_bound(moved):
             return True
         call.parent, call.clocks = before
@@ -430,7 +430,7 @@ class CallControl:
         call, known = self.call, self.call.winding_down
         if known is not None and known.until_ns <= asked.until_ns:
             return known
-        call.winding_down = asked if known is None else replace_fields(known, until_ns=asked.until_ns)
+        call.winding_down = asked if known is None else replace(known, until_ns=asked.until_ns)
         for timer in (self._soft, self._stopping):
             if timer is not None:
                 timer.cancel()
@@ -467,7 +467,7 @@ class CallControl:
 def _shorten(asked: WindDown) -> WindDown:
     """Return the graceful stop of what is inside a call: a little earlier, so that its answer arrives there in time."""
     left_ms = max(0, asked.until_ns - monotonic_ns()) // NS_PER_MS
-    return replace_fields(asked, until_ns=asked.until_ns - reserve_ms_for(left_ms) * NS_PER_MS)
+    return replace(asked, until_ns=asked.until_ns - reserve_ms_for(left_ms) * NS_PER_MS)
 
 
 def control_of(call: Call) -> CallControl:

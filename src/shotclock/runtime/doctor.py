@@ -22,13 +22,12 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Literal, TypeVar
 
 from .._version import __version__
 from ..core.clocks import NS_PER_MS, Clocks, format_duration
 from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
-from ..core.value_types import dataclass, field
+from ..core.value_types import as_dict, field, record, value
 from ..process import foreground, forked, kernel, kill
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.command_task import state_directory
@@ -69,14 +68,14 @@ time.sleep(60)
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Check:
     name: str
     status: Status
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SelfTest:
     """Result of a tree with a daemon in it, deaf to TERM: started, and killed."""
 
@@ -86,7 +85,7 @@ class SelfTest:
     survivors: list[dict[str, object]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@record
 class Findings:
     checks: list[Check] = field(default_factory=list)
     mechanism: dict[str, object] = field(default_factory=dict)
@@ -101,7 +100,13 @@ class Findings:
 
     def as_data(self) -> dict[str, object]:
         versions = {"shotclock": __version__, "python": sys.version.split()[0], "platform": sys.platform}
-        return {**asdict(self), "versions": versions}
+        return {
+            **as_dict(self),
+            "checks": [as_dict(check) for check in self.checks],
+            "self_test": self.self_test and as_dict(self.self_test),
+            "leftovers": [as_dict(leftover) for leftover in self.leftovers],
+            "versions": versions,
+        }
 
 
 def examine(*, sweep: bool = False, trace_id: str | None = None) -> Findings:
@@ -370,7 +375,7 @@ CGROUP_SETTLED_S = 60
 _GUARDS = (SUPERVISOR_NAME, ZYGOTE_NAME)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Leftover:
     pid: int
     command: str
@@ -382,7 +387,7 @@ class Leftover:
     """Clock ticks since boot: with the pid, an identity that is never reused."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Process:
     name: str
     parent: int

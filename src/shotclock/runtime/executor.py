@@ -28,7 +28,7 @@ from ..core.catalogue import Guard, HandlerReference, Operation
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending
-from ..core.value_types import dataclass
+from ..core.value_types import record
 from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Scope
@@ -244,7 +244,7 @@ _ISOLATE = "isolate it in a 'process', or on a 'loop' if it is async"
 P = TypeVar("P", bound=ProcessCall)
 
 
-@dataclass(slots=True)
+@record
 class Counts:
     """Counts for an operator, of calls and of those that did not end well."""
 

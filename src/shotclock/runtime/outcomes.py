@@ -9,7 +9,7 @@ from ..core.arguments import NotSerializable, to_valid_json
 from ..core.clocks import ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, as_data, describe_exception, warning
 from ..core.errors import Ending, Failure, code_of, error_entry
-from ..core.value_types import replace_fields
+from ..core.value_types import replace
 from ..process import messages
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
@@ -77,7 +77,7 @@ def failure_outcome(failure: Failure) -> Outcome:
         context = dict(outcome.problem.context or {})
         errors = context.pop("errors", None)
         outcome.ending = Ending.NOT_STARTED
-        outcome.problem = replace_fields(outcome.problem, phase="validation", errors=errors, context=context or None)
+        outcome.problem = replace(outcome.problem, phase="validation", errors=errors, context=context or None)
     return outcome
 
 
@@ -102,7 +102,7 @@ def handler_failure(failure: Failure) -> Outcome:
         assert isinstance(outcome.problem, Problem)
         context = {**(outcome.problem.context or {}), "raised": failure.code}
         suggestion = failure.suggestion or failure.entry.hint or None
-        outcome.problem = replace_fields(
+        outcome.problem = replace(
             outcome.problem, code="ARGUMENT_REFUSED", entry=None, context=context, suggestion=suggestion
         )
     return outcome

@@ -12,9 +12,9 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..core.catalogue import Handler, HandlerReference
-from ..core.value_types import NamedTuple
 from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.worker_main import MAIN_ALIAS

@@ -16,13 +16,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..core.catalogue import Handler
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.value_types import NamedTuple
 from ..process import ipc, messages
 from ..process.call_processes import run_beside
 from ..process.clock import monotonic_ns

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..core.errors import Failure
-from ..core.value_types import dataclass
+from ..core.value_types import value
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -87,7 +87,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Site:
     """Where a server listens, and the names it answers to beside its address."""
 

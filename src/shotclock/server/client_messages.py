@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from mcp.server.context import ServerRequestContext
@@ -26,6 +25,7 @@ from mcp_types import ClientCapabilities, ElicitationCapability
 
 from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalStatus
+from ..core.value_types import replace
 from ..core.visible_text import one_line, visible
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox

@@ -19,7 +19,7 @@ from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.value_types import compile_initialisers, dataclass, replace
+from ..core.value_types import replace, value
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.targets import learn, parse_target
 from ..inbox.inbox import Inbox
@@ -48,7 +48,7 @@ LAST_ANSWERS_S = 1.0
 TRANSPORT_ENDS_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Options:
     """How to serve. `address` None is stdin and stdout; `operation_timeout_ms` None is what the app says."""
 
@@ -287,7 +287,6 @@ class _Serving:
                 # The SDK takes a second to import, in which the app is imported elsewhere. A signal waits that long.
                 from .tool_calls import McpServer
 
-                compile_initialisers()
                 catalogue = await self._unless_stopped(learning)
                 if catalogue is None:
                     return self._signals.exit_code

@@ -34,7 +34,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_
 from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure, error_entry
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
-from ..core.value_types import dataclass
+from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import ANONYMOUS, Principal
 from ..process.clock import monotonic_ns
@@ -134,7 +134,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 
 
-@dataclass(slots=True)
+@record
 class CallCounts:
     """What an operator wants to know about the calls of this server."""
 

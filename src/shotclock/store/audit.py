@@ -12,13 +12,13 @@ from typing import Any
 
 from ..core.clocks import WallTime
 from ..core.proposal import canonical, digest
-from ..core.value_types import dataclass, replace
+from ..core.value_types import replace, value
 from .rows import Codec, Database, RowMapper, Transaction, json_text
 
 NOTHING_BEFORE = "0" * 64
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """One entry of the audit trail, chained to the one before it by `previous`."""
 

@@ -20,16 +20,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from .rows import Database, RowMapper, check_count, decode_process, json_text
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fresh:
     """The key is new: the caller runs the call, and owes a `finish` or a `drop`, however it ends."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CallInProgress:
     """A living process runs the call."""
 
@@ -37,7 +37,7 @@ class CallInProgress:
     began_at: WallTime
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Interrupted:
     """The process that ran the call died before it answered."""
 
@@ -47,7 +47,7 @@ class Interrupted:
     found_at: WallTime
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """The call has been answered."""
 
@@ -56,7 +56,7 @@ class Finished:
     finished_at: WallTime
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Mismatch:
     """The key was used with other arguments."""
 
@@ -68,7 +68,7 @@ class Mismatch:
 Beginning = Fresh | CallInProgress | Interrupted | Finished | Mismatch
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Reply:
     """Row of a key: its call, and the answer to it."""
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import dataclass, lazy_pattern
+from ..core.value_types import lazy_pattern, value
 from .rows import Codec, Database, Result, RowMapper, Transaction, check_count, encode, insert_row, json_text
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
@@ -34,7 +34,7 @@ class JobState(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NewJob:
     id: str
     """Made by the caller, who names the files of the job after it. Letters, digits, - and _."""
@@ -59,7 +59,7 @@ class NewJob:
     """Whether a lost job of the same key is to be taken up again, rather than reported."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Progress:
     done: int
     total: int | None
@@ -68,7 +68,7 @@ class Progress:
     """When `done` last grew."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Job:
     id: str
     key: str
@@ -104,7 +104,7 @@ class Job:
         return self.ended_at is None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Checkpoint:
     """State of some work, in its own form, so that the next attempt does not begin at nothing. Whether it fits
     today's input, its fingerprint tells whoever loads it."""
@@ -115,7 +115,7 @@ class Checkpoint:
     saved_at: WallTime
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ambiguous:
     """More than one job whose id has this prefix."""
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from .rows import Database, RowMapper, Transaction, check_count
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lock:
     """One slot of a named lock, held under a token."""
 
@@ -34,7 +34,7 @@ class Lock:
         return self.expires_at is not None and now >= self.expires_at
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     """The slot that was acquired."""
 
@@ -43,7 +43,7 @@ class Held:
     """Whose places were cleared to make room: dead holders, and leases that ran out."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Conflict:
     """Every slot is taken. `oldest` is the living holder who has been there longest."""
 

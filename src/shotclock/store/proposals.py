@@ -37,7 +37,7 @@ from ..core.proposal import (
     apply_withdrawal,
     digest,
 )
-from ..core.value_types import dataclass, replace
+from ..core.value_types import replace, value
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
 from .rows import (
     Codec,
@@ -66,7 +66,7 @@ _ROW = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NewProposal:
     """A proposal that is to be opened, or found again."""
 
@@ -79,7 +79,7 @@ class NewProposal:
     is found again however it ended, and what was asked before is somebody else's."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Attached:
     """The proposal that answers a request, and whether it was made for it."""
 
@@ -87,7 +87,7 @@ class Attached:
     was_made: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredProposal:
     """All that is stored about one proposal, for the check of the audit trail."""
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.value_types import as_dict, dataclass, lazy_pattern, replace
+from ..core.value_types import as_dict, lazy_pattern, replace, value
 from .runs import belongs_to
 from .store import Store
 
@@ -38,7 +38,7 @@ _SIZE = lazy_pattern(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Retention:
     """Limits of what is kept. 0 is no limit."""
 
@@ -48,7 +48,7 @@ class Retention:
     proposals_ms: int = 90 * DAY_MS
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pruned:
     """Count of what was deleted, or would be."""
 

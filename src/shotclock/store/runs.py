@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from .rows import Database, RowMapper, Transaction, check_count, decode_process, decode_text, json_text
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NewRun:
     id: str
     name: str
@@ -28,7 +28,7 @@ class NewRun:
     deadline_at: WallTime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Run:
     id: str
     name: str
@@ -45,14 +45,14 @@ class Run:
     """Since when it lies here with its questions, and no process has it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepRecord:
     id: str
     status: str
     record: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outdated:
     """A run that may be deleted."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from .audit import append, digest_of_row
 from .rows import Database, RowMapper, Transaction
 
@@ -17,7 +17,7 @@ from .rows import Database, RowMapper, Transaction
 _ROW = "id, name, role, digest, created_at, expires_at, revoked_at"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Token:
     id: str
     name: str

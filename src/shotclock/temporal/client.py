@@ -9,7 +9,6 @@ import os
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -37,7 +36,7 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.proposal import result_of
 from ..core.trace import TraceContext
-from ..core.value_types import replace_fields, value
+from ..core.value_types import replace, value
 from ..process.clock import monotonic_ns, process_began_ns
 from ..providers.provider import STEP_TYPES
 from ..runtime.call import Outcome, admit, answer, inherited_deadline
@@ -334,7 +333,7 @@ def answer_unknown(failure: Failure, run_id: str, address: str, fired: Fired | N
     """Return the envelope of a caller that does not learn the end of a run that the engine has accepted."""
     outcome = unknown_outcome(failure, run_id, address)
     assert isinstance(outcome.problem, Problem)
-    outcome.problem = replace_fields(outcome.problem, fired=fired)
+    outcome.problem = replace(outcome.problem, fired=fired)
     return answer(admit(f"run {run_id}", Clocks(timeout_ms=0), began_ns=process_began_ns()), outcome)
 
 
@@ -599,7 +598,7 @@ async def read_report(client: Client, run_id: str, now: WallTime, address: str) 
         ended_at = _read_instant(described.close_time)
     run, records = make_run(run_id, told)
     parked_at = now if told["only_waits"] and ended_at is None else None
-    run = replace_fields(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
+    run = replace(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
     made = report_of(run, records, now=now, is_alive=True)
     if made.status is Status.PARKED:
         made = replace(made, why=f"it waits for a person: `shotclock inbox list {address}`")

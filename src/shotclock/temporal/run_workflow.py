@@ -47,7 +47,7 @@ with workflow.unsafe.imports_passed_through():
     from ..core.errors import Ending, SideEffects
     from ..core.overtime import Overtime, OvertimeRequest
     from ..core.trace import TraceContext
-    from ..core.value_types import replace_fields
+    from ..core.value_types import fields_of, replace
     from ..providers.provider import STEP_TYPES, StepPart
     from ..runtime.call import DEFAULT_CLOCKS, Call, Outcome, WindDown, answer_at
     from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, may_run_again, most_tries, plan_of
@@ -540,7 +540,7 @@ class RunWorkflow:
         moved = move_bell(bound, (until.at_ns - bound.bell.at_ns) // NS_PER_MS, latest, parent)
         if moved is not None:
             owner, source = (self._call.name, moved.bell) if is_own else (self._given["deadline_owner"], parent)
-            await self._take_bound(replace_fields(moved, owner=owner, source=source))
+            await self._take_bound(replace(moved, owner=owner, source=source))
 
     @workflow.update
     async def order(self, order: Order) -> dict[str, Any]:
@@ -742,5 +742,5 @@ async def _gather(waiting: list[Coroutine[Any, Any, T]]) -> list[T]:
 
 def _replace_state(state: StepState, by: StepState) -> None:
     """Make a state what another one is: others hold this very object."""
-    for name in StepState.__slots__:
+    for name in fields_of(StepState):
         setattr(state, name, getattr(by, name))

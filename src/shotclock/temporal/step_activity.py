@@ -32,7 +32,7 @@ from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
 from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import replace, value
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope
@@ -142,7 +142,7 @@ class Leases:
         return any(now_ns >= exit_ns for exit_ns, _ in list(self._held.values()))
 
 
-@dataclass(frozen=True)
+@value
 class WorkerServices:
     """What all steps of a worker share."""
 
@@ -273,7 +273,7 @@ async def _open_context(
 
 def _describe_fired_clock(run: Call, deadlines: Deadlines) -> tuple[str, Fired]:
     fired = run.fired(ClockKind.TIMEOUT, monotonic_ns() - run.started_ns)
-    fired = replace_fields(fired, kept_ms=deadlines.kept_ms)
+    fired = replace(fired, kept_ms=deadlines.kept_ms)
     return explain_limit(run, fired), fired
 
 

@@ -15,7 +15,7 @@ import socket
 
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.value_types import default_factory, record
+from ..core.value_types import field, record
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory, state_directory
 from .device_names import kind_of
@@ -79,9 +79,9 @@ class Exchange:
     device: str
     request: dict[str, Any]
     command_id: str
-    events: list[dict[str, Any]] = default_factory(factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
     """The last ones."""
-    steps: list[dict[str, Any]] = default_factory(factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
     """The results of steps that were told before the end."""
     connection: socket.socket | None = None
     is_heard: bool = False

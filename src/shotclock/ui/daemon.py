@@ -29,7 +29,7 @@ from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, SideEffects, error_entries
 from ..core.trace import parse_trace
-from ..core.value_types import dataclass, replace_fields
+from ..core.value_types import record, replace
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory
 from ..process.context import CallListener
@@ -113,7 +113,7 @@ def main(device: str, idle_ms: str) -> None:
         os._exit(0)
 
 
-@dataclass(slots=True)
+@record
 class _Holder:
     """The execution that has the device."""
 
@@ -338,7 +338,7 @@ class Daemon:
         problem = outcome.problem() if callable(outcome.problem) else outcome.problem
         if problem is not None and problem.code != "DEVICE_UNAVAILABLE":
             message = f"{self._device} could not be started: {problem.message}"
-            outcome.problem = replace_fields(problem, code="DEVICE_UNAVAILABLE", message=message, entry=None)
+            outcome.problem = replace(problem, code="DEVICE_UNAVAILABLE", message=message, entry=None)
         outcome.side_effects = SideEffects.NONE
         outcome.survivors, outcome.warnings = (), ()  # what was started for the device is meant to stay
         return outcome
@@ -475,12 +475,12 @@ def judge_result(
     elif problem.code == "TIMEOUT":
         limit_ms = execution.timeout_ms if problem.fired is None else problem.fired.limit_ms
         message = f"{device} gave no result of an execution of {execution.timeout_ms} ms within {limit_ms} ms"
-        problem = replace_fields(
+        problem = replace(
             problem, code="RESULT_ENVELOPE_TIMEOUT", message=message, context=known, suggestion=HINT, entry=None
         )
     elif problem.code != "CANCELLED":
         message = f"the process of {device} ended in the middle: {problem.message}"
-        problem = replace_fields(problem, code="DEVICE_LOST", message=message, context=known, entry=None)
+        problem = replace(problem, code="DEVICE_LOST", message=message, context=known, entry=None)
     begun = [event for event in events if event["event"] == "step"]
     last = begun[-1] if begun else None
     outcome.problem = problem

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired
 from ..core.envelope import describe_exception
 from ..core.errors import Failure, SideEffects
-from ..core.value_types import record, replace_fields, value
+from ..core.value_types import record, replace, value
 from ..process.clock import monotonic_ns
 from . import budgets
 from .device import Device, Place, Snapshot
@@ -86,7 +86,7 @@ class StepBudget:
     def ring(self) -> dict[str, object]:
         """Return the clock as it rings now."""
         elapsed_ms = (monotonic_ns() - self.since_ns) // NS_PER_MS
-        return replace_fields(self.fired, elapsed_ms=elapsed_ms).as_context()
+        return replace(self.fired, elapsed_ms=elapsed_ms).as_context()
 
 
 @record

@@ -19,7 +19,7 @@ from ..core.errors import Ending, Failure
 from ..core.proposal import Proposal, result_of
 from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
-from ..core.value_types import dataclass, field, replace, replace_fields
+from ..core.value_types import entity, field, replace, value
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.overtime_question import ask_person
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 BUSY_PAUSE_S = 0.05
 
 
-@dataclass(frozen=True)
+@value
 class RunRequest:
     """A workflow to be run, with its inputs."""
 
@@ -104,7 +104,7 @@ class RunRequest:
         return self.workflow.name or Path(self.file).stem
 
 
-@dataclass(frozen=True)
+@value
 class RunCaller:
     """What the caller of a run decides about it."""
 
@@ -239,7 +239,7 @@ def _recorded_answer(run: Run) -> Envelope:
     return Envelope(recorded["data"], recorded["error"], recorded["warnings"], recorded["meta"])
 
 
-@dataclass(frozen=True)
+@value
 class _Beginning:
     """When a run began, perhaps in another process."""
 
@@ -330,7 +330,7 @@ def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = No
     )
 
 
-@dataclass(eq=False)
+@entity
 class _Run:
     """One run in this process, from its first step to its envelope."""
 
@@ -550,14 +550,14 @@ class _Run:
             elapsed_ms = (monotonic_ns() - began.at_ns) // NS_PER_MS
             return Fired(ClockKind.TIMEOUT, call.name, began.budget_ms, elapsed_ms, call.bound.source, self.kept_ms)
         fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
-        fired = replace_fields(fired, kept_ms=self.kept_ms)
+        fired = replace(fired, kept_ms=self.kept_ms)
         source = fired.source
         if source is None or source is call.bound.bell:
             return fired
         step = call.inside_of
         is_own_of_step = step is not None and source is step.bound.bell is step.bound.source
         set_ms = step.bound.limit_ms if step is not None and is_own_of_step else source.remaining_ms(call.started_ns)
-        return replace_fields(fired, limit_ms=set_ms)
+        return replace(fired, limit_ms=set_ms)
 
 
 def _without_outputs(envelope: Envelope) -> dict[str, object]:

@@ -17,7 +17,7 @@ from ..core.clocks import WORK_CLOCKS, format_duration, reserve_ms_for
 from ..core.errors import Failure
 from ..core.json_values import as_text
 from ..core.overtime import OvertimeError
-from ..core.value_types import dataclass, field, lazy_pattern, replace
+from ..core.value_types import field, lazy_pattern, record, replace
 from ..providers.command import SHELL, CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
@@ -108,7 +108,7 @@ def _identity(source: Source) -> str:
     return os.path.realpath(source.folder / os.path.basename(source.name))
 
 
-@dataclass
+@record
 class _Nesting:
     """One look at a file and everything that it runs; each file once for each limit it is run under."""
 

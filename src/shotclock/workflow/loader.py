@@ -15,7 +15,7 @@ from typing import Any
 from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..core.validation import Part, ValidationError
-from ..core.value_types import dataclass, field
+from ..core.value_types import field, value
 from ..providers.provider import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart, StepRetry
 from ..runtime.call import Outcome
 from .schema import DefaultsPart, InputPart, ToolPart, WorkflowFile
@@ -37,7 +37,7 @@ SALVAGE_ROUNDS = 4
 Path_ = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finding:
     """An error, which keeps the file from running, or a warning, which does not."""
 
@@ -55,7 +55,7 @@ class Finding:
         return ".".join(_printable(part) for part in self.path) or "file"
 
 
-@dataclass(frozen=True)
+@value
 class Source:
     """A file and where each of its keys stands."""
 
@@ -78,7 +78,7 @@ class Source:
         return spot.place
 
 
-@dataclass(frozen=True)
+@value
 class Loaded:
     source: Source
     workflow: WorkflowFile | None

@@ -21,7 +21,7 @@ from ..core.clocks import (
 )
 from ..core.errors import Failure
 from ..core.overtime import OvertimeError, OvertimePolicy
-from ..core.value_types import dataclass
+from ..core.value_types import value
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, Retry, StepPart, StepRetry, duration_ms
 from .schema import WorkflowFile
@@ -162,7 +162,7 @@ def _knots(before: Before) -> Iterator[list[str]]:
                     yield knot
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlannedStep:
     """A step and its clocks, in milliseconds; None is no limit of its own."""
 
@@ -196,7 +196,7 @@ class PlannedStep:
         return None if not self.longest_ms else self.attempts * self.longest_ms + self.delays_ms
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Plan:
     run_timeout_ms: int | None
     steps: tuple[PlannedStep, ...]

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
-from ..core.value_types import as_dict, dataclass, lazy_pattern, replace
+from ..core.value_types import as_dict, lazy_pattern, replace, value
 from ..core.visible_text import one_line, visible
 from ..store.runs import Run, StepRecord
 from .plan import Groups, Plan, needs, plan_of
@@ -46,7 +46,7 @@ MARKS = {
 WORDS = {status: status.value.replace("_", " ") for status in Status}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FiredClock:
     """The clock that stopped a step, and whose it was."""
 
@@ -56,7 +56,7 @@ class FiredClock:
     elapsed_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportedStep:
     id: str
     type: str
@@ -103,7 +103,7 @@ class ReportedStep:
         return shorten(format_output(self.output), limit)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Report:
     run_id: str
     name: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from ..core.value_types import NamedTuple, lazy_pattern
+from ..core.value_types import lazy_pattern
 from .shell_syntax import MARK_START, TooDeep, Word, read_script
 
 ASSIGNED = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from ..core.value_types import NamedTuple, lazy_pattern, replace
+from ..core.value_types import lazy_pattern, replace
 from .shell_programs import (
     ASSIGNED,
     CONTAINERS,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
-from ..core.value_types import dataclass, field, lazy_pattern
+from ..core.value_types import field, lazy_pattern, record
 
 # Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
 DEPTH_LIMIT = 50
@@ -51,7 +51,7 @@ class TooDeep(ValueError):
     """Commands that are inside each other deeper than is looked at."""
 
 
-@dataclass
+@record
 class Word:
     text: str = ""
     """The word without its quotes. `$` stands for an expansion in braces or parentheses."""
@@ -75,7 +75,7 @@ class Word:
         return self.text[:1] in (MARK_START, "$", "{") and bool(self.values)
 
 
-@dataclass
+@record
 class Command:
     words: list[Word] = field(default_factory=list)
     input: list[Word] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Command:
     """The first of the commands whose output it reads."""
 
 
-@dataclass
+@record
 class Script:
     """The commands of a text. Commands in a substitution follow the command that contains it."""
 

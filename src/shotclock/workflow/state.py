@@ -18,7 +18,7 @@ from ..core.clocks import ClockKind, Fired, WallTime, format_duration
 from ..core.envelope import Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.redaction import HIDDEN, Redaction, is_secret_header, looks_secret
-from ..core.value_types import dataclass, field, fields_of
+from ..core.value_types import field, fields_of, record
 from ..providers.provider import STEP_TYPES
 from ..runtime.call import Call, Outcome, wound_down_problem
 from .plan import keep_steps
@@ -61,7 +61,7 @@ class Reason(StrEnum):
     RUN_ENDED = "run_ended"
 
 
-@dataclass(slots=True)
+@record
 class StepState:
     """The state of one step of a run."""
 

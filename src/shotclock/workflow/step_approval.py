@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Token
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, Problem
@@ -28,7 +28,7 @@ from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalSta
 from ..core.proposal_request import TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
-from ..core.value_types import NamedTuple, lazy_pattern
+from ..core.value_types import lazy_pattern
 from ..inbox.access import Principal
 from ..inbox.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden

@@ -18,7 +18,7 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline, Fired
 from ..core.envelope import Envelope
@@ -26,7 +26,7 @@ from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.value_types import NamedTuple, dataclass, lazy_pattern, replace_fields
+from ..core.value_types import lazy_pattern, record, replace
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
@@ -97,7 +97,7 @@ class AnsweredTry(NamedTuple):
     """Why the output is not whole, where it is not."""
 
 
-@dataclass(slots=True)
+@record
 class _Work:
     """A step, or one of its items, while it is executed."""
 
@@ -500,7 +500,7 @@ class StepExecutor:
             return None
         if policy.observer is ObserverKind.MODEL:
             self._run.runtime.overtime_observers.register(ObserverKind.MODEL, self._ask_model)
-        return replace_fields(policy, folder=str(folder))
+        return replace(policy, folder=str(folder))
 
     async def warm_observers(self) -> None:
         """Start the processes of the models that decide about overtime: they take seconds to come up."""
@@ -550,7 +550,7 @@ class StepExecutor:
             raise Failure(failed.error["code"], str(failed)) from None
         settings, values, own_env, folder = rendered
         # Stopped with the step that called it, it has no longer than that to be gone.
-        clocks = replace_fields(self._make_clocks(step), grace_ms=self._make_clocks(work.step).grace_ms)
+        clocks = replace(self._make_clocks(step), grace_ms=self._make_clocks(work.step).grace_ms)
         call = StepCall(
             step_id,
             settings,

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import Clocks
@@ -17,7 +17,6 @@ from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.json_values import as_text, is_true
 from ..core.redaction import looks_secret
-from ..core.value_types import NamedTuple
 from ..providers.command import CommandStep, ToolStep, shell_argv
 from ..providers.provider import STEP_TYPES, StepPart, StepType
 from . import templates

@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.value_types import NamedTuple, dataclass, field, replace
+from ..core.value_types import field, replace, value
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
@@ -32,7 +32,7 @@ class Flaw(NamedTuple):
     is_error: bool = True
 
 
-@dataclass(frozen=True)
+@value
 class VisibleNames:
     """The names that a template can use where it stands."""
 

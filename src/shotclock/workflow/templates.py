@@ -14,11 +14,11 @@ import re
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.errors import Failure
 from ..core.json_values import as_plain, as_text, is_true, read_json, write_json
-from ..core.value_types import NamedTuple, lazy_pattern
+from ..core.value_types import lazy_pattern
 from .schema import is_template
 from .shell_quoting import has_marks, mark, marks_in, unmarked
 

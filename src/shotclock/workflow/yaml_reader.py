@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.lazy_names import import_lazily
-from ..core.value_types import dataclass, field, lazy_pattern
+from ..core.value_types import field, lazy_pattern, record, value
 
 import_lazily("ruamel.yaml")  # before its parts: what we do not use of it is two thirds of its import
 
@@ -55,7 +55,7 @@ _YAML_TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SourcePosition:
     """A position in the file. Lines and columns count from 1, in characters."""
 
@@ -66,7 +66,7 @@ class SourcePosition:
 TOP = SourcePosition()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Flaw:
     rule: str
     message: str
@@ -74,7 +74,7 @@ class Flaw:
     suggestion: str | None = None
 
 
-@dataclass(slots=True)
+@record
 class Spot:
     """The source position of a YAML node and its children."""
 
@@ -82,7 +82,7 @@ class Spot:
     inside: dict[str | int, Spot] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value
 class Tree:
     value: Any
     spots: Spot
@@ -123,7 +123,7 @@ class _Unreadable(Exception):
         self.flaw = flaw
 
 
-@dataclass(slots=True)
+@record
 class _Anchored:
     value: Any
     spot: Spot

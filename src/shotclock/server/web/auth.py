@@ -45,7 +45,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.clocks import WallTime
 from ...core.errors import Failure
-from ...core.value_types import dataclass
+from ...core.value_types import value
 from ...inbox.access import ANONYMOUS, Access, Principal, Role
 from ...process.clock import monotonic_ns, wall_time
 from ...store.home import load_private_key, make_private_directory
@@ -57,7 +57,7 @@ KEY_FILE = "operators.key"
 LASTS_MS = 30 * 24 * 60 * 60 * 1000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Session:
     """A browser that is signed in."""
 
@@ -136,7 +136,7 @@ MOST_REMEMBERED = 4_096
 NS_PER_S = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rate:
     """So many at once, and so many more each second."""
 

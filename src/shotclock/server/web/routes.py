@@ -26,7 +26,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...core.errors import Failure
 from ...core.proposal import Decision, Proposal, ProposalStatus, Summary, problems_with_decision
+from ...core.value_types import replace
 from ...inbox.access import Principal, Role
 from ...inbox.inbox import Inbox
 from ...inbox.person_wait import describe_proposal, read_response_budget_ms

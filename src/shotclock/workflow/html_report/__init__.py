@@ -14,7 +14,7 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined, Template
 
 from ...core.clocks import format_duration
-from ...core.value_types import dataclass
+from ...core.value_types import value
 from ...core.visible_text import visible
 from ..plan import needs
 from ..report import (
@@ -48,7 +48,7 @@ DEADLINE_IN_SIGHT = 1.7
 TICKS = 6
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Bar:
     """Where a step is on the timeline, in per cent of it."""
 
@@ -65,7 +65,7 @@ class Bar:
     spoken: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Row:
     number: int
     step: ReportedStep
