@@ -30,7 +30,7 @@ from ..runtime.runtime import Runtime
 from ..runtime.worker_pool import DEFAULT_WARM
 from ..store.store import Store
 from .addresses import check_reach, listen_on, parse_address
-from .nonblocking_stderr import Complaints, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
+from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
@@ -313,9 +313,7 @@ class _Serving:
 
         wire = Wire(wire_in, wire_out)
         try:
-            serving = asyncio.ensure_future(
-                server.sdk.run(wire.reading, wire.writing, server.sdk.create_initialization_options())
-            )
+            serving = asyncio.ensure_future(server.sdk.run(wire, wire, server.sdk.create_initialization_options()))
             await self._serve_until_stopped(server, serving)
             if not serving.done():
                 await _wait_at_most(wire.until_written(), LAST_ANSWERS_S)
@@ -325,7 +323,7 @@ class _Serving:
         finally:
             wire.close()
 
-    async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: Complaints) -> None:
+    async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: ServerStderr) -> None:
         from .http import HttpServer, mcp_url
 
         dispatcher = server.dispatcher

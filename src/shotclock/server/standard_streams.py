@@ -1,0 +1,239 @@
+"""Standard streams and descriptors of a server.
+
+Nothing here blocks and nothing grows without limit: a client that does not read stderr, or a tool that prints without
+end, can neither stop the server nor fill its memory or the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import io
+import os
+import resource
+import select
+import sys
+from collections.abc import Callable, Iterator
+
+from ..process.clock import monotonic_ns
+from ..process.command_task import PIPE_ROOM
+
+READ_SIZE = 64 * 1024
+# Bytes of stderr that wait for a slow client. More are dropped.
+MOST_HELD = 1024 * 1024
+
+
+class PipeWriter:
+    """A descriptor that is written without blocking. Bytes without room wait in memory, on the running loop."""
+
+    def __init__(self, fd: int, on_drained: Callable[[], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fd = fd
+        self._poller = select.poll()
+        self._poller.register(fd, select.POLLOUT)
+        self._held = bytearray()
+        self._waits = False
+        self._on_drained = on_drained
+        self.is_broken = False
+        """Whether the other side has closed it. Further bytes are dropped."""
+
+    @property
+    def held(self) -> int:
+        """The number of bytes that wait."""
+        return len(self._held)
+
+    def write(self, content: bytes) -> None:
+        self._held += content
+        if not self._waits:
+            self._flush()
+
+    def close(self) -> None:
+        """Write the bytes that there is room for, and drop the rest."""
+        if self._waits:
+            self._flush()
+            self._held.clear()
+            self._wait(False)
+
+    def _flush(self) -> None:
+        written = 0
+        try:
+            while written < len(self._held) and self._poller.poll(0):
+                written += os.write(self._fd, self._held[written : written + PIPE_ROOM])
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_broken = True
+            written = len(self._held)
+        del self._held[:written]
+        was_waiting = self._waits
+        self._wait(bool(self._held))
+        if self._on_drained is not None and not self._held and (was_waiting or self.is_broken):
+            self._on_drained()
+
+    def _wait(self, waits: bool) -> None:
+        if waits and not self._waits:
+            self._loop.add_writer(self._fd, self._flush)
+        elif self._waits and not waits:
+            self._loop.remove_writer(self._fd)
+        self._waits = waits
+
+
+class Allowance:
+    """A number of bytes at once, and a number more each second."""
+
+    def __init__(self, at_once: int, per_second: int) -> None:
+        self._at_once = at_once
+        self._per_second = per_second
+        self._left = float(at_once)
+        self._at_ns = monotonic_ns()
+        self.is_used_up = False
+        """True from the first refusal until half of the allowance is back."""
+
+    def take(self, count: int) -> bool:
+        now_ns = monotonic_ns()
+        self._left = min(self._at_once, self._left + (now_ns - self._at_ns) * self._per_second / 10**9)
+        self._at_ns = now_ns
+        self.is_used_up = count > self._left or (self.is_used_up and self._left < self._at_once / 2)
+        if not self.is_used_up:
+            self._left -= count
+        return not self.is_used_up
+
+
+class ServerStderr(io.TextIOBase):
+    """The stderr of a server, as a text stream that never blocks. `dropped` counts the bytes that were left out."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._writer = PipeWriter(fd)
+        # Lines about mistakes of clients, from the server and its libraries; refilled in a quarter of an hour.
+        self._own = Allowance(1024 * 1024, 1024)
+        self._tools = Allowance(16 * 1024 * 1024, 16 * 1024)
+        self.dropped = 0
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._write_within(self._own, text.encode("utf-8", "backslashreplace"), "too much was written here")
+        return len(text)
+
+    def relay(self, content: bytes) -> None:
+        """Write output of tools."""
+        self._write_within(self._tools, content, "tools print too much")
+
+    def say(self, line: str) -> None:
+        """Write a line of the server itself. It is not counted: these lines are few."""
+        self._write(f"shotclock: {line}\n".encode("utf-8", "backslashreplace"))
+
+    def _write_within(self, allowance: Allowance, content: bytes, why: str) -> None:
+        was_used_up = allowance.is_used_up
+        if allowance.take(len(content)):
+            self._write(content)
+            return
+        self.dropped += len(content)
+        if not was_used_up:
+            self.say(f"{why}: most of it is left out for a while")
+
+    def _write(self, content: bytes) -> None:
+        if self._writer.held + len(content) > MOST_HELD:
+            self.dropped += len(content)
+        else:
+            self._writer.write(content)
+
+    def end(self) -> None:
+        self._writer.close()
+
+
+@contextlib.contextmanager
+def unblock_stderr(fd: int = 2) -> Iterator[ServerStderr]:
+    """Replace sys.stderr, so that no log line, traceback or warning of this process can block it."""
+    before = sys.stderr
+    sys.stderr = stderr = ServerStderr(fd)
+    try:
+        yield stderr
+    finally:
+        stderr.end()
+        sys.stderr = before
+
+
+@contextlib.contextmanager
+def relay_stderr() -> Iterator[ServerStderr]:
+    """Do as `unblock_stderr`, and relay the stderr of processes that are started meanwhile."""
+    try:
+        own = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:  # stderr is closed
+        with unblock_stderr() as stderr:
+            yield stderr
+        return
+    loop = asyncio.get_running_loop()
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    try:
+        with unblock_stderr(own) as stderr:
+
+            def relay() -> bool:
+                try:
+                    content = os.read(read_end, READ_SIZE)
+                except BlockingIOError:
+                    return False
+                stderr.relay(content)
+                return bool(content)
+
+            loop.add_reader(read_end, relay)
+            try:
+                yield stderr
+            finally:
+                loop.remove_reader(read_end)
+                for _ in range(MOST_HELD // READ_SIZE):
+                    if not relay():
+                        break
+    finally:
+        os.dup2(own, 2)
+        os.close(read_end)
+        os.close(own)
+
+
+@contextlib.contextmanager
+def claim_descriptors() -> Iterator[tuple[int, int]]:
+    """Move stdin and stdout to descriptors of the server alone. Meanwhile stdin is empty and stdout is stderr."""
+    wire_in, wire_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(null, 0)
+        try:
+            os.dup2(2, 1)
+        except OSError:  # stderr is closed
+            os.dup2(null, 1)
+        yield wire_in, wire_out
+    finally:
+        os.dup2(wire_in, 0)
+        os.dup2(wire_out, 1)
+        for fd in (wire_in, wire_out, null):
+            os.close(fd)
+
+
+# For the store, the host of async commands, logs, and connections that are accepted or closed in the same moment.
+KEPT_FOR_SERVER = 64
+EACH_WORKER = 4
+# Beyond this, memory is used up first.
+MOST_CONNECTIONS = 16_384
+
+
+def share_descriptors(most_workers: int) -> tuple[int, int]:
+    """Return the numbers of workers and connections that can be open together."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return most_workers, MOST_CONNECTIONS
+    free = max(16, limit - KEPT_FOR_SERVER)
+    workers = max(1, min(most_workers, free // 2 // EACH_WORKER))
+    return workers, min(MOST_CONNECTIONS, free - workers * EACH_WORKER)
