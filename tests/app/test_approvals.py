@@ -438,7 +438,7 @@ def test_an_approved_job_does_not_start_with_another_program_file(tool: Any, tmp
     file.write_text(PROGRAM.replace('"migrate begins"', '"evil"'))
     # As if its runner had not started yet.
     with contextlib.closing(sqlite3.connect(home.path / "shotclock.db", timeout=20)) as database, database:
-        database.execute("UPDATE jobs SET state = 'starting', keeper = NULL")
+        database.execute("UPDATE jobs SET state = 'starting', runner = NULL")
     late = f"from shotclock.dispatch.job_runner import main; main({str(home.path)!r}, {home.job().id!r})"
     subprocess.run([sys.executable, "-c", late], check=True, timeout=60)
     envelope = home.job().envelope

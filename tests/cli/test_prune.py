@@ -1,12 +1,19 @@
 """`shotclock prune`: what it says, and that a run's envelope is the same before and after."""
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shotclock.store.schema import VERSION
+
+from .conftest import wait_for
 
 pytestmark = pytest.mark.slow
 DAY_MS = 86_400_000
@@ -73,3 +80,32 @@ def test_a_run_cleans_up_after_itself_once_a_day(
     ran(shotclock, env, tmp_path, "new")
     listed = json.dumps(shotclock("report", env=env).json()["data"]["runs"])
     assert '"new"' in listed and '"old"' not in listed
+
+
+def test_an_older_store_is_refused_and_reset_once_nothing_runs(
+    shotclock: Callable[..., Any], env: dict[str, str], tmp_path: Path
+) -> None:
+    told = ran(shotclock, env, tmp_path, "old")
+    flow = tmp_path / "wait.yaml"
+    flow.write_text(f"steps: {{a: {{exec: 'touch {tmp_path}/began; sleep 60'}}}}")
+    command = [sys.executable, "-m", "shotclock", "run", str(flow), "--run-id", "running"]
+    running = subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: (tmp_path / "began").exists(), "the run to begin")
+        busy = shotclock("prune", "--reset", env=env)
+        assert busy.code == 12 and busy.json()["error"]["code"] == "STORE_BUSY"
+    finally:
+        running.terminate()
+        running.wait(30)
+    file = tmp_path / "home" / "shotclock.db"
+    with sqlite3.connect(file) as connection:
+        connection.execute("ALTER TABLE jobs RENAME COLUMN runner TO keeper")
+        connection.execute(f"PRAGMA user_version={VERSION - 1}")
+    connection.close()
+    refused = shotclock("report", "old", env=env).json()
+    assert refused["error"]["code"] == "STORE_UNUSABLE" and "shotclock prune --reset" in refused["error"]["message"]
+    assert shotclock("prune", "--reset", "--dry-run", env=env).code == 2
+    moved_to = Path(shotclock("prune", "--reset", env=env).json()["data"]["moved_to"])
+    assert (moved_to / "shotclock.db").exists() and not file.exists()
+    assert shotclock("report", "old", env=env).json()["error"]["code"] == "RUN_NOT_FOUND"
+    assert ran(shotclock, env, tmp_path, "old")["data"]["outputs"] == told["data"]["outputs"]

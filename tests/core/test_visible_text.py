@@ -167,15 +167,6 @@ def test_what_is_stored_has_the_text_and_the_hash_it_had(ask: ProposalRequest) -
     assert (again.text, again.action_hash) == (ask.text, ask.action_hash)
 
 
-def test_what_was_stored_before_there_was_a_text_keeps_its_hash() -> None:
-    said = ProposalRequest(Kind.OPERATION, "Restart", operation="ops/restart", arguments={"host": "a"}).as_json()
-    for added in ("form", "surroundings", "dispatched"):
-        del said[added]
-    assert (
-        ProposalRequest.of_json(said).action_hash == "d9d6323e12b27ceaabd3d5fe307483a495454e4aedab61ef544ce4a93aa65bcb"
-    )
-
-
 def test_the_text_reads_like_this() -> None:
     ask = ProposalRequest(
         Kind.OPERATION,

@@ -1,4 +1,4 @@
-"""The file: opened by many at once, migrated once, never used when it is wrong, never held for long."""
+"""The file: opened by many at once, created once, never used when it is wrong, never held for long."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 from shotclock.store import database
 from shotclock.store.home import StoreBusy, StoreUnusable
-from shotclock.store.schema import MIGRATIONS
+from shotclock.store.schema import VERSION
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, appears, holder, in_children, new_job
 
@@ -47,7 +47,7 @@ def open_and_write(number: int, home: Path) -> int:
 @pytest.mark.parametrize("round", range(2))
 def test_twenty_processes_open_a_store_that_is_not_there_yet_and_all_succeed(home: Path, round: int):
     assert in_children(20, open_and_write, home) == list(range(20))
-    assert pragma(home, "user_version") == len(MIGRATIONS)
+    assert pragma(home, "user_version") == VERSION
     assert pragma(home, "integrity_check") == "ok"
 
 
@@ -83,38 +83,28 @@ def test_two_stores_of_one_process_on_one_file_see_each_other(store: Store):
 # --- versions -------------------------------------------------------------------------------------
 
 
-def test_an_older_store_is_migrated_and_keeps_what_it_has(home: Path, monkeypatch: pytest.MonkeyPatch):
-    with Store.open(home) as store:
-        store.checkpoints.save("k", "f", 1, NOW)
-    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, ("CREATE TABLE extra (x)",), ("DROP TABLE extra",)))
-    with Store.open(home) as store:
-        assert store.checkpoints.load("k").state == 1
-    assert pragma(home, "user_version") == len(MIGRATIONS) + 2
-
-
-def test_a_migration_that_fails_leaves_the_store_as_it_was(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_older_store_is_refused_with_the_way_out_and_left_alone(home: Path):
     Store.open(home).close()
-    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, ("CREATE TABLE extra (x)", "DROP TABLE nowhere")))
-    with pytest.raises(StoreUnusable, match="no such table"):
+    connection = raw(home)
+    connection.execute(f"PRAGMA user_version={VERSION - 1}")
+    connection.close()
+    with pytest.raises(StoreUnusable, match=r"older format .*shotclock prune --reset"):
         Store.open(home)
-    assert pragma(home, "user_version") == len(MIGRATIONS)
-    monkeypatch.undo()
-    with Store.open(home) as store, store._database.read() as connection:
-        assert not connection.execute("SELECT * FROM sqlite_master WHERE name = 'extra'").fetchall()
+    assert pragma(home, "user_version") == VERSION - 1
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_alone(home: Path):
     Store.open(home).close()
     connection = raw(home)
-    connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+    connection.execute(f"PRAGMA user_version={VERSION + 1}")
     connection.close()
-    known = len(MIGRATIONS)
+    known = VERSION
     with pytest.raises(
-        StoreUnusable, match=rf"newer Shotclock \(schema {known + 1}, this one knows {known}\)"
+        StoreUnusable, match=rf"newer Shotclock \(version {known + 1}, this one knows {known}\)"
     ) as caught:
         Store.open(home)
     assert caught.value.suggestion is not None and "upgrade" in caught.value.suggestion
-    assert pragma(home, "user_version") == len(MIGRATIONS) + 1
+    assert pragma(home, "user_version") == VERSION + 1
 
 
 # --- wrong files ----------------------------------------------------------------------------------

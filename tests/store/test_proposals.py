@@ -1,9 +1,7 @@
 """Proposals in the store: the identical call attaches, of two at once one wins, and the end is the store's to find."""
 
-import contextlib
 import multiprocessing
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from shotclock.process.kernel import this_process
 from shotclock.store import proposals
 from shotclock.store.audit import NOTHING_BEFORE
 from shotclock.store.proposals import NewProposal
-from shotclock.store.schema import APPLICATION_ID, MIGRATIONS
 from shotclock.store.store import Store
 from tests.store.work import CHILDREN_WITHIN_S, NOW, in_children
 
@@ -266,38 +263,6 @@ def test_a_list_shows_what_the_proposals_are_without_their_texts(store: Store):
     assert [each.id for each in store.proposals.list(ended=True)] == [made[1].id]
 
 
-def test_proposals_of_the_time_before_they_had_a_table_for_their_texts_are_all_there(home: Path):
-    asks = [
-        replace(ASK, policy=Policy(deciders=("ann", "bob"), destructive=True)),
-        ProposalRequest(Kind.FILE, "Türen 🚪", "weil", file=ProposedFile("/ä", "x\n", None)),
-        ProposalRequest(Kind.QUESTION, "Why?"),
-    ]
-    with Store.open(home) as store:
-        made = [propose(store, ask)[0] for ask in asks]
-        store.proposals.decide(made[0].id, Decision(ProposalStatus.REJECTED, "nein " * 100), "ann", NOW)
-        before = [store.proposals.get(each.id) for each in made]
-    with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
-        columns = (
-            "id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at, reminded_at, decided_by, "
-            "decided_at, used_at, decision, ask"
-        )
-        rows = connection.execute(f"SELECT {columns} FROM proposals JOIN asks USING (id)").fetchall()
-    (home / "shotclock.db").unlink()
-    with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        for statement in (statement for migration in MIGRATIONS[:3] for statement in migration):
-            connection.execute(statement)
-        for row in rows:
-            connection.execute(f"INSERT INTO proposals VALUES ({', '.join('?' * 15)})", row)
-        connection.execute("PRAGMA user_version=3")
-        connection.commit()
-    with Store.open(home) as store:
-        assert [store.proposals.get(each.id) for each in made] == before
-        assert sorted(store.proposals.list(), key=lambda each: each.seq) == sorted(
-            (each.summary for each in before), key=lambda each: each.seq
-        )
-
-
 def test_the_one_that_was_made_last_answers_though_the_clock_was_set_back(store: Store):
     first, _ = propose(store, key="k")
     store.proposals.decide(first.id, APPROVE, "ann", NOW)
@@ -306,33 +271,6 @@ def test_the_one_that_was_made_last_answers_though_the_clock_was_set_back(store:
     assert made and second.created_at < first.created_at
     store.proposals.record_outcome(first.id, ActionOutcome(True, NOW))  # the last change is of the first
     assert propose(store, key="k", now=NOW - 400) == (second, False)
-
-
-def test_an_older_store_goes_on_with_the_order_in_which_proposals_were_made(home: Path):
-    with Store.open(home) as store:
-        made = []
-        for at in (NOW, NOW - 100, NOW - 200):
-            proposal, _ = propose(store, key="k", now=at)
-            store.proposals.decide(proposal.id, APPROVE, "ann", at)
-            made.append(proposal)
-            if len(made) < 3:
-                store.proposals.use(proposal.id, proposal.action_hash, at)
-    before = next(number for number, statements in enumerate(MIGRATIONS) if "created_seq" in statements[0])
-    with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as connection:
-        for index in ("proposals_by_key", "proposals_by_action"):
-            connection.execute(f"DROP INDEX {index}")
-        connection.execute("ALTER TABLE proposals DROP COLUMN created_seq")
-        connection.execute("CREATE INDEX proposals_by_key ON proposals (asked_by, key) WHERE key IS NOT NULL")
-        connection.execute("CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash)")
-        connection.execute("DROP TABLE items")  # made by a later migration
-        connection.execute(f"PRAGMA user_version={before}")
-        connection.commit()
-    with Store.open(home) as store:
-        found, was_made = propose(store, key="k", now=NOW - 200)
-        assert (found.id, was_made) == (made[2].id, False)
-        store.proposals.use(found.id, found.action_hash, NOW - 150)
-        fresh, was_made = propose(store, key="k", now=NOW - 300)
-        assert was_made and propose(store, key="k", now=NOW - 300) == (fresh, False)
 
 
 # --- limits -----------------------------------------------------------------------------------------

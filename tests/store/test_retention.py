@@ -1,9 +1,10 @@
 """What is kept of what has ended, and for how long; and that nothing goes which somebody may come back to."""
 
 import asyncio
-import json
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,22 @@ from shotclock.core.clocks import ProcessIdentity, WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
 from shotclock.core.value_types import replace
+from shotclock.inbox.audit_file import AuditFile
 from shotclock.inbox.inbox import Inbox
+from shotclock.store.home import StoreBusy, StoreUnusable
 from shotclock.store.proposals import NewProposal
-from shotclock.store.retention import BY_THE_WAY, DAY_MS, Retention, parse_size, prune, prune_by_the_way, read_retention
+from shotclock.store.retention import (
+    BY_THE_WAY,
+    DAY_MS,
+    Retention,
+    move_aside,
+    parse_size,
+    prune,
+    prune_by_the_way,
+    read_retention,
+)
 from shotclock.store.runs import NewRun, StepRecord
-from shotclock.store.schema import APPLICATION_ID, MIGRATIONS
+from shotclock.store.schema import VERSION
 from shotclock.store.store import Store
 
 NOW = WallTime(1_800_000_000_000)
@@ -74,24 +86,6 @@ def test_what_a_step_has_put_out_is_kept_once_and_comes_back_with_the_envelope(s
     assert taken is not None and taken.envelope == envelope_of(outputs)
 
 
-def test_an_output_of_the_run_that_is_one_of_a_step_is_kept_once_and_comes_back_in_its_place(
-    store: Store, home: Path
-) -> None:
-    begin(store, "r")
-    made = {"a": "word" * 1000, "b": {"list": [1, True, None]}, "c": 1}
-    for name, output in made.items():
-        store.runs.record("r", [StepRecord(name, "succeeded", {"status": "succeeded", "output": output})], NOW)
-    outputs = {"z": made["a"], "twice": made["a"], "list": made["b"], "own": "w", "true": True, "none": None}
-    envelope = envelope_of(made)
-    envelope["data"]["outputs"] = outputs
-    store.runs.end("r", envelope, NOW)
-    (text, size) = rows(home, "SELECT envelope, bytes FROM runs")[0]
-    assert "wordword" not in text and 4000 < size < 6000
-    for run in (store.runs.get("r"), store.runs.take_up("r", ME, is_alive)):
-        assert run is not None and run.envelope is not None and run.envelope == envelope
-        assert json.dumps(run.envelope["data"]["outputs"]) == json.dumps(outputs), "in its order, with its types"
-
-
 def test_an_output_that_differs_from_the_steps_own_stays_in_the_envelope(store: Store) -> None:
     begin(store, "r")
     store.runs.record("r", [StepRecord("a", "succeeded", {"status": "succeeded", "output": 1})], NOW)
@@ -99,39 +93,6 @@ def test_an_output_that_differs_from_the_steps_own_stays_in_the_envelope(store: 
     store.runs.end("r", envelope, NOW)
     run = store.runs.get("r")
     assert run is not None and run.envelope == envelope
-
-
-def test_a_store_of_before_is_brought_to_that_by_pruning(home: Path) -> None:
-    home.mkdir(mode=0o700)
-    old = next(
-        number for number, migration in enumerate(MIGRATIONS) if any("TABLE pruned" in each for each in migration)
-    )
-    with sqlite3.connect(home / "shotclock.db") as connection:
-        for statement in (statement for migration in MIGRATIONS[:old] for statement in migration):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={old}")
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        holder = json.dumps(["host", "boot", 1, "start", "ns"], separators=(",", ":"))
-        for number in range(25):
-            envelope = json.dumps(envelope_of({"a": "word" * 1000}))
-            record = json.dumps({"status": "succeeded", "output": "word" * 1000})
-            connection.execute(
-                "INSERT INTO runs (id, name, file, workflow, inputs, trace_id, holder, created_at, ended_at, envelope) "
-                "VALUES (?, 'n', 'f', '{}', '{}', 't', ?, 1, ?, ?)",
-                (f"r{number}", holder, NOW.ms, envelope),
-            )
-            connection.execute("INSERT INTO steps VALUES (?, 'a', 'succeeded', ?, 1)", (f"r{number}", record))
-    connection.close()
-    (home / "shotclock.db").chmod(0o600)
-    with Store.open(home) as store:
-        run = store.runs.get("r7")
-        assert run is not None and run.envelope == envelope_of({"a": "word" * 1000})
-        prune(store, ALL, NOW, is_alive)
-        assert all("wordword" not in text for (text,) in rows(home, "SELECT envelope FROM runs"))
-        assert all(4000 < size < 6000 for (size,) in rows(home, "SELECT bytes FROM runs"))
-        run = store.runs.get("r7")
-        assert run is not None and run.envelope == envelope_of({"a": "word" * 1000})
-        assert store.shrink()
 
 
 # --- runs -----------------------------------------------------------------------------------------------------
@@ -295,3 +256,71 @@ def test_the_environment_says_what_is_kept() -> None:
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("500", 500), ("2kB", 2000), ("3 MB", 3 * 10**6), ("1G", 10**9)])
 def test_a_size_is_read_as_it_is_written(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+# --- a whole store, moved aside -------------------------------------------------------------------------------
+
+
+def test_a_store_is_moved_aside_with_its_audit_file_and_a_new_one_starts(home: Path) -> None:
+    with Store.open(home) as store:
+        propose(store, "old", NOW)
+        AuditFile(store).catch_up()
+        store.folder("jobs")
+        end(store, "ended")
+        begin(store, "left", holder=DEAD)
+    for version in (VERSION, VERSION - 1):
+        with sqlite3.connect(home / "shotclock.db") as connection:
+            connection.execute(f"PRAGMA user_version={version}")
+            if version < VERSION:
+                connection.execute("ALTER TABLE jobs RENAME COLUMN runner TO keeper")
+        connection.close()
+        target = move_aside(home, NOW + version, is_alive)
+        assert sorted(each.name for each in target.iterdir()) == ["audit.jsonl", "jobs", "shotclock.db"]
+        assert not (home / "shotclock.db").exists() and not (home / "audit.jsonl").exists()
+        for each in target.iterdir():
+            each.rename(home / each.name)
+    (home / "audit.jsonl").unlink()
+    (home / "shotclock.db").unlink()
+    with Store.open(home) as store:
+        assert runs_left(store) == set() and AuditFile(store).verify() == []
+
+
+def test_a_store_in_use_is_not_moved(home: Path) -> None:
+    with Store.open(home) as store:
+        begin(store, "r1")
+    with pytest.raises(StoreBusy, match=r"while work runs \(run r1, pid 1\)"):
+        move_aside(home, NOW, is_alive)
+    server = subprocess.Popen(
+        [sys.executable, "-c", HOLD_OPEN, str(home)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert server.stdout is not None and server.stdout.readline() == b"open\n"
+        with pytest.raises(StoreBusy, match="another process is using the store"):
+            move_aside(home, NOW, lambda _: False)
+    finally:
+        server.communicate(timeout=20)
+    assert (home / "shotclock.db").exists()
+    assert move_aside(home, NOW, lambda _: False).is_dir()
+
+
+HOLD_OPEN = """
+import sys
+from pathlib import Path
+from shotclock.store.schema import VERSION
+from shotclock.store.store import Store
+with Store.open(Path(sys.argv[1])) as store:
+    store.runs.list()
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_no_store_and_a_newer_store_are_not_moved(home: Path) -> None:
+    with pytest.raises(StoreUnusable, match="no store"):
+        move_aside(home, NOW, is_alive)
+    Store.open(home).close()
+    with sqlite3.connect(home / "shotclock.db") as connection:
+        connection.execute(f"PRAGMA user_version={VERSION + 1}")
+    connection.close()
+    with pytest.raises(StoreUnusable, match="newer"):
+        move_aside(home, NOW, is_alive)

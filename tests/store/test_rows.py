@@ -45,9 +45,9 @@ class Everything:
     )
 )
 def test_what_is_written_is_read_back(value: Everything) -> None:
-    mapper = RowMapper(Everything, "everything", columns={"at": "happened_at"})
+    mapper = RowMapper(Everything, "everything")
     columns = mapper.write(value)
-    assert ", ".join(columns) == mapper.columns and "happened_at" in columns
+    assert ", ".join(columns) == mapper.columns
     assert all(isinstance(column, str | int | bytes | None) for column in columns.values())
     assert mapper.read([encode(column) for column in columns.values()]) == value
 

@@ -156,6 +156,21 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     return Outcome(Ending.FINISHED, data=data, warnings=notes)
 
 
+def reset_store() -> Outcome:
+    """Move the store aside, so that the next command starts a new one."""
+    from ..process.clock import wall_time
+    from ..process.kernel import is_alive
+    from ..runtime.outcomes import failure_outcome
+    from ..store.home import state_home
+    from ..store.retention import move_aside
+
+    try:
+        moved_to = move_aside(state_home(os.environ), wall_time(), is_alive)
+    except Failure as failure:
+        return failure_outcome(failure)
+    return Outcome(Ending.FINISHED, data={"moved_to": str(moved_to)})
+
+
 def _describe_limits(retention: Retention) -> dict[str, int]:
     return {
         "runs_ms": retention.runs_ms,

@@ -63,6 +63,9 @@ def render(envelope: Envelope, console: Console) -> None:
 
 def _prune(envelope: Envelope, console: Console) -> None:
     data: Any = envelope.data
+    if "moved_to" in data:
+        console.print(f"the store was moved to {data['moved_to']}", soft_wrap=True)
+        return
     gone = data["deleted"]
     verb = "would go" if data["dry_run"] else "went"
     console.print(f"{gone['runs']} runs ({_bytes(gone['runs_bytes'])}) and {gone['proposals']} proposals {verb}")

@@ -318,9 +318,15 @@ def _serve(target: str | None, http: str | None, json: bool, **options: Any) -> 
 
 
 def _prune(
-    older_than: int | None, keep: int | None, max_size: int | None, dry_run: bool, timeout: int, json: bool
+    older_than: int | None,
+    keep: int | None,
+    max_size: int | None,
+    dry_run: bool,
+    reset: bool,
+    timeout: int,
+    json: bool,
 ) -> Work:
-    from .maintenance import prune_store
+    from .maintenance import prune_store, reset_store
 
     changes: dict[str, int] = {}
     if older_than is not None:
@@ -329,6 +335,10 @@ def _prune(
         changes["runs"] = keep
     if max_size is not None:
         changes["runs_bytes"] = max_size
+    if reset and (changes or dry_run):
+        raise Mistaken([{"field": "reset", "message": "--reset moves the whole store: leave the other options out"}])
+    if reset:
+        return Work("prune", reset_store, timeout, mutates=True, show=_show)
     return Work("prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run, show=_show)
 
 
@@ -674,6 +684,7 @@ TABLE = CommandTable(
                 option("--keep", "N", "So many ended runs at most, the newest, instead of 1000.", read=_count),
                 option("--max-size", "SIZE", "So much for ended runs at most (20MB), instead of 1GB.", read=_size),
                 flag("--dry-run", "Say what would go, and delete nothing."),
+                flag("--reset", "Move the whole store aside and start a new one. Refused while work runs."),
                 JSON,
                 _timeout("5m"),
             ),

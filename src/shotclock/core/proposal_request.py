@@ -21,8 +21,6 @@ LIST_LIMIT = 100
 # What was written must be readable from a deeper stack as well: parsers give up at some depth.
 DEPTH_LIMIT = 64
 KEY_LIMIT = 200
-# How an action is made into what its hash is of. What was stored without a number has the first.
-ACTION_FORM = 2
 
 
 @value
@@ -106,7 +104,6 @@ class ProposalRequest:
     """What else decides what is done, and cannot be modified: directory, environment, program, how many tries."""
     dispatched: bool = False
     """We do it ourselves once it is approved. Otherwise whoever asked does it, and nothing here sees it."""
-    form: int = ACTION_FORM
 
     @property
     def text(self) -> str:
@@ -118,18 +115,7 @@ class ProposalRequest:
     @property
     def action_hash(self) -> str:
         """Return the hash of what would be done. Not of the reasons given, nor of who may decide until when."""
-        return self._first_hash() if self.form == 1 else _sha256(self.text)
-
-    def _first_hash(self) -> str:
-        """Return the hash as it was before there was a text: what was proposed then is still the same."""
-        done: dict[str, JSON] = {"kind": self.kind}
-        if self.kind is Kind.QUESTION:
-            done |= {"title": self.title, "choices": list(self.choices)}
-        if self.operation is not None:
-            done |= {"operation": self.operation, "arguments": self.arguments}
-        if self.file is not None:
-            done |= {"path": self.file.path, "proposed": self.file.proposed}
-        return digest(done)
+        return _sha256(self.text)
 
     @property
     def confirmation(self) -> str:
@@ -163,7 +149,6 @@ class ProposalRequest:
             "policy": policy,
             "surroundings": None if self.surroundings is None else dict(self.surroundings),
             "dispatched": self.dispatched,
-            "form": self.form,
         }
 
     @classmethod
@@ -171,7 +156,6 @@ class ProposalRequest:
         """Return the request of which `as_json` gave this."""
         policy = plain["policy"]
         return cls(**{
-            "form": 1,
             **plain,
             "kind": Kind(plain["kind"]),
             "file": None if plain["file"] is None else ProposedFile(**plain["file"]),

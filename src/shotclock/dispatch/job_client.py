@@ -28,7 +28,7 @@ from ..process.unsupervised import start_detached
 from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..store.home import create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
-from ..store.store import Store
+from ..store.store import JOBS_FOLDER, Store
 from .invocation import Invocation
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class JobClient:
         caller's place in its trace."""
         self.forget_old()
         job_id = secrets.token_hex(8)
-        log = self._store.folder("jobs") / f"{job_id}.log"
+        log = self._store.folder(JOBS_FOLDER) / f"{job_id}.log"
         job, ours = self._store.jobs.attach_or_create(
             invocation.as_new_job(str(log), job_id, wall_time()), wall_time(), is_alive
         )

@@ -24,9 +24,8 @@ from ..process.clock import pause
 from ..store.audit import NOTHING_BEFORE, Entry
 from ..store.home import StoreUnusable, create_private_file, sync_directory
 from ..store.proposals import StoredProposal
-from ..store.store import Store
+from ..store.store import AUDIT_FILE_NAME, Store
 
-FILE_NAME = "audit.jsonl"
 ENTRIES_AT_ONCE = 500
 # Five seconds in all. Others append for milliseconds; somebody who verifies a huge file would run this out, and then
 # the next change catches up.
@@ -64,7 +63,7 @@ class AuditFile:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.path: Path = store.home / FILE_NAME
+        self.path: Path = store.home / AUDIT_FILE_NAME
 
     def catch_up_if_possible(self) -> None:
         """Catch up, and ignore a failure: the change itself is done and kept, so a file that cannot be written now must
@@ -265,7 +264,7 @@ class AuditFile:
                 before = max(before, (created, made, id))
 
     def _check_tokens(self, problems: list[AuditProblem]) -> None:
-        """Check that the tokens are what their entries say. Those of before entries had a digest are known by name."""
+        """Check that the tokens are what their entries say."""
         digests = self._store.tokens.digests()  # first: what others issue from here on has no digest yet
         recorded: dict[str, str | None] = {}
         for entry in self._entries():
@@ -274,7 +273,7 @@ class AuditFile:
         for id, digest_now in digests.items():
             if id not in recorded:
                 problems.append(AuditProblem("token", f"token {id} is in the store without any entry"))
-            elif recorded[id] not in (None, digest_now) and self._store.tokens.digests().get(id) != recorded[id]:
+            elif recorded[id] != digest_now and self._store.tokens.digests().get(id) != recorded[id]:
                 problems.append(AuditProblem("token", f"token {id} is not what its entries say: it was changed"))
         for id in sorted(recorded.keys() - self._store.tokens.digests().keys()):
             problems.append(AuditProblem("token", f"token {id} is gone from the store"))
@@ -313,7 +312,7 @@ class _ProposalHistory:
         self.used = False
         self.ask: str | None = None
         self.row: str | None = None
-        """Of all that was kept of it after its last change. Entries of before there were such digests have none."""
+        """Digest of the row after its last change."""
         self.is_forgotten = False
         """What was asked and decided is too old to be kept; these entries are."""
 
@@ -355,8 +354,8 @@ class _ProposalHistory:
             and self.expires_at == proposal.expires_at.iso()
             and self.used == (proposal.used_at is not None)
             and kept.summary == proposal.summary
-            and self.ask in (None, kept.ask)
-            and self.row in (None, kept.row)
+            and self.ask == kept.ask
+            and self.row == kept.row
         )
 
 

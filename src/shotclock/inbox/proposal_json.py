@@ -32,7 +32,7 @@ from .access import Principal, Role
 from .person_wait import run_of
 
 # What only we say about a proposal: where it is done, that we do it ourselves, and what we have read.
-_OURS = frozenset(("surroundings", "dispatched", "form", "was_read"))
+_OURS = frozenset(("surroundings", "dispatched", "was_read"))
 _ASK = frozenset(fields_of(ProposalRequest)) - _OURS
 _POLICY = frozenset(fields_of(Policy)) | {"ttl", "remind"}
 _DECISION = frozenset(fields_of(Decision)) | {"arguments_text"}

@@ -1,4 +1,4 @@
-"""One connection to one SQLite file: opening, migrating, transactions, threads and forks.
+"""One connection to one SQLite file: opening, transactions, threads and forks.
 
 Write-ahead logging, so that readers never wait for a writer. A durable transaction is on the disk when it returns;
 one that is not (a heartbeat, a lock) survives `kill -9` of anybody, but may be lost with the power, together with
@@ -37,7 +37,7 @@ from .home import (
     sync_directory,
 )
 from .rows import encode
-from .schema import APPLICATION_ID, MIGRATIONS
+from .schema import APPLICATION_ID, STATEMENTS, VERSION
 
 # How long SQLite waits for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
 # would run this out.
@@ -157,19 +157,15 @@ class SQLiteDatabase:
 
     def shrink(self, pages: int | None = None) -> bool:
         """Give space of what was deleted back to the file system: so many pages at most, or all of it. Return whether
-        that was possible: others may be in the middle of something, or the disk may have no space for a copy."""
+        that was possible: others may be in the middle of something."""
         with self._hold_lock():
             self._check_file()
             connection = self._connection or self._connect()
             try:
                 connection.execute(f"PRAGMA busy_timeout={OPEN_STEP_MS if pages is not None else BUSY_TIMEOUT_MS}")
                 self._busy_ms = -1
-                if _number(connection, "auto_vacuum") == _INCREMENTAL:
-                    # A script, because it steps once for each page, and `execute` would stop after the first.
-                    connection.executescript(f"PRAGMA incremental_vacuum({pages or 0})")
-                elif pages is None:
-                    connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
-                    connection.execute("VACUUM")  # of a file from before this: it is written anew, once
+                # A script, because it steps once for each page, and `execute` would stop after the first.
+                connection.executescript(f"PRAGMA incremental_vacuum({pages or 0})")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.Error:
                 return False
@@ -343,17 +339,11 @@ def _prepare_file(path: Path) -> tuple[int, int]:
 
 
 def _set_up(connection: sqlite3.Connection, path: Path) -> None:
-    version = _number(connection, "user_version")
-    if version > len(MIGRATIONS):
-        raise StoreUnusable(
-            f"the store was written by a newer Shotclock (schema {version}, this one knows {len(MIGRATIONS)})",
-            path,
-            suggestion="upgrade shotclock, or set SHOTCLOCK_HOME to another directory",
-        )
-    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    if _number(connection, "application_id") != APPLICATION_ID and not (empty and version == 0):
-        raise StoreUnusable("this is a database of some other program", path)
-    if empty:  # later it would take a copy of everything
+    version = check_version(connection, path)
+    if 0 < version < VERSION:
+        message = f"the store has an older format (version {version}, this Shotclock needs {VERSION})"
+        raise StoreUnusable(f"{message}: run `shotclock prune --reset` to move it aside and start a new one", path)
+    if version == 0:  # later it would take a copy of everything
         connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
@@ -363,19 +353,55 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA trusted_schema=OFF")
     connection.execute(f"PRAGMA journal_size_limit={LOG_KEPT_BYTES}")
-    for number, statements in enumerate(MIGRATIONS, 1):
-        if number > version:
-            _migrate(connection, number, statements)
+    if version == 0:
+        _create_tables(connection)
 
 
-def _migrate(connection: sqlite3.Connection, number: int, statements: tuple[str, ...]) -> None:
+def check_version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the version of a store; 0 for a new file. Raises StoreUnusable for a newer store and for other files."""
+    version = _number(connection, "user_version")
+    if version > VERSION:
+        raise StoreUnusable(
+            f"the store was written by a newer Shotclock (version {version}, this one knows {VERSION})",
+            path,
+            suggestion="upgrade shotclock, or set SHOTCLOCK_HOME to another directory",
+        )
+    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if _number(connection, "application_id") != APPLICATION_ID and not (is_empty and version == 0):
+        raise StoreUnusable("this is a database of some other program", path)
+    return version
+
+
+@contextmanager
+def open_alone(path: Path) -> Iterator[tuple[SQLiteTransaction, int]]:
+    """Open a store of this or an older version, alone among all processes; yield a transaction and the version.
+
+    Raises StoreBusy while another process has it open. Only for a process that has not opened it otherwise.
+    """
+    _prepare_file(path)
+    connection = sqlite3.connect(path, timeout=OPEN_STEP_MS / 1000, isolation_level=None)
+    try:
+        version = check_version(connection, path)
+        # Needs the file alone, also where the others are idle, and leaves no log beside it.
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.execute("BEGIN EXCLUSIVE")
+        yield SQLiteTransaction(connection), version
+    except sqlite3.Error as error:
+        if is_busy(error):
+            raise StoreBusy("another process is using the store: stop servers, runs and jobs first", path) from error
+        raise translate_error(error, path) from error
+    finally:
+        connection.close()
+
+
+def _create_tables(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _number(connection, "user_version") < number:  # otherwise another process was faster
-            for statement in statements:
+        if _number(connection, "user_version") == 0:  # otherwise another process was faster
+            for statement in STATEMENTS:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={number}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

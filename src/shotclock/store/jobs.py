@@ -131,7 +131,6 @@ def _build_job(fields: dict[str, Any]) -> Job:
 _JOBS = RowMapper(
     Job,
     "jobs",
-    columns={"runner": "keeper"},
     without=("progress",),
     beside={
         "progress_done": "int | None",
@@ -232,7 +231,7 @@ class Jobs:
         runner."""
         with self._database.write() as transaction:
             transaction.execute(
-                "UPDATE jobs SET state = 'running', keeper = ?, heartbeat_at = ? WHERE id = ? AND state = 'starting'",
+                "UPDATE jobs SET state = 'running', runner = ?, heartbeat_at = ? WHERE id = ? AND state = 'starting'",
                 (runner, now, id),
             )
             job = _get(transaction, id)
@@ -377,7 +376,7 @@ def _take_up_again(transaction: Transaction, id: str, row: Mapping[str, object],
     input."""
     names = ("program", "spec", "deadline_at", "max_lifetime_ms", "idle_timeout_ms")
     transaction.execute(
-        "UPDATE jobs SET state = 'starting', attempt = attempt + 1, attempt_at = ?, keeper = NULL, "
+        "UPDATE jobs SET state = 'starting', attempt = attempt + 1, attempt_at = ?, runner = NULL, "
         "heartbeat_at = NULL, cancel_requested_at = NULL, ended_at = NULL, envelope = NULL, delivered_at = NULL, "
         f"{', '.join(f'{name} = ?' for name in names)} WHERE id = ?",
         (now, *(row[name] for name in names), id),

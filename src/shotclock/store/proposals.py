@@ -111,7 +111,7 @@ def _decode_runner(column: str) -> Runner:
 
 def _build_summary(fields: dict[str, Any]) -> Summary:
     about = fields.pop("about")
-    shown = {"dispatched": False, **about, "kind": Kind(about["kind"]), "deciders": tuple(about["deciders"])}
+    shown = {**about, "kind": Kind(about["kind"]), "deciders": tuple(about["deciders"])}
     return Summary(**{**fields, **shown, "destructive": bool(about["destructive"])})
 
 

@@ -1,5 +1,4 @@
-"""Retention: how long what has ended is kept, and the deletion of what is older: runs by age, number and size,
-proposals by age.
+"""Retention: how long ended runs and proposals are kept, the deletion of older ones, and the reset of a whole store.
 
 What is under way, parked or waiting for a person is never deleted. The audit trail is kept whole: of a proposal that
 went, its entries stay, with one more that says so.
@@ -14,20 +13,23 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import as_dict, lazy_pattern, replace, value
+from .database import open_alone
+from .home import StoreBusy, StoreUnusable
+from .rows import Transaction, decode_process
 from .runs import belongs_to
-from .store import Store
+from .schema import VERSION
+from .store import AUDIT_FILE_NAME, FILE_NAME, JOBS_FOLDER, Store
 
 DAY_MS = 24 * 3_600_000
 # Runs and proposals that one transaction deletes, so that nobody waits long behind it.
 AT_ONCE = 50
-# Runs of older versions that one transaction reads and writes anew.
-SLIMMED_AT_ONCE = 10
 # What is done by the way, once a day: so many of each kind, and so many pages given back. The rest has to wait for the
 # next time, which then comes sooner.
 BY_THE_WAY = 200
@@ -109,9 +111,6 @@ def prune(
     limit: int = -1,
 ) -> Pruned:
     """Delete what is older, more or larger than is kept, at most `limit` of each kind. Raises Failure of the store."""
-    left = limit if limit >= 0 else -1
-    while not dry_run and left and store.runs.slim(SLIMMED_AT_ONCE) == SLIMMED_AT_ONCE:
-        left = max(0, left - SLIMMED_AT_ONCE) if limit >= 0 else left
     before = _before(now, retention.runs_ms)
     runs = store.runs.list_outdated(before, retention.runs, retention.runs_bytes)
     if before is not None:
@@ -147,6 +146,44 @@ def prune_by_the_way(
                 store.prune_again_in(now, PAUSE_MS, PAUSE_WITH_MORE_MS)
     except Failure:
         pass
+
+
+def move_aside(home: Path, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Path:
+    """Move the store with its audit file and job logs to a directory of their own and return that directory.
+
+    Raises StoreBusy while a process works with the store, StoreUnusable where there is none or it is a newer one.
+    """
+    path = home / FILE_NAME
+    if not path.exists():
+        raise StoreUnusable("there is no store to move aside", path)
+    with open_alone(path) as (transaction, version):
+        if work := _list_work(transaction, version, is_alive):
+            raise StoreBusy(f"the store cannot be moved aside while work runs ({', '.join(work)})", path)
+        target = home / f"store-{version}-{now.iso().replace(':', '').replace('.', '')}"
+        target.mkdir(mode=0o700)
+        for name in (
+            AUDIT_FILE_NAME,
+            JOBS_FOLDER,
+            FILE_NAME,
+        ):  # the store last: while it is there, this can be repeated
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(home / name, target / name)
+    return target
+
+
+def _list_work(transaction: Transaction, version: int, is_alive: Callable[[ProcessIdentity], bool]) -> list[str]:
+    """Describe the jobs and runs of living processes."""
+    found = []
+    for kind, table, column in (
+        ("job", "jobs", "runner" if version >= VERSION else "keeper"),
+        ("run", "runs", "holder"),
+    ):
+        rows = transaction.execute(f"SELECT id, {column} FROM {table} WHERE ended_at IS NULL AND {column} IS NOT NULL")
+        for id, holder in rows:
+            process = decode_process(holder)
+            if is_alive(process):
+                found.append(f"{kind} {id}, pid {process.pid}")
+    return found
 
 
 def _before(now: WallTime, age_ms: int) -> WallTime | None:

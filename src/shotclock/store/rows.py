@@ -152,8 +152,8 @@ _CODECS = {
 class RowMapper(Generic[T]):
     """Maps the rows of a table to values of one type and back, by the names and declared types of its fields.
 
-    `columns` names those that are called otherwise than their field; `codecs` has the fields whose type is not known
-    here; a field that is `without` a column is what `build` makes of the others and of those `beside` it.
+    `codecs` has the fields whose type is not known here. A field that is `without` a column is made by `build` from the
+    others and from the columns `beside` them.
     """
 
     def __init__(
@@ -161,7 +161,6 @@ class RowMapper(Generic[T]):
         kind: type[T],
         table: str,
         *,
-        columns: Mapping[str, str] | None = None,
         without: Sequence[str] = (),
         beside: Mapping[str, str] | None = None,
         build: Callable[[dict[str, Any]], T] | None = None,
@@ -172,9 +171,8 @@ class RowMapper(Generic[T]):
         self._fields = tuple(declared)
         self._codecs = tuple((codecs or {}).get(name) or _codec_of(type) for name, type in declared.items())
         self._build: Callable[[dict[str, Any]], T] = build or (lambda fields: kind(**fields))
-        self._names = tuple((columns or {}).get(name, name) for name in declared)
         self._table = table
-        self.columns = ", ".join(self._names)
+        self.columns = ", ".join(self._fields)
 
     def read(self, row: Sequence[Any]) -> T:
         """Return the value of a row that has `columns`."""
@@ -185,8 +183,8 @@ class RowMapper(Generic[T]):
     def write(self, value: T, without: Sequence[str] = ()) -> dict[str, Column]:
         """Return the columns of a value, by their names, without those of some fields."""
         return {
-            column: codec.encode(getattr(value, name))
-            for column, name, codec in zip(self._names, self._fields, self._codecs, strict=True)
+            name: codec.encode(getattr(value, name))
+            for name, codec in zip(self._fields, self._codecs, strict=True)
             if name not in without
         }
 

@@ -6,7 +6,6 @@ was finished and what was cut off in the middle.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -159,14 +158,18 @@ class Runs:
             return {step.id: step for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
 
     def end(self, run_id: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
-        """Record the end of a run and return whether this ended it: the first end stays. What its steps have put out is
-        kept once, with the steps."""
+        """Record the end of a run and return whether this call ended it: the first end stays.
+
+        The outputs of steps are stored once, with the steps.
+        """
+        size = "length(workflow) + length(inputs) + (SELECT coalesce(sum(length(record)), 0) FROM steps WHERE run = ?)"
         with self._database.write() as transaction:
-            text, size = _slim_envelope(transaction, run_id, envelope)
-            return transaction.execute(
-                "UPDATE runs SET envelope = ?, bytes = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL",
-                (text, size, now, run_id),
-            ).rowcount > 0  # fmt: skip
+            text = json_text(_leave_out_outputs(transaction, run_id, envelope))
+            ended = transaction.execute(
+                f"UPDATE runs SET envelope = ?, bytes = ? + {size}, ended_at = ? WHERE id = ? AND ended_at IS NULL",
+                (text, len(text), run_id, now, run_id),
+            )
+            return ended.rowcount > 0
 
     def get(self, run_id: str) -> Run | None:
         with self._database.read() as transaction:
@@ -194,18 +197,6 @@ class Runs:
         with self._database.read() as transaction:
             return tuple(_RUNS.list(transaction, where, (check_count(limit, "limit"),)))
 
-    def slim(self, limit: int = 50) -> int:
-        """Rewrite ended runs from before outputs were kept once, `limit` at most, and return how many."""
-        with self._database.write() as transaction:
-            rows = transaction.execute(
-                "SELECT id, envelope FROM runs WHERE ended_at IS NOT NULL AND bytes IS NULL LIMIT ?",
-                (check_count(limit, "limit"),),
-            ).fetchall()
-            for id, envelope in rows:
-                text, size = _slim_envelope(transaction, decode_text(id), json.loads(envelope))
-                transaction.execute("UPDATE runs SET envelope = ?, bytes = ? WHERE id = ?", (text, size, id))
-        return len(rows)
-
     def list_outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
         """Return ended runs that ended before then, or that are more than so many or than so many bytes, the oldest
         first; 0 and None are no limit. What belongs to a run that has not ended stays."""
@@ -213,7 +204,7 @@ class Runs:
         found = []
         with self._database.read() as transaction:
             rows = transaction.execute(
-                "SELECT seq, ended_at, coalesce(bytes, 0) FROM runs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC"
+                "SELECT seq, ended_at, bytes FROM runs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC"
             )
             for seq, ended_at, bytes in rows:
                 kept, total = kept + 1, total + bytes
@@ -257,17 +248,11 @@ def belongs_to(name: str, run_ids: frozenset[str], separators: str) -> bool:
 
 def _get(transaction: Transaction, run_id: str) -> Run | None:
     run = _RUNS.get(transaction, "WHERE id = ?", (run_id,))
-    if run is None:
-        return None
-    steps, outputs, sources = _parts_of(run.envelope)
-    if sources or any("output" not in step for step in steps.values()):
-        records = {step.id: step.record for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
-        for id, step in steps.items():
-            step.setdefault("output", records.get(id, {}).get("output"))
-        for name, id in sources.items():
-            outputs[name] = records.get(id, {}).get("output")
-    if run.envelope is not None and sources:
-        del run.envelope["data"][_SOURCES]
+    if run is not None:
+        without = {id: step for id, step in _steps_of(run.envelope).items() if "output" not in step}
+        for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,)) if without else ():
+            if step.id in without:
+                without[step.id]["output"] = step.record.get("output")
     return run
 
 
@@ -277,45 +262,19 @@ def _is_inside_open(transaction: Transaction, seq: int, open_ids: frozenset[str]
     return belongs_to(decode_text(row[0]), open_ids, ".")
 
 
-def _slim_envelope(transaction: Transaction, id: str, envelope: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the envelope without the outputs, of steps and of the run, that stand with the steps as well; and how much
-    the whole run takes."""
-    digests, size = {}, 0
+def _leave_out_outputs(transaction: Transaction, id: str, envelope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the envelope without the outputs that the records of its steps hold."""
+    steps = dict(_steps_of(envelope))
     # One record at a time, because each can be large.
     for step_id, record in transaction.execute("SELECT id, record FROM steps WHERE run = ?", (id,)):
-        digests[decode_text(step_id)] = _digest(json.loads(record).get("output"))
-        size += len(record)
-    steps, outputs, _ = _parts_of(envelope)
-    kept = {
-        name: {key: value for key, value in step.items() if key != "output"}
-        if digests.get(name) == _digest(step.get("output"))
-        else step
-        for name, step in steps.items()
-    }
-    if kept:
-        envelope = {**envelope, "data": {**envelope["data"], "steps": kept}}
-    steps_by_output = {digest: name for name, digest in digests.items()}
-    sources = {name: step for name, value in outputs.items() if (step := steps_by_output.get(_digest(value)))}
-    if sources:
-        slim = {name: None if name in sources else value for name, value in outputs.items()}
-        envelope = {**envelope, "data": {**envelope["data"], "outputs": slim, _SOURCES: sources}}
-    text = json_text(envelope)
-    found = transaction.execute("SELECT length(workflow) + length(inputs) FROM runs WHERE id = ?", (id,)).fetchone()
-    return text, len(text) + size + (0 if found is None else found[0])
+        step = steps.get(decode_text(step_id), {})
+        # Compared as text: 1 and True are equal, and not the same.
+        if "output" in step and json_text(step["output"]) == json_text(json.loads(record).get("output")):
+            steps[decode_text(step_id)] = {key: value for key, value in step.items() if key != "output"}
+    return {**envelope, "data": {**envelope["data"], "steps": steps}} if steps else envelope
 
 
-def _digest(value: Any) -> bytes:
-    """Return a digest of the value's text: 1 and True are equal, and not the same."""
-    return hashlib.sha256(json_text(value).encode()).digest()
-
-
-# In an envelope as it is kept: the step that has the output, of each output of the run that is one.
-_SOURCES = "output_sources"
-
-
-def _parts_of(envelope: Mapping[str, Any] | None) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, str]]:
-    """Return the steps of a run, its outputs and where those are kept that were taken out."""
-    data = None if envelope is None else envelope.get("data")
-    found = [data.get(key) if isinstance(data, dict) else None for key in ("steps", "outputs", _SOURCES)]
-    steps, outputs, sources = (each if isinstance(each, dict) else {} for each in found)
-    return steps, outputs, sources
+def _steps_of(envelope: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    data = (envelope or {}).get("data")
+    steps = data.get("steps") if isinstance(data, dict) else None
+    return steps if isinstance(steps, dict) else {}

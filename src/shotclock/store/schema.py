@@ -1,14 +1,14 @@
-"""Tables, as numbered migrations.
+"""Tables of the store, in one version: before 1.0 an older store is moved aside, not migrated.
 
-Migrations are append only: what has been released is never edited.
-
-Each migration is one transaction; `user_version` says how many a file has had. What a column holds: store/rows.py.
+`user_version` holds the number of the version. The values of the columns: store/rows.py.
 """
 
-# "SHOT": tells our files from any other SQLite database that may lie in the way.
+# "SHOT": distinguishes the store from the SQLite databases of other programs.
 APPLICATION_ID = 0x53484F54
+# To be raised with every change of the tables. 1 to 11 were never released.
+VERSION = 12
 
-_FIRST = (
+STATEMENTS = (
     """
     CREATE TABLE jobs (
         seq INTEGER PRIMARY KEY,
@@ -21,12 +21,13 @@ _FIRST = (
         program TEXT NOT NULL,
         tool_version TEXT NOT NULL,
         idempotency_key TEXT,
+        owner TEXT,
         spec TEXT NOT NULL,
         log_path TEXT,
         stdin_path TEXT,
         state TEXT NOT NULL CHECK (state IN ('starting', 'running', 'finished', 'lost')),
         attempt INTEGER NOT NULL,
-        keeper TEXT,
+        runner TEXT,
         progress_done INTEGER,
         progress_total INTEGER,
         progress_unit TEXT,
@@ -42,11 +43,11 @@ _FIRST = (
         envelope TEXT,
         delivered_at INTEGER,
         CHECK ((state IN ('finished', 'lost')) = (ended_at IS NOT NULL)),
-        CHECK (state <> 'starting' OR keeper IS NULL),
-        CHECK (state <> 'running' OR keeper IS NOT NULL)
+        CHECK (state <> 'starting' OR runner IS NULL),
+        CHECK (state <> 'running' OR runner IS NOT NULL)
     )
     """,
-    # Each of these has seq as its last column by itself, so they also give the newest first without sorting.
+    # SQLite appends seq to each of these, so they also give the newest first without sorting.
     "CREATE INDEX jobs_by_key ON jobs (key)",
     "CREATE INDEX jobs_by_app ON jobs (app)",
     "CREATE INDEX jobs_active ON jobs (seq) WHERE ended_at IS NULL",
@@ -90,9 +91,6 @@ _FIRST = (
     )
     """,
     "CREATE INDEX replies_began ON replies (began_at)",
-)
-
-_RUNS = (
     """
     CREATE TABLE runs (
         seq INTEGER PRIMARY KEY,
@@ -105,12 +103,16 @@ _RUNS = (
         holder TEXT NOT NULL,
         created_at INTEGER NOT NULL,
         deadline_at INTEGER,
+        parked_at INTEGER,
         ended_at INTEGER,
+        -- The size of an ended run with its steps, so that the oldest can be deleted without reading any.
+        bytes INTEGER,
         envelope TEXT,
         CHECK ((ended_at IS NULL) = (envelope IS NULL))
     )
     """,
-    "CREATE INDEX runs_ended ON runs (ended_at) WHERE ended_at IS NOT NULL",
+    "CREATE INDEX runs_ended ON runs (ended_at, bytes) WHERE ended_at IS NOT NULL",
+    "CREATE INDEX runs_open ON runs (id) WHERE ended_at IS NULL",
     """
     CREATE TABLE steps (
         run TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
@@ -121,14 +123,25 @@ _RUNS = (
         PRIMARY KEY (run, id)
     ) WITHOUT ROWID
     """,
-)
-
-_INBOX = (
-    # The long texts stand last: what stands before them is read without them.
+    # The begun items of a `for_each`, while its step runs.
+    """
+    CREATE TABLE items (
+        run TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+        step TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        record TEXT NOT NULL,
+        PRIMARY KEY (run, step, number)
+    ) WITHOUT ROWID
+    """,
+    # A request can be megabytes and never changes: in a table of its own it is neither read for a list nor written
+    # again with every change.
+    "CREATE TABLE asks (id TEXT NOT NULL PRIMARY KEY, ask TEXT NOT NULL)",
+    # `created_seq` is the order of creation; `seq` moves with every change.
     """
     CREATE TABLE proposals (
         id TEXT NOT NULL PRIMARY KEY,
         seq INTEGER NOT NULL UNIQUE,
+        created_seq INTEGER NOT NULL,
         status TEXT NOT NULL
             CHECK (status IN ('pending', 'approved', 'modified', 'rejected', 'expired', 'withdrawn')),
         asked_by TEXT NOT NULL,
@@ -140,20 +153,26 @@ _INBOX = (
         reminded_at INTEGER,
         decided_by TEXT,
         decided_at INTEGER,
+        decided_via TEXT,
         used_at INTEGER,
+        runner TEXT,
+        outcome TEXT,
+        about TEXT NOT NULL,
+        notes TEXT,
         decision TEXT,
-        ask TEXT NOT NULL,
         CHECK ((status IN ('approved', 'modified', 'rejected')) = (decision IS NOT NULL)),
         CHECK ((decision IS NULL) = (decided_by IS NULL)),
         CHECK ((decision IS NULL) = (decided_at IS NULL)),
+        CHECK ((decision IS NULL) = (notes IS NULL)),
         CHECK (used_at IS NULL OR status IN ('approved', 'modified'))
     )
     """,
-    "CREATE INDEX proposals_by_key ON proposals (asked_by, key) WHERE key IS NOT NULL",
-    "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash)",
+    "CREATE INDEX proposals_by_key ON proposals (asked_by, key, created_seq) WHERE key IS NOT NULL",
+    "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash, created_seq)",
     "CREATE INDEX proposals_by_status ON proposals (status, seq)",
     "CREATE INDEX proposals_due ON proposals (expires_at) WHERE status = 'pending'",
     "CREATE INDEX proposals_to_remind ON proposals (remind_at) WHERE remind_at IS NOT NULL",
+    "CREATE INDEX proposals_open ON proposals (asked_by, expires_at) WHERE status = 'pending'",
     """
     CREATE TABLE audit (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -167,6 +186,7 @@ _INBOX = (
     )
     """,
     "CREATE INDEX audit_by_proposal ON audit (proposal) WHERE proposal IS NOT NULL",
+    # The last entry in the audit file.
     "CREATE TABLE audit_filed (seq INTEGER NOT NULL)",
     "INSERT INTO audit_filed (seq) VALUES (0)",
     """
@@ -181,124 +201,9 @@ _INBOX = (
     )
     """,
     "CREATE INDEX tokens_by_name ON tokens (name)",
-)
-
-# What is asked for can be megabytes, and never changes: in a table of its own it is neither read for a list nor written
-# again with every change.
-_ASKS = (
-    "CREATE TABLE asks (id TEXT NOT NULL PRIMARY KEY, ask TEXT NOT NULL)",
-    "INSERT INTO asks (id, ask) SELECT id, ask FROM proposals",
-    "ALTER TABLE proposals RENAME TO proposals_before",
-    """
-    CREATE TABLE proposals (
-        id TEXT NOT NULL PRIMARY KEY,
-        seq INTEGER NOT NULL UNIQUE,
-        status TEXT NOT NULL
-            CHECK (status IN ('pending', 'approved', 'modified', 'rejected', 'expired', 'withdrawn')),
-        asked_by TEXT NOT NULL,
-        key TEXT,
-        action_hash TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        expires_at INTEGER NOT NULL,
-        remind_at INTEGER,
-        reminded_at INTEGER,
-        decided_by TEXT,
-        decided_at INTEGER,
-        used_at INTEGER,
-        about TEXT NOT NULL,
-        notes TEXT,
-        decision TEXT,
-        CHECK ((status IN ('approved', 'modified', 'rejected')) = (decision IS NOT NULL)),
-        CHECK ((decision IS NULL) = (decided_by IS NULL)),
-        CHECK ((decision IS NULL) = (decided_at IS NULL)),
-        CHECK ((decision IS NULL) = (notes IS NULL)),
-        CHECK (used_at IS NULL OR status IN ('approved', 'modified'))
-    )
-    """,
-    """
-    INSERT INTO proposals (rowid, id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at,
-        reminded_at, decided_by, decided_at, used_at, about, notes, decision)
-    SELECT rowid, id, seq, status, asked_by, key, action_hash, created_at, expires_at, remind_at, reminded_at,
-        decided_by, decided_at, used_at,
-        json_object('kind', json_extract(ask, '$.kind'), 'title', json_extract(ask, '$.title'),
-            'operation', json_extract(ask, '$.operation'), 'path', json_extract(ask, '$.file.path'),
-            'destructive', json_extract(ask, '$.policy.destructive'),
-            'deciders', json_extract(ask, '$.policy.deciders')),
-        substr(json_extract(decision, '$.notes'), 1, 200), decision
-    FROM proposals_before
-    """,
-    "DROP TABLE proposals_before",
-    "CREATE INDEX proposals_by_key ON proposals (asked_by, key) WHERE key IS NOT NULL",
-    "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash)",
-    "CREATE INDEX proposals_by_status ON proposals (status, seq)",
-    "CREATE INDEX proposals_due ON proposals (expires_at) WHERE status = 'pending'",
-    "CREATE INDEX proposals_to_remind ON proposals (remind_at) WHERE remind_at IS NOT NULL",
-    "CREATE INDEX proposals_open ON proposals (asked_by, expires_at) WHERE status = 'pending'",
-)
-
-# A run that waits for a person and has no process is no run whose process died.
-_PARKED = ("ALTER TABLE runs ADD COLUMN parked_at INTEGER",)
-
-# Sessions of operators' browsers that were ended before their time. A session itself is signed, and nowhere kept.
-_ENDED_SESSIONS = ("CREATE TABLE ended_sessions (id TEXT NOT NULL PRIMARY KEY, expires_at INTEGER NOT NULL)",)
-
-# Through what a decision came, who runs what it allowed, and what became of that.
-_OUTCOMES = (
-    "ALTER TABLE proposals ADD COLUMN decided_via TEXT",
-    "ALTER TABLE proposals ADD COLUMN runner TEXT",
-    "ALTER TABLE proposals ADD COLUMN outcome TEXT",
-)
-
-# Whose it is. None: of the user whose store this is.
-_OWNERS = ("ALTER TABLE jobs ADD COLUMN owner TEXT",)
-
-# How much each ended run takes, so that the oldest can go without reading any; NULL is one whose outputs stand in its
-# envelope a second time, from before they were left out there. And when it was last looked for what is too old.
-_RETENTION = (
-    "ALTER TABLE runs ADD COLUMN bytes INTEGER",
-    "DROP INDEX runs_ended",
-    "CREATE INDEX runs_ended ON runs (ended_at, bytes) WHERE ended_at IS NOT NULL",
-    "CREATE INDEX runs_open ON runs (id) WHERE ended_at IS NULL",
+    # Browser sessions that were ended before they expired. A session itself is signed and not stored.
+    "CREATE TABLE ended_sessions (id TEXT NOT NULL PRIMARY KEY, expires_at INTEGER NOT NULL)",
+    # The time of the last pruning.
     "CREATE TABLE pruned (at INTEGER NOT NULL)",
     "INSERT INTO pruned (at) VALUES (0)",
-)
-
-# In what order proposals were made, which `seq` does not tell: it moves with every change. Those that are there have
-# fewer of them before than any new one has entries in the audit trail, so the numbers of both are in one order.
-_CREATION_ORDER = (
-    "ALTER TABLE proposals ADD COLUMN created_seq INTEGER NOT NULL DEFAULT 0",
-    "UPDATE proposals SET created_seq = rowid",
-    "DROP INDEX proposals_by_key",
-    "DROP INDEX proposals_by_action",
-    "CREATE INDEX proposals_by_key ON proposals (asked_by, key, created_seq) WHERE key IS NOT NULL",
-    "CREATE INDEX proposals_by_action ON proposals (asked_by, action_hash, created_seq)",
-)
-
-# The items of a `for_each` that have begun, as long as their step runs. Number -1: an earlier version has begun the
-# step, and recorded none.
-_ITEMS = (
-    """
-    CREATE TABLE items (
-        run TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-        step TEXT NOT NULL,
-        number INTEGER NOT NULL,
-        record TEXT NOT NULL,
-        PRIMARY KEY (run, step, number)
-    ) WITHOUT ROWID
-    """,
-    "INSERT INTO items (run, step, number, record) SELECT run, id, -1, '{}' FROM steps WHERE status = 'running'",
-)
-
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    _FIRST,
-    _RUNS,
-    _INBOX,
-    _ASKS,
-    _PARKED,
-    _ENDED_SESSIONS,
-    _OUTCOMES,
-    _OWNERS,
-    _RETENTION,
-    _CREATION_ORDER,
-    _ITEMS,
 )

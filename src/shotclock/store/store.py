@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .tokens import Tokens
 
 FILE_NAME = "shotclock.db"
+AUDIT_FILE_NAME = "audit.jsonl"
+JOBS_FOLDER = "jobs"
 
 Table = TypeVar("Table")
 
