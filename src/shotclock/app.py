@@ -488,15 +488,12 @@ def _read_documentation(function: Callable[..., Any]) -> _Documentation:
 
 
 def _read_overtime(name: str, written: object, clocks: Clocks) -> dict[str, Any] | bool | str | None:
-    """Return the overtime of a command as its catalogue holds it. A function that is asked is named by its module."""
+    """Return the overtime of a command as its catalogue holds it."""
     if written is None or written is False:
         return None
     from .core.overtime import OvertimeError, OvertimePolicy
 
     plain: Any = dict(written) if isinstance(written, Mapping) else written
-    if isinstance(plain, dict) and callable(plain.get("function")):
-        function = plain["function"]
-        plain["function"] = f"{function.__module__}:{function.__qualname__}"
     try:
         OvertimePolicy.of(plain, clocks.timeout_ms or 0)
     except OvertimeError as error:

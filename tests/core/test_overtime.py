@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import NS_PER_MS, Bound, Deadline, latest_bell, move_bell, reserve_ms_for
 from shotclock.core.overtime import (
-    Decision,
     ObserverKind,
     Overtime,
+    OvertimeDecision,
     OvertimeError,
     OvertimePolicy,
     Verdict,
@@ -26,7 +26,7 @@ policies = st.builds(
     some_ms,
     st.booleans(),
 )
-decisions = st.builds(Decision, st.integers(-(10**6), 10**10), st.just(""), st.booleans())
+decisions = st.builds(OvertimeDecision, st.integers(-(10**6), 10**10), st.just(""), st.booleans())
 asked = st.lists(st.tuples(decisions, st.integers(0, 10**6), st.none() | ms), max_size=30)
 
 
@@ -97,7 +97,7 @@ def test_a_bell_that_is_moved_is_never_past_what_the_parent_leaves(now_ns, lead_
 @given(policies)
 def test_grants_of_half_a_second_are_real(policy):
     overtime = Overtime(OvertimePolicy(ObserverKind.PROGRESS, 60_000, 3, 500))
-    request = overtime.settle(Decision(500), at_ms=0, took_ms=0, ceiling_ms=None)
+    request = overtime.settle(OvertimeDecision(500), at_ms=0, took_ms=0, ceiling_ms=None)
     assert (request.granted_ms, overtime.used_ms) == (500, 500)
 
 
@@ -137,7 +137,10 @@ def test_without_overtime_there_is_no_policy(written):
         ("soon", "neither an observer"),
         ({"obsever": "progress"}, "obsever: not a key"),
         ({"observer": "boss"}, "observer: one of"),
-        ({"observer": "command"}, "command: say which"),
+        ({"function": "judge.py:decide"}, "a function cannot decide about overtime: write command"),
+        ({"observer": "function"}, "a function cannot decide about overtime: write command"),
+        ("function=judge.py:decide", "a function cannot decide about overtime: write command"),
+        ({"observer": "command"}, "command: write the shell command"),
         ({"budget": -1}, "budget"),
         ({"budget": "0s"}, "budget: should be more than 0"),
         ({"max_requests": 1.5}, "max_requests"),
@@ -165,7 +168,7 @@ def test_where_there_is_no_timeout_a_budget_has_to_be_named():
     [({"extend": "30s"}, 30_000), ({"extend_ms": 500}, 500), ({"decline": True}, 0), ({"extend": False}, 0)],
 )
 def test_an_answer_extends_or_declines(answered, extend_ms):
-    assert read_decision({**answered, "reason": "why"}) == Decision(extend_ms, "why")
+    assert read_decision({**answered, "reason": "why"}) == OvertimeDecision(extend_ms, "why")
 
 
 @given(

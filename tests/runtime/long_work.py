@@ -61,27 +61,6 @@ def calls_another(ctx) -> object:
     return ctx.call("counts-inside", {"to": 100}).to_dict()
 
 
-def extends(summary: dict) -> dict:
-    return {"extend": "600ms", "reason": f"seen {summary['call']}"}
-
-
-def declines(summary: dict) -> dict:
-    return {"decline": True, "reason": "long enough"}
-
-
-def talks_nonsense(summary: dict) -> str:
-    return "perhaps"
-
-
-def hangs(summary: dict) -> dict:
-    time.sleep(60)
-    return {"extend": "1h"}
-
-
-def breaks(summary: dict) -> dict:
-    raise RuntimeError("no idea")
-
-
 def cleans_up(ctx) -> object:
     while not ctx.stopping:
         time.sleep(0.02)

@@ -36,6 +36,7 @@ DEAF = [
     pytest.param(long_work.is_deaf_on_a_loop, "loop", "cancelled", id="loop"),
 ]
 MOVABLE = SYNC_AND_ASYNC[:3]
+EXTENDS = """echo '{"extend": "600ms", "reason": "seen"}'"""
 
 
 @asynccontextmanager
@@ -188,15 +189,14 @@ def test_an_observer_that_hangs_takes_no_more_than_the_budget():
 @pytest.mark.parametrize(
     "observer, verdict, reason",
     [
-        ("declines", "declined", "long enough"),
-        ("talks_nonsense", "failed", "neither"),
-        ("breaks", "failed", "no idea"),
-        ("hangs", "failed", "did not answer within 1s"),
-        ("is_not_there", "failed", "is_not_there"),
+        ("""echo '{"decline": true, "reason": "long enough"}'""", "declined", "long enough"),
+        ("""echo '"perhaps"'""", "failed", "not an object"),
+        ("exit 3", "failed", "exit code 3"),
+        ("sleep 60", "failed", "did not answer within 1s"),
     ],
 )
 def test_an_observer_that_declines_hangs_errs_or_talks_nonsense_means_no_extension(observer, verdict, reason):
-    overtime = {"function": f"tests.runtime.long_work:{observer}", "observer_timeout": "1s", "budget": "20s"}
+    overtime = {"command": observer, "observer_timeout": "1s", "budget": "20s"}
     envelope = call(long_work.counts, "process", Clocks.of("60s", soft="300ms"), overtime, to=600)
     (request,) = requests_of(envelope)
     assert (request["verdict"], request["granted_ms"]) == (verdict, 0) and reason in request["reason"]
@@ -206,10 +206,10 @@ def test_an_observer_that_declines_hangs_errs_or_talks_nonsense_means_no_extensi
 
 @pytest.mark.parametrize("handler, isolation", MOVABLE)
 def test_where_the_timeout_extends_as_well_granted_work_goes_on_past_it(handler, isolation):
-    overtime = {"function": "tests.runtime.long_work:extends", "budget": "20s", "max_requests": 9, "hard_extends": True}
+    overtime = {"command": EXTENDS, "budget": "20s", "max_requests": 9, "hard_extends": True}
     envelope = call(handler, isolation, Clocks.of("900ms", soft="500ms"), overtime, to=15)
     assert envelope.ok and envelope.data == {"counted": 15}
-    assert requests_of(envelope)[0]["reason"] == "seen work" and int(str(envelope.meta["timeout_ms"])) > 900
+    assert requests_of(envelope)[0]["reason"] == "seen" and int(str(envelope.meta["timeout_ms"])) > 900
 
 
 def test_otherwise_the_timeout_stays_the_ceiling():
@@ -268,7 +268,7 @@ def test_what_an_observer_takes_is_charged_to_the_budget():
     ],
 )
 def test_a_call_can_ask_for_overtime_and_knows_what_it_got(handler, isolation):
-    overtime = {"function": "tests.runtime.long_work:extends", "budget": "20s", "hard_extends": True}
+    overtime = {"command": EXTENDS, "budget": "20s", "hard_extends": True}
     envelope = call(handler, isolation, Clocks.of("700ms"), overtime)
     data: Any = envelope.data
     assert envelope.ok, envelope.error

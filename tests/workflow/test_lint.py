@@ -742,7 +742,6 @@ steps:
   d: {type: http_client, url: "htp:/bad", headers: {X: "a\\r\\nb"}, timeout: 60ms}
   e: {type: git-checkout, repository: "ext::sh", ref: "--x"}
   f: {type: function, target: nofile.py:app, command: x}
-  g: {exec: x, timeout: 5, overtime: {observer: function, function: "observer.py:nope", budget: 1s}}
 """
 FOUND_IN_IT = {
     ("input/default", "inputs.n.default"),
@@ -757,12 +756,10 @@ FOUND_IN_IT = {
     ("git/invalid", "steps.e.repository"),
     ("git/invalid", "steps.e.ref"),
     ("function/missing", "steps.f.target"),
-    ("function/missing", "steps.g.overtime.function"),
 }
 
 
 def test_a_cycle_or_a_wrong_key_hides_no_other_mistake(tmp_path: Path) -> None:
-    (tmp_path / "observer.py").write_text("def decide(summary): ...")
     more = {
         "": set(),
         "  z: {exec: x, depends_on: z}": {("graph/cycle", "steps.z.depends_on")},

@@ -42,7 +42,7 @@ OTHERWISE: dict[str, dict[str, list[Any]]] = {
         "cwd": ["there"],
         "env": [{"A": "2"}, {"A": "1", "B": ""}, {"a": "1"}, {}],
         "on_fail": [{"retry": {"max": 2}}],
-        "overtime": [{"command": "./ask"}, {"command": "./other"}, {"function": "one.py:judge"}],
+        "overtime": [{"command": "./ask"}, {"command": "./other"}],
     },
     "http_client": {
         "url": ["http://127.0.0.1:9/x"],

@@ -36,7 +36,7 @@ Clocks (500ms, 30s, 5m, 1h30m or PT30S; 0 means none):
   --idle D           stop it after this long without output
   --grace D          between SIGTERM and SIGKILL [5s]
   --overtime WHO     ask whether it may take longer when the soft limit rings [3/4 of the timeout]: progress (while its
-                     output grows), command=CMD, function=FILE.py:NAME, or none; with ,budget=2m,max_requests=3,
+                     output grows), command=CMD, or none; with ,budget=2m,max_requests=3,
                      max_per_request=30s,observer_timeout=10s,hard_extends=true. `--overtime 2m` is progress,budget=2m;
                      a CMD with a comma in it needs the same keys as a JSON object
   --wind-down D      what it has to end by itself once the soft limit rang, before it is stopped [5s]; 0 is no time

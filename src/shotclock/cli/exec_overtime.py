@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration, latest_bell, move_bell
-from ..core.overtime import Decision, ObserverKind, Overtime, kept_for_wind_down_ms, read_decision
+from ..core.overtime import ObserverKind, Overtime, OvertimeDecision, kept_for_wind_down_ms, read_decision
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandTask, Order
@@ -60,7 +60,7 @@ class ExecOvertime(Negotiation):
         now_ns = monotonic_ns()
         if self._question is not None:  # its time is up
             limit = format_duration((now_ns - self._began_ns) // NS_PER_MS)
-            self._settle(Decision(failed=True, reason=f"the observer did not answer within {limit}"), order)
+            self._settle(OvertimeDecision(failed=True, reason=f"the observer did not answer within {limit}"), order)
         elif self._is_looking:
             self.take_look(b"", b"", 0)
         elif not self._overtime.policy.has_observer:
@@ -88,7 +88,7 @@ class ExecOvertime(Negotiation):
         now_ns = self._began_ns = monotonic_ns()
         self._order = order
         if not self._overtime.room_ms(self._ceiling_ms(now_ns)) or not self._overtime.policy.has_observer:
-            self._settle(Decision(self._overtime.policy.budget_ms), order)
+            self._settle(OvertimeDecision(self._overtime.policy.budget_ms), order)
             return
         self._is_looking = True
         self.act_ns = now_ns + LOOK_LIMIT_MS * NS_PER_MS
@@ -101,8 +101,8 @@ class ExecOvertime(Negotiation):
         has_grown, self._seen = written > self._seen, written
         policy = self._overtime.policy
         if policy.observer is ObserverKind.PROGRESS:
-            decision = Decision(policy.share_ms, "its output grows")
-            self._settle(decision if has_grown else Decision(reason="its output has not grown"), self._order)
+            decision = OvertimeDecision(policy.share_ms, "its output grows")
+            self._settle(decision if has_grown else OvertimeDecision(reason="its output has not grown"), self._order)
             return
         now_ns = monotonic_ns()
         self._ask(
@@ -132,7 +132,9 @@ class ExecOvertime(Negotiation):
         try:
             self._question = ForkedQuestion(lambda: json.dumps(_observe(self._call, summary)).encode())
         except OSError as error:
-            self._settle(Decision(failed=True, reason=f"the observer could not be started: {error}"), self._order)
+            self._settle(
+                OvertimeDecision(failed=True, reason=f"the observer could not be started: {error}"), self._order
+            )
             return
         self.act_ns = now_ns + self._overtime.patience_ms(self._ceiling_ms(now_ns)) * NS_PER_MS
 
@@ -147,9 +149,9 @@ class ExecOvertime(Negotiation):
         except (ValueError, RecursionError):
             answered = {"failed": "the observer gave no answer"}
         failed = answered.get("failed")
-        self._settle(Decision(failed=True, reason=failed) if failed else read_decision(answered), order)
+        self._settle(OvertimeDecision(failed=True, reason=failed) if failed else read_decision(answered), order)
 
-    def _settle(self, decision: Decision, order: Send) -> None:
+    def _settle(self, decision: OvertimeDecision, order: Send) -> None:
         self._end_question()
         now_ns, asking = monotonic_ns(), self._asking
         if asking is not None:
@@ -230,7 +232,7 @@ def _observe(call: Call, summary: dict[str, Any]) -> dict[str, Any]:
 
     from ..runtime.runtime import Runtime
 
-    async def ask() -> Decision:
+    async def ask() -> OvertimeDecision:
         async with Runtime(workers=1) as runtime:
             return await runtime.observe(call, summary)
 

@@ -1,8 +1,8 @@
-"""Overtime as arithmetic: what may be granted to a call that asks for more time, and the record of what was.
+"""Overtime as arithmetic: how much a call may be granted, and the record of its requests.
 
-A call has a soft bell, at which somebody is asked whether it may go on (the observer), and a hard one, which stays the
-ceiling unless the policy says `hard_extends`. What the observer takes to answer is charged to the budget, like the time
-that it grants. So however often it is asked, a call never takes longer than its soft limit and the budget together.
+At the soft limit of a call an observer decides whether the call may take longer. The timeout stays the ceiling unless
+the policy sets `hard_extends`. The time an observer needs is charged to the budget like the time it grants, so a call
+never takes longer than its soft limit and the budget together.
 """
 
 from __future__ import annotations
@@ -19,75 +19,80 @@ if TYPE_CHECKING:
 
 DEFAULT_REQUESTS = 3
 MOST_REQUESTS = 1000
-# An observer is a program, a function or a model that looks at a summary; one that hangs runs this out.
+# An observer is a program or a model that reads a summary. Only one that hangs exhausts this.
 DEFAULT_OBSERVER_MS = 10_000
-# Where nobody says when to ask: after this share of the timeout, so that what is granted has room below it.
+# The share of the timeout after which the observer decides if there is no soft limit: a grant then has room below it.
 SOFT_SHARE = (3, 4)
 
 
 class ObserverKind(StrEnum):
-    """Who is asked whether a call may take longer."""
+    """The kind of observer that decides whether a call may take longer."""
 
     PROGRESS = "progress"
-    """Nobody: more time is granted while its progress or its output grows."""
+    """Grants time while the progress or the output of the call grows."""
     COMMAND = "command"
-    FUNCTION = "function"
     MODEL = "model"
     PERSON = "person"
     NONE = "none"
-    """Nobody, and nothing is granted, unless the call asks for it itself or an operator gives it."""
+    """Grants nothing, unless the call itself asks for overtime or an operator extends it."""
 
 
-# The kinds that need to be told whom to ask, by the key that says so.
-TARGET_KEYS = {ObserverKind.COMMAND: "command", ObserverKind.FUNCTION: "function"}
 _DURATIONS = ("budget", "max_per_request", "observer_timeout")
-_KEYS = ("observer", *_DURATIONS, "max_requests", "hard_extends", "command", "function", "model", "deciders")
+_KEYS = ("observer", *_DURATIONS, "max_requests", "hard_extends", "command", "model", "deciders")
+_NO_FUNCTION = "a function cannot decide about overtime: write command, with a program that reads the summary on stdin"
 
 
 class OvertimeError(ValueError):
-    """A policy that cannot be understood; the message says what is wrong with which key."""
+    """An invalid policy. The message names the key."""
 
 
 @value
 class OvertimePolicy:
-    """How much overtime a call may have, and who decides about it."""
+    """The most overtime a call may have, and the observer that decides about it."""
 
     observer: ObserverKind
     budget_ms: int
-    """In all, with what the observer takes to answer."""
+    """The total, including the time the observer needs."""
     max_requests: int = DEFAULT_REQUESTS
     max_per_request_ms: int = 0
-    """0: as much as the budget."""
+    """0 means the whole budget."""
     observer_timeout_ms: int = DEFAULT_OBSERVER_MS
     hard_extends: bool = False
-    """Whether the timeout moves along with what is granted. It never moves past the parent's."""
+    """Whether each grant also moves the timeout, never past the parent's deadline."""
     target: str | None = None
-    """The command or function that is asked."""
+    """The shell command of the observer."""
     model: Mapping[str, Any] | None = None
-    """The `ai` block of the model that is asked, where it is not the step's own."""
+    """The `ai` block of the observer, if it is not the step's own."""
     deciders: tuple[str, ...] = ()
     folder: str | None = None
-    """Where a command runs that is asked, and the file of a function is; None is for the current directory."""
+    """The directory of the observer's command; None is the current one."""
 
     @classmethod
     def of(cls, written: object, timeout_ms: int, *, bare: str | None = None) -> OvertimePolicy | None:
-        """Read a policy as people write it: true, the name of an observer, a budget, or all of its keys. None where it
-        is switched off. `bare` is the unit of numbers. Raises OvertimeError."""
+        """Read a policy: true, the name of an observer, a budget, or an object. Return None where it is switched off.
+
+        `bare` is the unit of numbers. Raises OvertimeError.
+        """
         if written is None or written is False:
             return None
         keys = _as_keys(written, bare)
+        if "function" in keys or keys.get("observer") == "function":
+            raise OvertimeError(_NO_FUNCTION)
         if unknown := [str(key) for key in keys if key not in _KEYS]:
             raise OvertimeError(f"{', '.join(unknown)}: not a key of overtime; the keys are {', '.join(_KEYS)}")
         observer = _read_observer(keys)
         limits = {key: _read_duration(key, keys[key], bare) for key in _DURATIONS if keys.get(key) is not None}
         budget_ms = limits.get("budget", timeout_ms)
         if not budget_ms:
-            raise OvertimeError("budget: say how much overtime there is in all, because there is no timeout")
+            raise OvertimeError("budget: write the total overtime, because there is no timeout")
         requests = keys.get("max_requests", DEFAULT_REQUESTS)
         if isinstance(requests, bool) or not isinstance(requests, int) or not 0 <= requests <= MOST_REQUESTS:
             raise OvertimeError(f"max_requests: a whole number from 0 to {MOST_REQUESTS}, not {requests!r:.40}")
         if not isinstance(keys.get("hard_extends", False), bool):
             raise OvertimeError(f"hard_extends: true or false, not {keys['hard_extends']!r:.40}")
+        command = keys.get("command")
+        if observer is ObserverKind.COMMAND and (not isinstance(command, str) or not command.strip()):
+            raise OvertimeError("command: write the shell command that decides")
         return cls(
             observer,
             budget_ms,
@@ -95,14 +100,14 @@ class OvertimePolicy:
             limits.get("max_per_request", 0),
             limits.get("observer_timeout", budget_ms if observer is ObserverKind.PERSON else DEFAULT_OBSERVER_MS),
             bool(keys.get("hard_extends", False)),
-            _read_target(observer, keys),
+            command if observer is ObserverKind.COMMAND else None,
             _read_model(keys),
             _read_deciders(keys),
         )
 
     @property
     def share_ms(self) -> int:
-        """Return what is granted at a time where nobody says how much: what may be, or an equal share of the budget."""
+        """Return the grant of an observer that names no duration: the most allowed, or an equal share of the budget."""
         return self.max_per_request_ms or -(-self.budget_ms // max(1, self.max_requests))
 
     @property
@@ -110,8 +115,7 @@ class OvertimePolicy:
         return self.observer is not ObserverKind.NONE
 
     def soft_ms(self, timeout_ms: int) -> int | None:
-        """Return when to ask where no soft clock says so: after a share of the timeout. None where there is none, or
-        nobody to ask."""
+        """Return the soft limit of a call that sets none. None where there is no timeout or no observer."""
         return max(1, timeout_ms * SOFT_SHARE[0] // SOFT_SHARE[1]) if timeout_ms and self.has_observer else None
 
     def describe(self) -> str:
@@ -121,28 +125,28 @@ class OvertimePolicy:
 
 
 def kept_for_wind_down_ms(limit_ms: int, soft_ms: int, wind_down_ms: int) -> int:
-    """Return how long before the timeout no grant may reach, so that the work can still be asked to end by itself: its
-    wind-down, and no more than half of what lies between its soft clock and its timeout."""
+    """Return the time before the timeout that no grant may reach, so that the work can still wind down: its wind-down
+    time, and at most half of the time between soft limit and timeout."""
     return min(wind_down_ms, max(0, limit_ms - soft_ms) // 2) if limit_ms else 0
 
 
 class Verdict(StrEnum):
-    """What came of a request for overtime."""
+    """The result of a request for overtime."""
 
     GRANTED = "granted"
     DECLINED = "declined"
     """By the observer."""
     FAILED = "failed"
-    """The observer hung, failed or answered what cannot be understood."""
+    """The observer hung, failed or gave an invalid answer."""
     UNANSWERED = "unanswered"
-    """The work ended before the observer had answered."""
+    """The work ended before the observer answered."""
     EXHAUSTED = "exhausted"
-    """The budget, the number of requests, or what is left below the ceiling, is used up: nobody was asked."""
+    """Budget, requests or ceiling left nothing to grant; the observer was not called."""
 
 
 @value
-class Decision:
-    """What an observer says: how much longer, or not."""
+class OvertimeDecision:
+    """The answer of an observer. `extend_ms` 0 declines."""
 
     extend_ms: int = 0
     reason: str = ""
@@ -151,7 +155,7 @@ class Decision:
 
 @value
 class OvertimeRequest:
-    """One request for overtime, and what came of it."""
+    """One request for overtime and its result."""
 
     at_ms: int
     """Since the call began."""
@@ -162,14 +166,14 @@ class OvertimeRequest:
     asked_ms: int = 0
     granted_ms: int = 0
     took_ms: int = 0
-    """What the observer took to answer."""
+    """How long the observer needed."""
     reason: str = ""
     is_gift: bool = False
-    """An operator gave it beside the policy: it counts neither as a request nor to the budget."""
+    """Given by an operator beside the policy: it counts neither as a request nor against the budget."""
 
     @classmethod
     def by_person(cls, name: str, at_ms: int, asked_ms: int, granted_ms: int) -> OvertimeRequest:
-        """Return what an operator has granted without being asked."""
+        """Return the record of time that an operator gave."""
         return cls(at_ms, name, ObserverKind.PERSON.value, Verdict.GRANTED, asked_ms, granted_ms, is_gift=True)
 
     def as_meta(self) -> dict[str, object]:
@@ -181,16 +185,16 @@ class OvertimeRequest:
 
 @record
 class Overtime:
-    """What a call has asked for and got: it only grows, and never past its policy."""
+    """The overtime of one call: its policy, its requests, and the budget used. It never exceeds its policy."""
 
     policy: OvertimePolicy
     used_ms: int = 0
-    """Of the budget: what was granted, and what observers took to answer."""
+    """Of the budget: the grants, and the time observers needed."""
     requests: list[OvertimeRequest] = field(default_factory=list)
 
     @classmethod
     def of_person(cls) -> Overtime:
-        """Return the record of a call that may have no overtime but what operators give it."""
+        """Return the overtime of a call without a policy, which only operators can extend."""
         return cls(OvertimePolicy(ObserverKind.NONE, 0, 0))
 
     @property
@@ -199,13 +203,13 @@ class Overtime:
 
     @property
     def requests_left(self) -> int:
-        """Count the requests that an observer may still be asked about."""
+        """Count the requests that an observer may still decide."""
         used = sum(request.verdict is not Verdict.EXHAUSTED for request in self.requests if not request.is_gift)
         return max(0, self.policy.max_requests - used)
 
     def room_ms(self, ceiling_ms: int | None, took_ms: int = 0) -> int:
-        """Return the most that can be granted now, below a ceiling that far away; None is none. `took_ms` is what the
-        observer has taken meanwhile."""
+        """Return the largest possible grant. `ceiling_ms` is the time left until the ceiling, None for no ceiling;
+        `took_ms` is the time the observer has needed for this request."""
         if not self.requests_left:
             return 0
         room = max(0, self.policy.budget_ms - self.used_ms - took_ms)
@@ -214,53 +218,43 @@ class Overtime:
         return room if ceiling_ms is None else max(0, min(room, ceiling_ms))
 
     def patience_ms(self, ceiling_ms: int | None) -> int:
-        """Return how long an observer may take at the most: no longer than what it could grant would last, and a
-        little less than the budget, because stopping it takes a moment as well."""
+        """Return how long an observer may take: no longer than its grant could last, and a little less than the budget,
+        because stopping the observer takes time as well."""
         left_ms = self.policy.budget_ms - self.used_ms
         limit_ms = min(self.policy.observer_timeout_ms, left_ms - reserve_ms_for(left_ms))
         return max(1, limit_ms if ceiling_ms is None else min(limit_ms, ceiling_ms))
 
     def settle(
         self,
-        decision: Decision,
+        decision: OvertimeDecision,
         *,
         at_ms: int,
         took_ms: int,
         ceiling_ms: int | None,
         asked_by: str = "soft clock",
-        observer: str | None = None,
     ) -> OvertimeRequest:
-        """Grant what the decision and the rest allow, write the request down and return it."""
+        """Grant as much of the decision as policy and ceiling allow. Record the request and return it."""
         granted_ms = 0 if decision.failed else min(max(0, decision.extend_ms), self.room_ms(ceiling_ms, took_ms))
         verdict = Verdict.GRANTED if granted_ms else Verdict.DECLINED
         reason = decision.reason
         if decision.failed:
             verdict = Verdict.FAILED
         elif not granted_ms and decision.extend_ms > 0:
-            verdict, reason = Verdict.EXHAUSTED, reason or self.explain_no_room(ceiling_ms, took_ms)
-        request = OvertimeRequest(
-            at_ms,
-            asked_by,
-            observer or self.policy.observer.value,
-            verdict,
-            max(0, decision.extend_ms),
-            granted_ms,
-            took_ms,
-            reason,
-        )
+            verdict, reason = Verdict.EXHAUSTED, reason or self._explain_no_room(ceiling_ms, took_ms)
+        observer, asked_ms = self.policy.observer.value, max(0, decision.extend_ms)
+        request = OvertimeRequest(at_ms, asked_by, observer, verdict, asked_ms, granted_ms, took_ms, reason)
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms + granted_ms)
         self.requests.append(request)
         return request
 
     def note_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> OvertimeRequest:
-        """Write down a request whose observer had not answered when the work ended, and return it."""
+        """Record a request whose observer had not answered when the work ended, and return it."""
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms)
         observer = self.policy.observer.value
         self.requests.append(OvertimeRequest(at_ms, asked_by, observer, Verdict.UNANSWERED, took_ms=took_ms))
         return self.requests[-1]
 
-    def explain_no_room(self, ceiling_ms: int | None, took_ms: int = 0) -> str:
-        """Return why nothing can be granted any more."""
+    def _explain_no_room(self, ceiling_ms: int | None, took_ms: int) -> str:
         if not self.policy.max_requests:
             return "no requests are allowed (max_requests)"
         if not self.requests_left:
@@ -280,25 +274,27 @@ class Overtime:
         }
 
 
-def read_decision(answered: object) -> Decision:
-    """Read the answer of a program, a function or a model: {"extend": "30s"} (or extend_ms), or {"decline": true}, with
-    a reason. A reason alone declines as well. Anything else grants nothing."""
+def read_decision(answered: object) -> OvertimeDecision:
+    """Read the answer of a command or a model: {"extend": "30s"} (or extend_ms), or {"decline": true}, with a reason.
+
+    A reason alone declines. An invalid answer grants nothing.
+    """
     if not isinstance(answered, dict):
-        return Decision(failed=True, reason=f"the observer answered {answered!r:.80}, which is no object")
+        return OvertimeDecision(failed=True, reason=f"the observer answered {answered!r:.80}, which is not an object")
     reason = answered.get("reason", "")
     reason = reason[:500] if isinstance(reason, str) else ""
     if answered.get("decline") or answered.get("extend") is False:
-        return Decision(reason=reason)
+        return OvertimeDecision(reason=reason)
     try:
         if answered.get("extend_ms") is not None:
-            return Decision(parse_duration_ms(answered["extend_ms"], bare="ms"), reason)
+            return OvertimeDecision(parse_duration_ms(answered["extend_ms"], bare="ms"), reason)
         if "extend" in answered and answered["extend"] is not True:
-            return Decision(parse_duration_ms(answered["extend"]), reason)
+            return OvertimeDecision(parse_duration_ms(answered["extend"]), reason)
     except DurationError as error:
-        return Decision(failed=True, reason=f"the observer answered no duration: {error}")
+        return OvertimeDecision(failed=True, reason=f"the observer answered an invalid duration: {error}")
     if reason and "extend" not in answered:
-        return Decision(reason=reason)
-    return Decision(failed=True, reason='the observer answered neither "extend" nor "decline"')
+        return OvertimeDecision(reason=reason)
+    return OvertimeDecision(failed=True, reason='the observer answered neither "extend" nor "decline"')
 
 
 # --- reading a policy -------------------------------------------------------------------------------------
@@ -320,11 +316,12 @@ def _read_words(text: str, bare: str | None) -> dict[str, Any]:
     """Read `progress`, `2m`, or `command=./judge.sh,budget=2m,max_requests=3`."""
     keys: dict[str, Any] = {}
     for position, word in enumerate(part.strip() for part in text.split(",")):
-        name, equals, said = word.partition("=")
-        if equals and name in TARGET_KEYS.values() and "observer" not in keys:
-            keys |= {"observer": name, name: said}
+        name, equals, content = word.partition("=")
+        name = name.replace("-", "_")
+        if equals and content in ("true", "false"):
+            keys[name] = content == "true"
         elif equals:
-            keys[name.replace("-", "_")] = _read_word(name, said)
+            keys[name] = int(content) if name == "max_requests" and content.isdecimal() else content
         elif word in set(ObserverKind):
             keys["observer"] = word
         elif position == 0:
@@ -335,23 +332,16 @@ def _read_words(text: str, bare: str | None) -> dict[str, Any]:
                 raise OvertimeError(f"{word!r} is neither an observer ({names}) nor a budget such as 2m") from None
             keys["budget"] = word
         else:
-            message = "write KEY=VALUE behind the observer, or a JSON object if there are commas in it"
+            message = "write KEY=VALUE after the observer, or a JSON object if a value contains a comma"
             raise OvertimeError(f"{word!r}: {message}")
     return keys
 
 
-def _read_word(name: str, said: str) -> object:
-    if said in ("true", "false"):
-        return said == "true"
-    return int(said) if name.replace("-", "_") == "max_requests" and said.isdecimal() else said
-
-
 def _read_observer(keys: dict[str, Any]) -> ObserverKind:
     named = keys.get("observer")
+    if named is None and "command" in keys:
+        return ObserverKind.COMMAND
     if named is None:
-        for kind, key in TARGET_KEYS.items():
-            if key in keys:
-                return kind
         return ObserverKind.MODEL if keys.get("model") else ObserverKind.PROGRESS
     try:
         return ObserverKind(named)
@@ -367,16 +357,6 @@ def _read_duration(key: str, written: object, bare: str | None) -> int:
     if not ms:
         raise OvertimeError(f"{key}: should be more than 0")
     return ms
-
-
-def _read_target(observer: ObserverKind, keys: dict[str, Any]) -> str | None:
-    key = TARGET_KEYS.get(observer)
-    if key is None:
-        return None
-    target = keys.get(key)
-    if not isinstance(target, str) or not target.strip():
-        raise OvertimeError(f"{key}: say which {key} is asked")
-    return target
 
 
 def _read_model(keys: dict[str, Any]) -> Mapping[str, Any] | None:

@@ -16,7 +16,7 @@ from .access import Principal
 from .inbox import LONGEST_WAIT_MS, Inbox
 
 if TYPE_CHECKING:
-    from ..core.overtime import Decision
+    from ..core.overtime import OvertimeDecision
 
 DECLINE = "no more time"
 # What is shown of the call's own reason and of its output.
@@ -24,10 +24,10 @@ REASON_SHOWN = 1000
 OUTPUT_SHOWN = 1500
 
 
-async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[str, Any]) -> Decision:
+async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[str, Any]) -> OvertimeDecision:
     """Ask in the inbox whether a call may have overtime, and return what is decided. Bounded by whoever asks: the
     question is withdrawn with a cancellation. Raises Failure where there is no usable inbox."""
-    from ..core.overtime import Decision
+    from ..core.overtime import OvertimeDecision
 
     assert call.overtime is not None
     policy, inbox, by = call.overtime.policy, inbox_of(), Principal.local()
@@ -52,9 +52,9 @@ async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[st
     notes = "" if decision is None else decision.notes
     who = proposal.decided_by or "nobody"
     if decision is None or proposal.status is ProposalStatus.EXPIRED:
-        return Decision(failed=True, reason="nobody answered in time")
+        return OvertimeDecision(failed=True, reason="nobody answered in time")
     granted_ms = choices.get(decision.answer, 0) if isinstance(decision.answer, str) else 0
-    return Decision(granted_ms, f"{notes} ({who})" if notes else f"decided by {who}")
+    return OvertimeDecision(granted_ms, f"{notes} ({who})" if notes else f"decided by {who}")
 
 
 def _choices(summary: dict[str, Any], share_ms: int) -> dict[str, int]:

@@ -58,7 +58,7 @@ from .provider import (
 if TYPE_CHECKING:
     import asyncio
 
-    from ..core.overtime import Decision
+    from ..core.overtime import OvertimeDecision
     from ..runtime.call import Call, Outcome
     from ..runtime.preloaded_zygote import Preloaded
     from ..runtime.runtime import Runtime
@@ -389,11 +389,11 @@ class AiProvider(Provider):
             agents = await self._open_agents([chosen])
             self._warming = asyncio.ensure_future(agents.warm_up())
 
-    async def observe_overtime(self, call: Call, summary: dict[str, Any]) -> Decision:
+    async def observe_overtime(self, call: Call, summary: dict[str, Any]) -> OvertimeDecision:
         """Ask a model whether a call may take longer: an independent one, which sees nothing but the summary. Raises
         Failure where there is no such model."""
         from ..core.clocks import Clocks
-        from ..core.overtime import Decision, read_decision
+        from ..core.overtime import OvertimeDecision, read_decision
         from .ai_tools import RequestListener
 
         assert call.overtime is not None
@@ -413,7 +413,7 @@ class AiProvider(Provider):
         clocks = Clocks(timeout_ms=policy.observer_timeout_ms, grace_ms=0)
         envelope = await agents.call(_ASK_MODEL, {"task": task}, clocks, listener=RequestListener())
         if envelope.error is not None:
-            return Decision(failed=True, reason=f"the observer failed: {envelope.error['message']}")
+            return OvertimeDecision(failed=True, reason=f"the observer failed: {envelope.error['message']}")
         answered: Any = envelope.data
         return read_decision(answered["output"])
 

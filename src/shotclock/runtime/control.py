@@ -36,7 +36,7 @@ from .call import Call, WindDown, WorkView
 from .idle_clock import LONGEST_DELAY_S
 
 if TYPE_CHECKING:  # most programs negotiate nothing
-    from ..core.overtime import Decision, Overtime, OvertimeRequest
+    from ..core.overtime import Overtime, OvertimeDecision, OvertimeRequest
 
 # What is kept of a call's progress for whoever decides about its overtime.
 PROGRESS_KEPT = 20
@@ -56,7 +56,7 @@ live_calls: dict[str, Call] = {}
 """The calls of this process that have begun and are not answered, by request id, in the order of their beginning."""
 
 
-Observe = Callable[[Call, dict[str, Any]], "Awaitable[Decision]"]
+Observe = Callable[[Call, dict[str, Any]], "Awaitable[OvertimeDecision]"]
 """Asks whoever decides about the overtime of a call; gets a summary of it."""
 OnNews = Callable[[Call, "OvertimeRequest | WindDown"], None]
 
@@ -198,7 +198,7 @@ class CallControl:
     async def negotiate(self, asked_by: str, wanted_ms: int | None = None, why: str = "") -> OvertimeRequest | None:
         """Ask the observer for overtime, at the soft bell or because the call wants it, and apply what is granted.
         Bounded by what the observer may take. None where it has become unnecessary meanwhile."""
-        from ..core.overtime import Decision
+        from ..core.overtime import OvertimeDecision
 
         overtime = self.call.overtime
         assert overtime is not None
@@ -218,7 +218,7 @@ class CallControl:
                 limit_ms = overtime.patience_ms(ceiling_ms)
                 decision = await self._ask_observer(overtime, room_ms, asked_by, wanted_ms, why, limit_ms)
             else:
-                decision = Decision(asked_ms)
+                decision = OvertimeDecision(asked_ms)
             if wanted_ms is not None:
                 decision = replace(decision, extend_ms=min(decision.extend_ms, wanted_ms))
             now_ns = monotonic_ns()
@@ -251,8 +251,8 @@ class CallControl:
 
     async def _ask_observer(
         self, overtime: Overtime, room_ms: int, asked_by: str, wanted_ms: int | None, why: str, limit_ms: int
-    ) -> Decision:
-        from ..core.overtime import Decision
+    ) -> OvertimeDecision:
+        from ..core.overtime import OvertimeDecision
 
         assert self.observe is not None
         try:
@@ -261,11 +261,15 @@ class CallControl:
                 summary |= {"asked_by": asked_by, "asked_ms": wanted_ms, "reason": why[:TEXT_SHOWN]}
                 return await self.observe(self.call, summary)
         except TimeoutError:
-            return Decision(failed=True, reason=f"the observer did not answer within {format_duration(limit_ms)}")
+            return OvertimeDecision(
+                failed=True, reason=f"the observer did not answer within {format_duration(limit_ms)}"
+            )
         except Failure as failure:
-            return Decision(failed=True, reason=f"the observer failed: {failure.code}: {failure}"[:TEXT_SHOWN])
+            return OvertimeDecision(failed=True, reason=f"the observer failed: {failure.code}: {failure}"[:TEXT_SHOWN])
         except Exception as error:
-            return Decision(failed=True, reason=f"the observer failed: {type(error).__name__}: {error}"[:TEXT_SHOWN])
+            return OvertimeDecision(
+                failed=True, reason=f"the observer failed: {type(error).__name__}: {error}"[:TEXT_SHOWN]
+            )
 
     async def _summarise(self, overtime: Overtime, room_ms: int) -> dict[str, Any]:
         """Return what an observer sees of the call. Bounded in size and time."""

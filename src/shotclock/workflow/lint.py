@@ -653,10 +653,6 @@ def _check_references(workflow: WorkflowFile, folder: Path) -> Iterator[Finding]
                 yield Finding("git/invalid", why, (*where, key))
         elif step.type == "function" and home is not None:
             yield from _check_function((*where, "target"), getattr(step, "target", None), home, "app")
-        if isinstance(step.overtime, dict):
-            yield from _check_function((*where, "overtime", "function"), step.overtime.get("function"), folder)
-    if isinstance(overtime := workflow.defaults.overtime, dict):
-        yield from _check_function(("defaults", "overtime", "function"), overtime.get("function"), folder)
 
 
 def _check_function(path: Path_, written: object, folder: Path, default: str = "") -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Deadline, Fired
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
-from ..core.overtime import Decision, ObserverKind, Overtime, OvertimePolicy
+from ..core.overtime import ObserverKind, Overtime, OvertimeDecision, OvertimePolicy
 from ..core.trace import TraceContext
 from ..core.value_types import lazy_pattern, record, replace
 from ..core.visible_text import one_line
@@ -513,7 +513,7 @@ class StepExecutor:
             assert isinstance(models, AiProvider)
             await models.warm(model.model)
 
-    async def _ask_model(self, call: Call, summary: dict[str, Any]) -> Decision:
+    async def _ask_model(self, call: Call, summary: dict[str, Any]) -> OvertimeDecision:
         from ..providers.ai import AiProvider
 
         models = self._run.providers["ai"]
