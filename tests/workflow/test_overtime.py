@@ -424,10 +424,8 @@ def test_the_matrix_of_what_may_be_decided_about_the_time_of_a_step(run: Run, tm
             assert output(envelope, name).endswith("saved"), "what it said when it was asked to end"
 
 
-def test_a_function_beside_the_workflow_decides(run: Run, tmp_path: Path):
-    (tmp_path / "judges.py").write_text(
-        "def judge(summary):\n    return {'extend': '20s'} if 'begun' in summary['stdout'] else {'decline': True}\n"
-    )
+def test_a_program_beside_the_workflow_decides(run: Run, tmp_path: Path):
+    (tmp_path / "judge.sh").write_text("""grep -q begun && echo '{"extend": "20s"}' || echo '{"decline": true}'\n""")
     envelope = run(
         """
         steps:
@@ -435,7 +433,7 @@ def test_a_function_beside_the_workflow_decides(run: Run, tmp_path: Path):
             exec: echo begun; sleep 1; echo done
             timeout: 60
             soft: 600ms
-            overtime: {function: "judges.py:judge", budget: 30s}
+            overtime: {command: "sh judge.sh", budget: 30s}
           b: {<<: *a, exec: echo nothing; sleep 60}
         """
     )
