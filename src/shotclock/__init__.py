@@ -22,10 +22,11 @@ stands before every command must be cheap to start.
 
 from __future__ import annotations
 
-from ._version import __version__ as __version__
-from .core.lazy_names import names_of
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
+from ._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .app import App as App
     from .core.catalogue import Interruption as Interruption
@@ -63,7 +64,14 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-__getattr__ = names_of(__name__, _HOME, before={"runtime.runtime": "runtime.light_asyncio"})
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "Runtime":
+        from .runtime import light_asyncio as light_asyncio  # before asyncio
+    found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ The composition root: it stands above every surface and hands each of them a cat
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
@@ -44,10 +45,9 @@ from .core.catalogue import (
 from .core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
-from .core.lazy_names import UncollectedImports
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
-from .core.value_types import is_coroutine_function, lazy_pattern, replace
+from .core.value_types import is_coroutine_function, replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -66,9 +66,9 @@ RESERVED = {
 DEFAULT_GRACE = "500ms"
 """Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
-_NAME = lazy_pattern(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # What the names of MCP tools are made of.
-_COMMAND_NAME = lazy_pattern(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
+_COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}
 """Every App of this process by its key. A worker that imported the same program finds the same ones here."""
@@ -338,8 +338,7 @@ class App:
 
         try:
             raise_on_stop()
-            with UncollectedImports():
-                from .cli.app_cli import main
+            from .cli.app_cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)
         except Signalled as signalled:  # while the rest of us was still being imported

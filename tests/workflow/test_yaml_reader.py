@@ -1,7 +1,5 @@
 """YAML as people and enemies write it: plain values, the place of everything, and no way to make it hang or raise."""
 
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -297,16 +295,6 @@ def test_whatever_the_signs_nothing_is_raised(text: str) -> None:
     tree = read_tree(text)
     assert tree.is_whole or tree.flaws
     assert all(flaw.place.line >= 1 and flaw.place.column >= 1 for flaw in tree.flaws)
-
-
-def test_reading_leaves_ruamel_to_others_as_it_is() -> None:
-    """What reads files does not import all of it; whoever asks for the rest has it."""
-    program = "import sys; from shotclock.workflow.yaml_reader import read_tree; print(read_tree('a: [1, b]').value)\n"
-    program += "assert 'ruamel.yaml.main' not in sys.modules\n"
-    program += "import ruamel.yaml; print(ruamel.yaml.YAML(typ='safe').load('a: 2001-01-01'))\n"
-    program += "from ruamel.yaml import scanner as found; assert found is ruamel.yaml.scanner"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert ran.stdout.splitlines() == ["{'a': [1, 'b']}", "{'a': datetime.date(2001, 1, 1)}"], ran
 
 
 def test_a_later_version_of_yaml_is_read_as_this_one() -> None:

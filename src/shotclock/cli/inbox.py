@@ -15,7 +15,7 @@ from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalRequest, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
-from ..core.value_types import lazy_pattern, replace
+from ..core.value_types import replace
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile
 from ..inbox.person_wait import refusal_outcome
@@ -60,7 +60,7 @@ MOST_LISTED = 10_000
 LISTED = 50
 SERVED_AT = "127.0.0.1:8765"
 # Names as tokens have them, so that a proposal's asker is never something to be escaped or mistaken for another.
-_NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
 _MUTATING = frozenset(("approve", "modify", "reject", "extend", "propose", "withdraw"))
 # Those that have a clock of their own: a person's patience, or the time that was asked for.
 _WITHOUT_CLOCK = frozenset(("modify", "watch", "propose", "check"))

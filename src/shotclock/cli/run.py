@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
-from ..core.value_types import field, lazy_pattern, replace, value
+from ..core.value_types import field, replace, value
 from ..core.visible_text import one_line
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from ..temporal.connection import Address
 
 # It is a word of the commands that go on with a run, and a part of other names.
-RUN_ID = lazy_pattern(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
+RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 
 @value

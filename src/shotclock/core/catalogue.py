@@ -8,12 +8,13 @@ docs/design.md: R28.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 from .clocks import Clocks
 from .proposal_request import Policy
-from .value_types import as_dict, entity, field, fields_of, is_coroutine_function, lazy_pattern, value
+from .value_types import as_dict, entity, field, fields_of, is_coroutine_function, value
 
 Isolation = Literal["auto", "process", "loop", "thread"]
 RunsIn = Literal["process", "loop", "thread"]
@@ -81,7 +82,7 @@ CONFIRMATION = "confirm_destructive"
 """The argument that confirms a destructive call, beside those of the command."""
 
 _NUMBER = r"(0|[1-9][0-9]*)"
-_SEMANTIC_VERSION = lazy_pattern(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+_SEMANTIC_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 
 DEFAULT_IDLE_TIMEOUT_MS = 300_000
 DEFAULT_MAX_LIFETIME_MS = 3_600_000

@@ -26,9 +26,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from .arguments import NotSerializable, Signature, to_jsonable
-from .value_types import lazy_pattern
 
-_SIMPLE_NAME = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SIMPLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _SCALARS = (type(None), bool, int, float, str, bytes)
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .envelope import Warning_, warning
-from .value_types import lazy_pattern
 
 # Whoever writes a value down, hides secrets in it or shows it goes into it level by level.
 DEPTH_LIMIT = 200
@@ -23,7 +23,7 @@ LONGEST_LITERAL = 3_900
 # A float has all of so many digits, whatever they are.
 DIGITS_OF_EVERY_FLOAT = 15
 
-_SURROGATE = lazy_pattern("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Read(NamedTuple):

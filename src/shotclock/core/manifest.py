@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from .catalogue import BUDGET_VARIABLE, CONFIRMATION, Catalogue, CommandSpec
 from .errors import RAISED_CODES, SideEffects, error_entry
-from .value_types import lazy_pattern
 
 SCHEMA_VERSION = "3.21"
 CONFIRM_FLAG = CONFIRMATION.replace("_", "-")
@@ -65,7 +65,7 @@ EXIT_NAMES = {
 }
 _LONGEST_DESCRIPTION = 120
 _TYPES = {"string", "integer", "number", "boolean", "array", "object"}
-_POSITIONAL_NAME = lazy_pattern(r"[a-z][a-z0-9_-]*")
+_POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, Any]:

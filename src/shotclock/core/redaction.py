@@ -10,19 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from .value_types import lazy_pattern
-
-_SECRET_VARIABLE = lazy_pattern(
+_SECRET_VARIABLE = re.compile(
     r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|PWD_?HASH|KEY|APIKEY|CREDENTIALS?|AUTH|COOKIE|PRIVATE|DSN)(_|$)",
     re.IGNORECASE,
 )
 # The name of a setting. git refuses to work where it is gone and GIT_CONFIG_COUNT is not.
-_SETTING = lazy_pattern(r"GIT_CONFIG_KEY_\d+")
-_SECRET_HEADER = lazy_pattern(
+_SETTING = re.compile(r"GIT_CONFIG_KEY_\d+")
+_SECRET_HEADER = re.compile(
     r"authorization|cookie|token|secret|password|signature|api-?key|-key$|^key$|-auth", re.IGNORECASE
 )
-_USER_IN_URL = lazy_pattern(r"(?<=://)[^/?#\s]*@")
-_PASSWORD_IN_URL = lazy_pattern(r"(?<=://)[^/@\s]*:[^/@\s]*@")
+_USER_IN_URL = re.compile(r"(?<=://)[^/?#\s]*@")
+_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 HIDDEN = "***"
 # Between two characters of base64 that is broken over lines.
 _BREAK = r"(?:\s|\\[rn])*"

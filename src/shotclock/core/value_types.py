@@ -4,12 +4,11 @@
 `dataclasses`, whose import and method generation double the CPU time of `shotclock exec` (8 ms to 18 ms). Only
 `__init__` is compiled here, when the first object of a class is made: most programs use few of the classes.
 
-Regular expressions of rarely used branches are compiled on first use, for the same reason. docs/design.md: R24.
+docs/design.md: R24.
 """
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform, overload
@@ -159,21 +158,6 @@ def _repr(self: object) -> str:
 
 def _refuse(self: object, name: str, *_: object) -> None:
     raise AttributeError(f"{type(self).__name__}.{name} cannot be set: the object is frozen; use replace()")
-
-
-class _LazyPattern:
-    def __init__(self, text: str, flags: int) -> None:
-        self.pattern, self._flags = text, flags
-
-    def __getattr__(self, name: str) -> object:
-        found: object = getattr(re.compile(self.pattern, self._flags), name)  # compiled once: `re` keeps it
-        self.__dict__[name] = found
-        return found
-
-
-def lazy_pattern(text: str, flags: int = 0) -> re.Pattern[str]:
-    """Return an object with the methods of a compiled pattern, for methods only and not for functions of `re`."""
-    return _LazyPattern(text, flags)  # type: ignore[return-value]
 
 
 def is_coroutine_function(function: object) -> bool:

@@ -28,8 +28,6 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from .value_types import lazy_pattern
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 
 # Controls but for line ends and tabs, the beginning of a mark, and everything that has to be looked at closer.
-_SUSPECT = lazy_pattern("[\x00-\x08\x0b-\x1f\x7f]|<(?=U\\+)|[^\x00-\x7f]")
+_SUSPECT = re.compile("[\x00-\x08\x0b-\x1f\x7f]|<(?=U\\+)|[^\x00-\x7f]")
 # Alphabets with letters that look like Latin ones or like digits. Those of one line belong together.
 _ALPHABETS = {
     "Greek": "\u0370-\u03ff\u1d26-\u1d2a\u1f00-\u1fff\uab65",
@@ -59,9 +57,9 @@ _ALPHABETS = {
     "Arabic": "\u0627\u0647\u06be\u06c1\u06d5",
     "Indic": "\u0b20\u0c02\u0c82\u0d02\u0d20\u0d82\u101d",
 }
-_OTHER_LETTERS = lazy_pattern(f"[{''.join(_ALPHABETS.values())}]")
-_WORD = lazy_pattern(r"\w+")
-_LATIN = lazy_pattern("[A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff]")
+_OTHER_LETTERS = re.compile(f"[{''.join(_ALPHABETS.values())}]")
+_WORD = re.compile(r"\w+")
+_LATIN = re.compile("[A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff]")
 # Letters that nobody tells from a Latin one or a digit: a word of nothing else looks like a Latin word.
 _TWINS = frozenset(
     # Cyrillic
@@ -95,7 +93,7 @@ _POSES = frozenset(
     "\u2010\u2011\u2012\u2043\u2212\u2215\u2044\u29f8\u2236\ua789\u0589\u05c3\u201a\u01c3\u01c0\u2223\u02b9\u02bc\u02c8\u02cb"
     "\u2035\u0251\u0261\u0269\u1d04\u1d0f\u1d20\u1d21\u1d22\ua731\u1d1c\ua78c"
 )
-_JOINED_BEFORE, _JOINED_AFTER = lazy_pattern(r"[A-Za-z0-9][!-/:-@\[-`{-~]"), lazy_pattern(r"[!-/:-@\[-`{-~][A-Za-z0-9]")
+_JOINED_BEFORE, _JOINED_AFTER = re.compile(r"[A-Za-z0-9][!-/:-@\[-`{-~]"), re.compile(r"[!-/:-@\[-`{-~][A-Za-z0-9]")
 # Accents and overlays that stand by themselves, after the letter that they are drawn on.
 _COMBINING = ((0x300, 0x36F), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20FF), (0xFE20, 0xFE2F))
 
@@ -194,7 +192,7 @@ def _stands_among_latin(text: str, word: re.Match[str]) -> bool:
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
-_PLAIN_NAME = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 
 def action_text(ask: ProposalRequest) -> str:

@@ -16,13 +16,13 @@ from enum import StrEnum
 from ..core.clocks import MAX_MS, WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, Summary, refusal
-from ..core.value_types import field, lazy_pattern, value
+from ..core.value_types import field, value
 from ..store.store import Store
 from ..store.tokens import Token
 from .audit_file import AuditFile
 
-_NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
-_TOKEN = lazy_pattern(r"shotclock_(?:agent|operator)_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
+_TOKEN = re.compile(r"shotclock_(?:agent|operator)_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _NOBODY = "0" * 64
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -19,7 +20,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
-from ..core.value_types import entity, field, lazy_pattern, value
+from ..core.value_types import entity, field, value
 from ..process.clock import monotonic_ns
 from ..process.command_task import LOOKED_AT
 from ..process.context import CallListener, Scope
@@ -48,7 +49,7 @@ RESULT_LIMIT = 200_000
 HEAD_KEPT = TAIL_KEPT = 512 * 1024
 # What every provider of models takes as the name of a tool.
 NAME_LIMIT = 64
-_NOT_IN_NAMES = lazy_pattern(r"[^A-Za-z0-9_-]")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 

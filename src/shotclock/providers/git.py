@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from ..core.clocks import ClockKind, Clocks
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, SideEffects
 from ..core.validation import field
-from ..core.value_types import lazy_pattern, replace, value
+from ..core.value_types import replace, value
 from ..process.clock import monotonic_ns
 from ..process.context import Scope
 from ..runtime.call import Call, Outcome, wound_down_problem
@@ -98,8 +99,8 @@ ELSEWHERE = (
 )
 PROTOCOLS = ("file", "git", "http", "https", "ssh")
 
-_FULL_COMMIT = lazy_pattern(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_SHORT_COMMIT = lazy_pattern(r"[0-9a-f]{4,64}")
+_FULL_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
 class GitProvider(Provider):

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from ..core.errors import SideEffects
 from ..core.redaction import hide_credentials, hide_values
-from ..core.value_types import lazy_pattern, value
+from ..core.value_types import value
 from ..runtime.command_runner import run_shielded
 
 # How long removing what a failed checkout left may hold up the answer: a large tree on a slow disk runs it out. It is
@@ -179,13 +179,13 @@ def _unlock(held: int) -> None:
 # --- where a repository is --------------------------------------------------------------------------------
 
 SCHEMES = ("file", "git", "http", "https", "ssh", "git+ssh", "ssh+git")
-_HELPER = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
-_URL = lazy_pattern(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/]*)@)?(?P<rest>.*)", re.DOTALL)
-_CONTROL = lazy_pattern(r"[\x00-\x1f\x7f]")
+_HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/]*)@)?(?P<rest>.*)", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Part of an address: shorter ones would be found in every other word.
 SHORTEST_SECRET = 3
 # git-check-ref-format(1), and no way to write an expression such as HEAD~1.
-_NOT_IN_REFS = lazy_pattern(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|[/.]$|^[/.]|^@$")
+_NOT_IN_REFS = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|[/.]$|^[/.]|^@$")
 
 
 class InvalidRepository(Exception):

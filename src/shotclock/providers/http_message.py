@@ -12,6 +12,7 @@ import email.utils
 import functools
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..core.json_values import write_json
 from ..core.redaction import hide_credentials, hide_values
-from ..core.value_types import lazy_pattern, value
+from ..core.value_types import value
 from ..process.command_task import make_private_directory, prune_spills, spill_path
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 # RFC 9110 §9.2.2: done twice is done once.
 IDEMPOTENT_METHODS = {*SAFE_METHODS, "PUT", "DELETE"}
 METHODS = {*IDEMPOTENT_METHODS, "POST", "PATCH", "TRACE"}
-_TOKEN = lazy_pattern(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_FORBIDDEN = lazy_pattern(r"[\x00-\x08\x0a-\x1f\x7f]")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Shorter values would be found in every other word.
 SHORTEST_SECRET = 4
 

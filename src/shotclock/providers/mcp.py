@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -21,7 +22,6 @@ from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_plain, warn_of_kept
 from ..core.trace import TRACEPARENT
 from ..core.validation import field
-from ..core.value_types import lazy_pattern
 from ..inbox.inbox import Inbox
 from ..inbox.person_wait import undecided_outcome
 from ..process.clock import monotonic_ns
@@ -96,7 +96,7 @@ LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
 # Of what a tool says when it has failed: what a message should carry at most.
 MESSAGE_SHOWN = 2000
 _ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
-_CODE = lazy_pattern("[A-Z][A-Z0-9_]+")
+_CODE = re.compile("[A-Z][A-Z0-9_]+")
 _DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "retry_after_ms": int, "context": dict}
 _CLIENT = f"{__package__}.mcp_client"
 

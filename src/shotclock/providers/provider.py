@@ -9,6 +9,7 @@ record of a run are not the provider's: the engine does them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -24,7 +25,7 @@ from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Proposal
 from ..core.validation import After, Before, Limits, Part, field, read_hints
 from ..core.value_types import field as dataclass_field
-from ..core.value_types import lazy_pattern, replace, value
+from ..core.value_types import replace, value
 from ..process.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _failures(written: Any) -> Any:
     return written if isinstance(written, list) else [written]
 
 
-ERROR_CODE = lazy_pattern("[A-Z][A-Z0-9_]*")
+ERROR_CODE = re.compile("[A-Z][A-Z0-9_]*")
 
 
 class StepRetry(Retry):

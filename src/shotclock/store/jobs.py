@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import lazy_pattern, value
+from ..core.value_types import value
 from .rows import Codec, Database, Result, RowMapper, Transaction, check_count, encode, insert_row, json_text
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
@@ -23,7 +23,7 @@ STARTING_LIMIT_MS = 30_000
 # How long the result of a job answers for the identical invocation (F-081: kept for a day).
 RETENTION_MS = 24 * 3600 * 1000
 
-_ID = lazy_pattern(r"[0-9A-Za-z_-]+", re.ASCII)
+_ID = re.compile(r"[0-9A-Za-z_-]+", re.ASCII)
 _AMBIGUOUS_SHOWN = 10
 
 

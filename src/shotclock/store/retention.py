@@ -19,7 +19,7 @@ from typing import Any
 from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
-from ..core.value_types import as_dict, lazy_pattern, replace, value
+from ..core.value_types import as_dict, replace, value
 from .database import open_alone
 from .home import StoreBusy, StoreUnusable
 from .rows import Transaction, decode_process
@@ -36,7 +36,7 @@ BY_THE_WAY = 200
 PAGES_BY_THE_WAY = 2_000
 PAUSE_MS = DAY_MS
 PAUSE_WITH_MORE_MS = 3_600_000
-_SIZE = lazy_pattern(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
+_SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 

@@ -17,7 +17,7 @@ from ..core.clocks import WORK_CLOCKS, format_duration, reserve_ms_for
 from ..core.errors import Failure
 from ..core.json_values import as_text
 from ..core.overtime import OvertimeError
-from ..core.value_types import field, lazy_pattern, record, replace
+from ..core.value_types import field, record, replace
 from ..providers.command import SHELL, CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
@@ -63,10 +63,10 @@ NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
 # Commands of a file that a shell is asked to read, and how long it may take for one: loading it from a slow disk.
 SYNTAX_CHECKS_LIMIT, SYNTAX_LIMIT_S = 100, 2.0
 # Words that no shell could misread, and commands that change how the shell reads the lines after them.
-_PLAIN_COMMAND = lazy_pattern(
+_PLAIN_COMMAND = re.compile(
     r"(?! *(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
 )
-_TEACHING = lazy_pattern(r"\b(?:alias|shopt)\b")
+_TEACHING = re.compile(r"\b(?:alias|shopt)\b")
 # Values of one command that are told of.
 REFUSALS_LIMIT = 10
 

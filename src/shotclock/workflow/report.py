@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
-from ..core.value_types import as_dict, lazy_pattern, replace, value
+from ..core.value_types import as_dict, replace, value
 from ..core.visible_text import one_line, visible
 from ..store.runs import Run, StepRecord
 from .plan import Groups, Plan, needs, plan_of
@@ -473,7 +473,7 @@ SYSTEM_OUT_SHOWN = 8_000
 
 # Compiled when a report is first written as XML: that alone is a twentieth of the start of a run.
 _NOT_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-_PUNCTUATION = lazy_pattern(r"[!-/:-@\[-`{-~]")
+_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.json_values import Read, as_plain, read_json
 from ..core.validation import After, Before, Limits, OneOf, Part, field, json_schema_of
-from ..core.value_types import lazy_pattern
 from ..providers.command import Shell, ToolStep
 from ..providers.provider import STEP_TYPES, Milliseconds, OvertimeKey, Reaction, Scalar, Seconds, StepPart
 
@@ -242,7 +241,7 @@ def uses_templates(workflow: WorkflowFile) -> bool:
 
 # --- variables in `env` -------------------------------------------------------------------------------------
 
-REFERENCE = lazy_pattern(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
 
 
 class UnsetVariable(LookupError):

@@ -9,12 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..core.value_types import lazy_pattern
 from .shell_syntax import MARK_START, TooDeep, Word, read_script
 
-ASSIGNED = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
-SHELL = lazy_pattern(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
-INTERPRETER = lazy_pattern(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
+ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
+SHELL = re.compile(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
+INTERPRETER = re.compile(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
 AWK = {"awk", "gawk", "mawk", "nawk"}
 # They start the program that they are given inside a container.
 CONTAINERS = {"docker", "podman", "kubectl"}
@@ -55,14 +54,14 @@ _SSH_VALUED = "bcDEeFIiJLlmOopQRSWwBP"
 # Programs that do not read their standard input.
 NEVER_READING = {"echo", "printf", "curl", "wget"}
 # `perl -n` and `perl -p` run a file name that ends in `|`, and `-a` and `-F` imply `-n`.
-_PERL_LOOP = lazy_pattern(r"-(?![MmI])[\w.]*[napF]")
+_PERL_LOOP = re.compile(r"-(?![MmI])[\w.]*[napF]")
 # Options that make an interpreter read its standard input behind the script.
-_INTERACTIVE = lazy_pattern(r"-(?![WXl])[A-Za-z]*i[A-Za-z]*|--interactive")
-_STANDARD_INPUT = lazy_pattern(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
+_INTERACTIVE = re.compile(r"-(?![WXl])[A-Za-z]*i[A-Za-z]*|--interactive")
+_STANDARD_INPUT = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
 _ASKING = {"--version", "--help", "-V"}
 # Variables that a shell or another program evaluates: as a script, a command, options that take either, or a file of
 # code to load. Variables that name a folder to search (PATH, PYTHONPATH, LD_LIBRARY_PATH) are not among them.
-RUN_VARIABLE = lazy_pattern(
+RUN_VARIABLE = re.compile(
     r"BASH_ENV|BASH_FUNC_.*|PS[0-4]|PROMPT_COMMAND"
     r"|(?:GIT_|GIT_SEQUENCE_|SUDO_|KUBE_|SYSTEMD_|HG)?EDITOR|VISUAL|FCEDIT|(?:GIT_|GH_|AWS_|SYSTEMD_|MAN)?PAGER"
     r"|LESSOPEN|LESSCLOSE|(?:GIT|SSH|SUDO)_ASKPASS|(?:RSYNC|CVS|BORG)_RSH|RSYNC_CONNECT_PROG"

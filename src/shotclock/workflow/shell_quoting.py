@@ -12,7 +12,7 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..core.value_types import lazy_pattern, replace
+from ..core.value_types import replace
 from .shell_programs import (
     ASSIGNED,
     CONTAINERS,
@@ -39,9 +39,9 @@ VARIABLE = "SHOTCLOCK_VALUE_{}"
 # What Linux takes in one environment variable, less its name.
 VALUE_LIMIT = 128 * 1024 - 64
 
-_PLAIN_NUMBER = lazy_pattern(r"-?\d{1,18}")
-_MARK_CHARACTERS = lazy_pattern("[\ue000-\ue003]")
-_MARK_OR_ITS_PARTS = lazy_pattern(f"{MARKED.pattern}|{_MARK_CHARACTERS.pattern}")
+_PLAIN_NUMBER = re.compile(r"-?\d{1,18}")
+_MARK_CHARACTERS = re.compile("[\ue000-\ue003]")
+_MARK_OR_ITS_PARTS = re.compile(f"{MARKED.pattern}|{_MARK_CHARACTERS.pattern}")
 
 
 class Unsafe(ValueError):
@@ -185,10 +185,10 @@ _HINTS = {
     ValueContext.BACKTICK: "write $(…)",
     ValueContext.BACKSLASH: "leave the backslash out, a value needs none",
 }
-_SUBSCRIPT = lazy_pattern("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=|\\{\\w+\\[.*\ue000.*\\}$", re.DOTALL)
+_SUBSCRIPT = re.compile("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=|\\{\\w+\\[.*\ue000.*\\}$", re.DOTALL)
 # bash computes what is assigned to these.
 _COMPUTED_NAMES = {"RANDOM", "SRANDOM", "OPTIND", "HISTCMD", "BASHPID"}
-_ENV_OPTION = lazy_pattern(r"--env=|-e")
+_ENV_OPTION = re.compile(r"--env=|-e")
 _COMPARISONS = {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _DECLARING = {"declare", "typeset", "local", "readonly", "export"}
 # Builtins and programs that run or compute any of their arguments.

@@ -11,17 +11,17 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
-from ..core.value_types import field, lazy_pattern, record
+from ..core.value_types import field, record
 
 # Commands inside commands: nobody writes deeper ones, and each level is a frame of ours.
 DEPTH_LIMIT = 50
 
 MARK_START = "\ue000"
-MARKED = lazy_pattern("\ue000(\\d+):(\\d+)\ue001")
+MARKED = re.compile("\ue000(\\d+):(\\d+)\ue001")
 # `${x:1}`, `${x[1]}` and `${!x}` are computed. What stands behind the others is text.
-_COMPUTED = lazy_pattern(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
-_ASSIGNS = lazy_pattern(r"(?P<name>[A-Za-z_]\w*)(?:\[[^]]*\])?:?=")
-_ESCAPE = lazy_pattern(r"\\(?:x([\da-fA-F]{1,2})|u([\da-fA-F]{1,4})|U([\da-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
+_COMPUTED = re.compile(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
+_ASSIGNS = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\[[^]]*\])?:?=")
+_ESCAPE = re.compile(r"\\(?:x([\da-fA-F]{1,2})|u([\da-fA-F]{1,4})|U([\da-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
 _BLANK = " \t"
 _OPENING = {"{", "if", "while", "until", "for", "case", "select"}
 _CLOSING = {"}", "fi", "done", "esac"}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Token
@@ -28,7 +29,6 @@ from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalSta
 from ..core.proposal_request import TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
-from ..core.value_types import lazy_pattern
 from ..inbox.access import Principal
 from ..inbox.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
@@ -57,10 +57,10 @@ from .shell_syntax import DEPTH_LIMIT, TooDeep, Word, read_script
 from .step_renderer import RenderedStep, StepFailed
 
 # A value that stands for itself in a script, however it is quoted.
-_PLAIN_VALUE = lazy_pattern(r"[\w./+@%:,-]+")
+_PLAIN_VALUE = re.compile(r"[\w./+@%:,-]+")
 # After these, a relative path leads elsewhere.
 _MOVING = {"cd", "pushd", "popd", "chroot", "nsenter", "unshare"}
-_MOVING_OPTION = lazy_pattern(r"-[A-Za-z]*[CD]|--chdir|--login|-execdir|-okdir")
+_MOVING_OPTION = re.compile(r"-[A-Za-z]*[CD]|--chdir|--login|-execdir|-okdir")
 
 
 class RefusedStep(NamedTuple):

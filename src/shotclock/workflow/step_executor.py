@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
 from ..core.overtime import ObserverKind, Overtime, OvertimeDecision, OvertimePolicy
 from ..core.trace import TraceContext
-from ..core.value_types import lazy_pattern, record, replace
+from ..core.value_types import record, replace
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
@@ -750,7 +751,7 @@ def _read_output(step: StepPart, output: Any) -> Read:
 
 
 # Where a step has what a suggestion of the error registry looks for in the data of a call.
-_IN_DATA = lazy_pattern(r"\bdata\.(\w+)")
+_IN_DATA = re.compile(r"\bdata\.(\w+)")
 _IN_STEP = {"stderr": "error.context.stderr", "exit_code": "exit_code", "body": "output"}
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from ..core.errors import Failure
 from ..core.json_values import as_plain, as_text, is_true, read_json, write_json
-from ..core.value_types import lazy_pattern
 from .schema import is_template
 from .shell_quoting import has_marks, mark, marks_in, unmarked
 
@@ -81,13 +80,13 @@ def _find_misfit(schema: dict[str, Any], value: Any) -> str | None:
 # Characters of text that one template may build. A template that is a plain name hands on the value itself.
 OUTPUT_LIMIT = 10_000_000
 
-_PLACEHOLDER = lazy_pattern(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
-_OPENED = lazy_pattern(r"\{\{|\{%")
-_EXPRESSION = lazy_pattern(r"""\{\{(?:[^'"}]|'[^']*'|"[^"]*"|\}(?!\}))*\}\}""")
-_BLOCK = lazy_pattern(r"""\{%(?:[^'"%]|'[^']*'|"[^"]*"|%(?!\}))*%\}""")
-_PART = lazy_pattern(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
-_MENTIONED = lazy_pattern(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
-_DASHED = lazy_pattern(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
+_PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
+_OPENED = re.compile(r"\{\{|\{%")
+_EXPRESSION = re.compile(r"""\{\{(?:[^'"}]|'[^']*'|"[^"]*"|\}(?!\}))*\}\}""")
+_BLOCK = re.compile(r"""\{%(?:[^'"%]|'[^']*'|"[^"]*"|%(?!\}))*%\}""")
+_PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
+_MENTIONED = re.compile(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
+_DASHED = re.compile(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
 
 Scope = Mapping[str, Any]
 

@@ -12,12 +12,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.lazy_names import import_lazily
-from ..core.value_types import field, lazy_pattern, record, value
-
-import_lazily("ruamel.yaml")  # before its parts: what we do not use of it is two thirds of its import
-
-# ruff: noqa: E402
 from ruamel.yaml.docinfo import DocInfo
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
@@ -34,6 +28,8 @@ from ruamel.yaml.reader import Reader, ReaderError
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scanner import Scanner
 
+from ..core.value_types import field, record, value
+
 # Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
 # the largest file there may be has half as many characters.
 NODE_LIMIT, TEXT_LIMIT = 200_000, 8_000_000
@@ -46,9 +42,9 @@ SHOWN_LIMIT = 60
 
 _NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INT = lazy_pattern(r"[-+]?[0-9]+", re.ASCII)
-_BASED = lazy_pattern(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
-_FLOAT = lazy_pattern(
+_INT = re.compile(r"[-+]?[0-9]+", re.ASCII)
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
+_FLOAT = re.compile(
     r"[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)", re.ASCII
 )
 _YAML_TAG = "tag:yaml.org,2002:"
