@@ -37,7 +37,7 @@ def test_every_key_mode_and_matcher_is_there() -> None:
     "number",
     [
         f"{budgets.MIN_TIMEOUT_MS} to {budgets.MAX_TIMEOUT_MS}",
-        f"above 0, at most {budgets.MAX_NAVIGATION_MS} | has to be said",
+        f"above 0, at most {budgets.MAX_NAVIGATION_MS} | required",
         f"above 0, at most {budgets.MAX_WAIT_MS}",
         f"0 to {budgets.MAX_SLEEP_MS}",
         f"{budgets.BEST_EFFORT_MAX_STEPS} actions and {budgets.BEST_EFFORT_MAX_TIMEOUT_MS} ms at most",
