@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo browser adb test test-matrix lint check bench soak lock size clean
+.PHONY: help setup demo browser adb test test-matrix lint check bench soak lock picture size clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -129,6 +129,9 @@ lock: ## resolve requirements.lock and requirements-bench.lock anew
 	$(BOUND) "$$uv/bin/python" -m pip --disable-pip-version-check install -q uv && \
 	$(LOCK) --extra dev -o requirements.lock pyproject.toml && \
 	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml
+
+picture: $(STAMP) ## run the example of README and draw docs/picture.svg anew
+	@$(BIN)/python tools/picture.py
 
 size: ## how large and how plain the code is, beside its limits
 	@$(PYTHON) tools/size.py
