@@ -65,7 +65,7 @@ PARSING_AND_DRAWING = {"rich", "docstring_parser"}
 SERVING = {"mcp", "mcp_types", "starlette", "uvicorn", "anyio"}
 STEPS = {"httpx2", "jinja2", "jsonschema"}
 BEFORE_EVERY_COMMAND = {"asyncio", "pydantic", "ruamel", "sqlite3", "socket", "dataclasses", "inspect"}
-LEFT_OUT_OF_ASYNCIO = {"ssl", "inspect", "dataclasses"}
+LEFT_OUT_OF_ASYNCIO = {"ssl", "dataclasses"}
 UNUSED = {
     "shotclock exec --timeout 5s -- true": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *BEFORE_EVERY_COMMAND},
     "shotclock --version": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},

@@ -14,18 +14,19 @@ The composition root: it stands above every surface and hands each of them a cat
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, get_type_hints, overload
 
 from .core.arguments import (
     CONTEXT_NAME,
+    HandlerParameter,
     NotSerializable,
-    Parameter,
     misfit,
     parameters_of,
     plain_schema,
@@ -47,7 +48,7 @@ from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.proposal_request import Policy
-from .core.value_types import is_coroutine_function, replace
+from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -251,7 +252,7 @@ class App:
         approved_file = _read_approved_file(name, approval, parameters)
         told = None if approved_file is None else approved_file.decision
         schema["properties"].pop(told, None)  # filled in by the approval, and not by the caller
-        is_async = is_coroutine_function(function)
+        is_async = inspect.iscoroutinefunction(function)
         clocks = Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace, wind_down=wind_down)
         clocks = clocks.over(self.clocks)
         if clocks.soft_ms and clocks.timeout_ms and clocks.soft_ms >= clocks.timeout_ms:
@@ -474,8 +475,6 @@ def _read_documentation(function: Callable[..., Any]) -> _Documentation:
     written = (function.__doc__ or "").strip()
     if "\n" not in written and ":" not in written:  # there are no parameters in it to look for
         return _Documentation(written, written, {})
-    import inspect
-
     import docstring_parser
 
     written = inspect.cleandoc(function.__doc__ or "")
@@ -545,7 +544,7 @@ def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None
     return policy
 
 
-def _read_approved_file(name: str, declared: object, parameters: list[Parameter]) -> ApprovedFile | None:
+def _read_approved_file(name: str, declared: object, parameters: list[HandlerParameter]) -> ApprovedFile | None:
     """Read how an approved file is declared. Raises ValueError unless the operator sees everything that a caller says:
     the text, and why."""
     said = declared.get("file") if isinstance(declared, Mapping) else None
@@ -608,7 +607,7 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
             return result
         raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
 
-    if is_coroutine_function(function):
+    if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def run_async(*arguments: Any, **named: Any) -> Any:
@@ -639,9 +638,7 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
     """Return the schema of what it returns, where the annotation says it and pydantic knows how."""
-    import typing
-
-    annotation = typing.get_type_hints(function, include_extras=True).get("return")
+    annotation = get_type_hints(function, include_extras=True).get("return")
     if annotation is None or annotation is Any:
         return None
     if (schema := plain_schema(annotation)) is not None:

@@ -29,7 +29,6 @@ from shotclock.core.arguments import (
 )
 from shotclock.core.envelope import Problem, build_envelope, whole_text
 from shotclock.core.errors import Ending
-from shotclock.core.value_types import is_coroutine_function
 
 
 def order(name: str, count: int, *, price: float, tags: list[int] = [], note: str = "none") -> None:  # noqa: B006
@@ -412,7 +411,7 @@ def test_plain_arguments_are_taken_as_pydantic_takes_them(data: st.DataObject):
     signature = Signature(data.draw(st.sampled_from(PLAIN)))
     names = st.sampled_from([*signature._fields, "other"])
     arguments = data.draw(st.dictionaries(names, ANYTHING, max_size=5))
-    accepted = signature._accept_plain(arguments)
+    accepted = signature.accept_plain(arguments)
     if accepted is not None:
         signature._is_plain = False
         theirs, problems = signature.check(arguments)
@@ -473,4 +472,3 @@ def test_parameters_are_those_that_inspect_finds(place: int) -> None:
         for each in inspect.signature(function).parameters.values()
     ]
     assert [(each.name, kinds[each.kind], each.default) for each in parameters_of(function)] == expected
-    assert is_coroutine_function(function) == inspect.iscoroutinefunction(function)

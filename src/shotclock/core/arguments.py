@@ -1,18 +1,20 @@
-"""Check of arguments against a function's signature: every problem at once, before anything runs."""
+"""Check of arguments against a function's signature, and of results against JSON."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
-import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
+from .validation import Problems, describe_key, plain_shape
 
-# pydantic is imported where it is first needed: most of the command line never does, and it is slow to start.
+# pydantic and jsonschema are imported where they are first needed: they are slow to start, and most commands do not
+# need them.
 
 CONTEXT_NAME = "ctx"
 
@@ -21,62 +23,36 @@ class NotSerializable(Exception):
     """A result that cannot be put into JSON."""
 
 
-class Parameter(NamedTuple):
+class HandlerParameter(NamedTuple):
     """One parameter of a function that takes its arguments by name."""
 
     name: str
     kind: Literal["by place or name", "by name", "rest"]
-    default: Any
-    """`...`: it has to be given."""
+    default: object
+    """`...`: it is required."""
 
 
-def parameters_of(function: Callable[..., Any]) -> list[Parameter]:
-    """Read the parameters of a function. Raises TypeError where one cannot be passed by name."""
-    # What `inspect` would find first. To import it takes longer than all else that is done about a command.
-    written: Any = function
-    while isinstance(written, types.FunctionType) and (attributes := vars(written)):
-        if "__wrapped__" not in attributes or "__signature__" in attributes:
-            return _inspect(function)
-        written = attributes["__wrapped__"]
-    if not isinstance(written, types.FunctionType):
-        return _inspect(function)
-    code = written.__code__
-    if code.co_posonlyargcount or code.co_flags & _TAKES_MORE_BY_PLACE:
-        return _inspect(function)
-    by_place, total = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    names = code.co_varnames[: total + bool(code.co_flags & _TAKES_MORE_BY_NAME)]
-    defaults = written.__defaults__ or ()
-    default_of = dict(zip(names[by_place - len(defaults) : by_place], defaults, strict=True))
-    default_of |= written.__kwdefaults__ or {}
-    found = [Parameter(name, "by place or name", default_of.get(name, ...)) for name in names[:by_place]]
-    found += [Parameter(name, "by name", default_of.get(name, ...)) for name in names[by_place:total]]
-    return found + [Parameter(name, "rest", ...) for name in names[total:]]
-
-
-_TAKES_MORE_BY_PLACE, _TAKES_MORE_BY_NAME = 0x04, 0x08  # of a code's flags, as `inspect` has them
-
-
-def _inspect(function: Callable[..., Any]) -> list[Parameter]:
-    import inspect
-
-    found: list[Parameter] = []
+def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
+    """Return the parameters of a function. Raises TypeError where one cannot be passed by name."""
+    found: list[HandlerParameter] = []
     for each in inspect.signature(function).parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) and each.name != CONTEXT_NAME:
             raise TypeError(f"{function.__qualname__}: arguments are passed by name, {each} cannot be")
-        default = ... if each.default is each.empty else each.default
         if each.kind is each.VAR_KEYWORD:
-            found.append(Parameter(each.name, "rest", ...))
-        else:
-            by_place = each.kind is not each.KEYWORD_ONLY
-            found.append(Parameter(each.name, "by place or name" if by_place else "by name", default))
+            found.append(HandlerParameter(each.name, "rest", ...))
+            continue
+        kind: Literal["by place or name", "by name"] = (
+            "by name" if each.kind is each.KEYWORD_ONLY else "by place or name"
+        )
+        found.append(HandlerParameter(each.name, kind, ... if each.default is each.empty else each.default))
     return found
 
 
 class Signature:
     """Parameters of a function. Build it once per function with `signature_of`.
 
-    Arguments of plain types that are what they should be are passed on as they are; pydantic, whose import takes longer
-    than most programs do, is only asked where a type is not plain or a value needs a conversion or an explanation.
+    Arguments of plain types are checked by `validation`. pydantic checks all others, converts values and explains what
+    is wrong with them.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -87,34 +63,33 @@ class Signature:
             raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
         self.wants_context = any(parameter.name == CONTEXT_NAME for parameter in parameters)
         self._title = f"Arguments of {function.__qualname__}"
-        self._fields: dict[str, tuple[Any, Any]] = {}
-        self._takes_more = False
-        for parameter in parameters:
-            if parameter.name == CONTEXT_NAME:
-                continue
-            if parameter.kind == "rest":
-                self._takes_more = True
-                continue
-            self._fields[parameter.name] = (hints.get(parameter.name, Any), parameter.default)
-        plain = {name: _plain_type(hint) for name, (hint, _) in self._fields.items()}
-        are_plain = all(_is_plain_default(default) for _, default in self._fields.values())
-        self._plain = {name: kind for name, kind in plain.items() if kind is not None} if are_plain else {}
-        self._is_plain = len(self._plain) == len(self._fields)
+        self._takes_more = any(each.kind == "rest" and each.name != CONTEXT_NAME for each in parameters)
+        self._fields: dict[str, tuple[Any, Any]] = {
+            each.name: (hints.get(each.name, Any), each.default)
+            for each in parameters
+            if each.name != CONTEXT_NAME and each.kind != "rest"
+        }
         self._model: Any = None
+        try:
+            self._plain = {name: plain_shape(hint) for name, (hint, _) in self._fields.items()}
+        except TypeError:
+            self._is_plain = False
+        else:
+            self._is_plain = all(_is_plain_default(default) for _, default in self._fields.values())
         if not self._is_plain:
             self.build_model()
 
     def build_model(self) -> Any:
-        """Return the model that pydantic checks with; the first time it is built. Raises TypeError and its kin."""
+        """Return the pydantic model of the arguments, built on first use. Raises TypeError and its subclasses."""
         if self._model is None:
             from pydantic import ConfigDict, Field, ValidationError, create_model
 
-            # Behind an alias, a parameter may be called anything, `json` and `model_config` included.
+            # Behind an alias, a parameter may have any name, `json` and `model_config` included.
             fields: dict[str, Any] = {
                 f"p{position}": (hint, Field(default, alias=name))
                 for position, (name, (hint, default)) in enumerate(self._fields.items())
             }
-            extra: Any = "allow" if self._takes_more else "forbid"
+            extra: Literal["allow", "forbid"] = "allow" if self._takes_more else "forbid"
             config = ConfigDict(extra=extra, arbitrary_types_allowed=True, protected_namespaces=())
             self._model = create_model(self._title, __config__=config, **fields)
             self._invalid = ValidationError
@@ -123,38 +98,28 @@ class Signature:
 
     @property
     def defaults(self) -> dict[str, object]:
-        """Return what is passed where nothing is given, before it is converted."""
+        """Return the default arguments, before they are converted."""
         return {name: default for name, (_, default) in self._fields.items() if default is not ...}
 
     def json_schema(self) -> dict[str, Any]:
-        """Return what the arguments look like, for those who call without seeing the function."""
-        if self._is_plain:
-            return self._plain_schema()
-        schema: dict[str, Any] = self.build_model().model_json_schema(by_alias=True)
-        schema.pop("title", None)
-        schema.setdefault("properties", {})
-        return schema
-
-    def _plain_schema(self) -> dict[str, Any]:
-        """Write the schema that pydantic would."""
-        properties = {}
-        for name, (_, default) in self._fields.items():
-            written_default = {} if default is ... else {"default": default}
-            properties[name] = {
-                **written_default,
-                **self._plain[name].schema,
-                "title": name.title().replace("_", " ").strip(),
-            }
-        schema: dict[str, Any] = {"properties": properties, "type": "object", "additionalProperties": self._takes_more}
+        """Return the JSON Schema of the arguments."""
+        if not self._is_plain:
+            schema: dict[str, Any] = self.build_model().model_json_schema(by_alias=True)
+            schema.pop("title", None)
+            return {"properties": {}, **schema}
+        properties = {
+            name: describe_key(self._plain[name], name, {}, *([] if default is ... else [default]))
+            for name, (_, default) in self._fields.items()
+        }
+        schema = {"properties": properties, "type": "object", "additionalProperties": self._takes_more}
         required = [name for name, (_, default) in self._fields.items() if default is ...]
         return {**schema, "required": required} if required else schema
 
     def check(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], list[dict[str, str]]]:
-        """Return the arguments as the function wants them, or what is wrong with them."""
-        if self._is_plain:
-            accepted = self._accept_plain(arguments)
-            if accepted is not None:
-                return accepted, []
+        """Return the arguments as the function wants them, or all problems with them."""
+        accepted = self.accept_plain(arguments) if self._is_plain else None
+        if accepted is not None:
+            return accepted, []
         self.build_model()
         try:
             checked = self._validate(arguments)
@@ -169,71 +134,24 @@ class Signature:
             accepted.update(checked.__pydantic_extra__ or {})
         return accepted, []
 
-    def _accept_plain(self, arguments: Mapping[str, object]) -> dict[str, object] | None:
-        """Return the arguments where nothing about them has to be converted, None where pydantic has to look."""
-        if len(arguments) > len(self._fields):
+    def accept_plain(self, arguments: Mapping[str, object]) -> dict[str, object] | None:
+        """Return the arguments where all of them have exactly the declared types, else None."""
+        if not arguments.keys() <= self._fields.keys():
             return None
-        accepted: dict[str, object] = {}
-        seen = 0
-        for name, (_, default) in self._fields.items():
-            if name in arguments:
-                seen += 1
-                value = self._plain[name].accept(arguments[name])
-                if value is _OTHERWISE:
-                    return None
-                accepted[name] = value
-            elif default is ...:
-                return None
-            else:
-                accepted[name] = default
-        return accepted if seen == len(arguments) else None
-
-
-class _PlainType(NamedTuple):
-    """A type that needs no library: its JSON Schema, and what accepts a value that is just right."""
-
-    schema: dict[str, Any]
-    accept: Callable[[object], object]
-
-
-_OTHERWISE = object()
-_PLAIN_SCHEMAS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
-# Above this an integer is not the same as a float.
-_EXACT_AS_FLOAT = 2**53
-
-
-def _plain_type(hint: Any) -> _PlainType | None:
-    """Return the type as it is known here, None where pydantic has to know it."""
-    if isinstance(hint, type) and hint in _PLAIN_SCHEMAS:
-        return _PlainType({"type": _PLAIN_SCHEMAS[hint]}, _accept_float if hint is float else _make_acceptor(hint))
-    if hint is Any:
-        return _PlainType({}, lambda value: value)
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin is dict and inside == (str, Any):
-        return _PlainType({"additionalProperties": True, "type": "object"}, _accept_dict)
-    if origin is Literal and len(set(inside)) == len(inside) and all(type(choice) is str for choice in inside):
-        words = {"const": inside[0]} if len(inside) == 1 else {"enum": list(inside)}
-        return _PlainType({**words, "type": "string"}, lambda value: value if _is_one_of(value, inside) else _OTHERWISE)
-    if origin in (typing.Union, types.UnionType) and len(inside) == 2 and inside[1] is type(None):
-        kind = _plain_type(inside[0])
-        if kind is not None and "anyOf" not in kind.schema and inside[0] is not type(None):
-            accept = kind.accept
-            schema = {"anyOf": [kind.schema, {"type": "null"}]}
-            return _PlainType(schema, lambda value: None if value is None else accept(value))
-    if origin is list and len(inside) == 1:
-        kind = _plain_type(inside[0])
-        if kind is not None:
-            each = kind.accept
-            return _PlainType({"items": kind.schema, "type": "array"}, lambda value: _accept_list(value, each))
-    return None
+        problems: Problems = []
+        accepted = {
+            name: self._plain[name].check(arguments[name], (name,), problems) if name in arguments else default
+            for name, (_, default) in self._fields.items()
+        }
+        return None if problems or ... in accepted.values() else accepted
 
 
 def plain_schema(hint: Any) -> dict[str, Any] | None:
-    """Return the JSON Schema of a type that needs no library, None for others."""
-    kind = _plain_type(hint)
-    if kind is not None:
-        return kind.schema
-    return {"additionalProperties": True, "type": "object"} if hint is dict else None
+    """Return the JSON Schema of a type that needs no pydantic, None for others."""
+    try:
+        return plain_shape(hint).schema({})
+    except TypeError:
+        return None
 
 
 def _is_plain_default(default: object) -> bool:
@@ -241,43 +159,18 @@ def _is_plain_default(default: object) -> bool:
     return is_plain or (type(default) is float and math.isfinite(default))
 
 
-def _make_acceptor(kind: type) -> Callable[[object], object]:
-    return lambda value: value if type(value) is kind else _OTHERWISE
-
-
-def _accept_float(value: object) -> object:
-    if type(value) is int and abs(value) <= _EXACT_AS_FLOAT:
-        return float(value)
-    return value if type(value) is float else _OTHERWISE
-
-
-def _is_one_of(value: object, choices: tuple[object, ...]) -> bool:
-    return type(value) is str and value in choices
-
-
-def _accept_dict(value: object) -> object:
-    return dict(value) if type(value) is dict and all(type(key) is str for key in value) else _OTHERWISE
-
-
-def _accept_list(value: object, accept: Callable[[object], object]) -> object:
-    if type(value) is not list:
-        return _OTHERWISE
-    accepted = [accept(item) for item in value]
-    return _OTHERWISE if any(item is _OTHERWISE for item in accepted) else accepted
-
-
 @lru_cache(maxsize=1024)
 def signature_of(function: Callable[..., Any]) -> Signature:
     return Signature(function)
 
 
-# What Python writes out in decimal is limited; this is safely below it (4,300 digits).
+# Python writes integers of up to 4,300 digits; this many bits are safely below that.
 _LONGEST_INTEGER_BITS = 14_000
 _PLAIN = frozenset({type(None), bool, int, str})
 
 
 def to_jsonable(value: object) -> Any:
-    """Return the value as JSON holds it; raises NotSerializable with a reason. Half characters stay what they are."""
+    """Return the value as JSON data. Half characters stay. Raises NotSerializable with a reason."""
     if type(value) in _PLAIN and (type(value) is not int or value.bit_length() <= _LONGEST_INTEGER_BITS):
         return value
     plain = _plain(value)
@@ -285,8 +178,9 @@ def to_jsonable(value: object) -> Any:
 
 
 def to_valid_json(value: object) -> tuple[Any, list[str]]:
-    """Return the value as every reader of JSON takes it, and what had to be changed in it for that: half characters,
-    numbers that are none, and bytes. Raises NotSerializable with a reason."""
+    """Return the value as strict JSON data, and a list of the changes: half characters, NaN and infinities, bytes.
+
+    Raises NotSerializable with a reason."""
     kind = type(value)
     if kind in _PLAIN and (
         value.isascii() if kind is str else kind is not int or value.bit_length() <= _LONGEST_INTEGER_BITS  # type: ignore[attr-defined]
@@ -314,8 +208,7 @@ def to_valid_json(value: object) -> tuple[Any, list[str]]:
 
 
 def _with_whole_keys(value: Any) -> Any:
-    """Return the value with whole names: those with half a character in them would be refused. Only in the containers
-    of Python itself."""
+    """Return the value with whole keys, in Python's own containers: pydantic refuses keys with half characters."""
     if type(value) is dict:
         items = [_with_whole_keys(item) for item in value.values()]
         keys = whole_keys(value)
@@ -328,8 +221,7 @@ def _with_whole_keys(value: Any) -> Any:
 
 
 def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> None:
-    """Note what had to be changed in a value. `otherwise` is the same with bytes written in another way: where the two
-    differ there are bytes."""
+    """Add the changes in a value. `otherwise` has bytes in another encoding: the two differ where there are bytes."""
     if len(changes) >= MOST_CHANGES:
         return
     if isinstance(plain, dict):
@@ -352,23 +244,11 @@ def _note_text(plain: str, otherwise: str, path: str, changes: list[str]) -> Non
         changes.append(note_halves(path))
 
 
-def _is_json_already(value: object) -> bool:
-    """Return whether it is made of the types that JSON has, and of nothing else."""
-    kind = type(value)
-    if kind in _LEAVES:
-        return True
-    if kind is list:
-        return all(map(_is_json_already, value))  # type: ignore[call-overload]
-    if kind is dict:
-        return all(type(key) is str for key in value) and all(map(_is_json_already, value.values()))  # type: ignore[attr-defined]
-    return False
-
-
 _LEAVES = frozenset({type(None), bool, int, float, str})
 
 
 def _with_lists(value: Any) -> Any:
-    """Return it with lists for its tuples. Raises TypeError where more than that keeps it from being JSON."""
+    """Return the value with lists for its tuples. Raises TypeError unless it is JSON data apart from that."""
     kind = type(value)
     if kind in _LEAVES:
         return value
@@ -381,8 +261,8 @@ def _with_lists(value: Any) -> Any:
 
 def _plain(value: object, bytes_mode: Literal["base64", "hex"] = "base64") -> Any:
     try:
-        return value if _is_json_already(value) else _with_lists(value)
-    except (TypeError, RecursionError):  # what pydantic knows, or tells the reason why it is refused
+        return _with_lists(value)
+    except (TypeError, RecursionError):  # pydantic converts it or has the reason
         pass
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -401,7 +281,7 @@ def _is_json(plain: Any) -> bool:
 
 
 def _with_named_numbers(plain: Any) -> Any:
-    """Return the value with NaN and infinities by their names, the nearest thing that JSON has."""
+    """Return the value with NaN and infinities as text, which is the nearest that JSON has."""
     if isinstance(plain, float):
         return plain if math.isfinite(plain) else str(plain)
     if isinstance(plain, int) and plain.bit_length() > _LONGEST_INTEGER_BITS:
@@ -413,9 +293,9 @@ def _with_named_numbers(plain: Any) -> Any:
     return plain
 
 
-# --- what a function returns ------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------
 
-_SAYS_NOTHING = frozenset({"title", "description", "default", "examples", "format", "deprecated", "$defs", "$comment"})
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "deprecated", "$defs", "$comment"})
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -428,9 +308,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def misfit(value: object, schema: Mapping[str, Any]) -> str | None:
-    """Return why a result does not fit the schema of what its function declares, or None where it does.
+    """Return why a result does not fit the schema of its function, or None where it does.
 
-    What most functions declare is looked at here, without a copy; the rest by jsonschema, which is slow to import.
+    The common keywords are checked here; jsonschema, which is slow to import, checks the rest and has the reasons.
     """
     try:
         if _fits(value, schema, schema.get("$defs", {})):
@@ -447,18 +327,18 @@ def misfit(value: object, schema: Mapping[str, Any]) -> str | None:
 
 
 class _TooMuch(Exception):
-    """The schema has a keyword that is not looked at here."""
+    """A keyword of the schema that is not checked here."""
 
 
 def _fits(value: object, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
     if (reference := schema.get("$ref")) is not None:
         return _fits(value, definitions[reference.rpartition("/")[2]], definitions)
-    if type(value) not in _JSON_TYPES:
+    if type(value) not in _LEAVES and type(value) not in (dict, list):
         value = to_valid_json(value)[0]
     if isinstance(value, float) and not math.isfinite(value):
-        return False  # is no number in JSON
+        return False  # not a number in JSON
     for keyword, rule in schema.items():
-        if keyword in _SAYS_NOTHING:
+        if keyword in _ANNOTATIONS:
             continue
         if keyword == "type" and isinstance(rule, str):
             if not isinstance(value, _TYPES[rule]) or (isinstance(value, bool) and rule in ("integer", "number")):
@@ -496,6 +376,3 @@ def _others_fit(value: object, rule: Any, known: Mapping[str, Any], definitions:
         return True
     others = [item for name, item in value.items() if name not in known]
     return not others if rule is False else all(_fits(item, rule, definitions) for item in others)
-
-
-_JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})

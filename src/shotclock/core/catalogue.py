@@ -8,13 +8,14 @@ docs/design.md: R28.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 from .clocks import Clocks
 from .proposal_request import Policy
-from .value_types import as_dict, entity, field, fields_of, is_coroutine_function, value
+from .value_types import as_dict, entity, field, fields_of, value
 
 Isolation = Literal["auto", "process", "loop", "thread"]
 RunsIn = Literal["process", "loop", "thread"]
@@ -66,7 +67,7 @@ class Operation:
         if self.isolation not in get_args(Isolation):
             raise ValueError(f"{self.name!r}: isolation must be one of {', '.join(get_args(Isolation))}")
         handler = self.handler
-        is_async = handler.is_async if isinstance(handler, HandlerReference) else is_coroutine_function(handler)
+        is_async = handler.is_async if isinstance(handler, HandlerReference) else inspect.iscoroutinefunction(handler)
         if self.isolation == "loop" and not is_async:
             raise ValueError(f"{self.name!r} is not async: isolate it in a 'process' or a 'thread'")
         if self.isolation == "thread" and is_async:

@@ -1,12 +1,12 @@
-"""The shape of a file, declared as classes and checked strictly: every problem at once, each with its path.
+"""Declared shapes of data, checked strictly: every problem at once, each with its path.
 
     class Retry(Part):
         max: int = field(ge=0)
         backoff: Backoff = Backoff()
 
-It is what the workflow schema needs of pydantic and no more: pydantic's import and its models for one file took longer
-than running a step. A class is looked at when a file first has such a part, so a file pays for what it uses. Problems
-are dictionaries with pydantic's names for what can be wrong; `json_schema_of` writes the schema that pydantic would.
+A `Part` declares an object of a file; `plain_shape` gives the shape of a plain Python type. Importing pydantic and
+building its models for one file took longer than running a step. A class is analysed when a file first contains such a
+part. Problems and JSON Schemas are those that pydantic would write.
 """
 
 from __future__ import annotations
@@ -16,18 +16,25 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal, Self, dataclass_transform, get_args, get_origin
 
-Problems = list[dict[str, Any]]
+from .value_types import value
+
+Problem = dict[str, Any]
+Problems = list[Problem]
+Schema = dict[str, Any]
+Definitions = dict[str, Any]
 Loc = tuple[str | int, ...]
 
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 _WRONG: Any = object()
+# A larger integer is not the same number as a float.
+_EXACT_AS_FLOAT = 2**53
 
 
 class ValidationError(ValueError):
-    """Error that lists everything wrong with the shape of a value."""
+    """Error that lists all problems with the shape of a value."""
 
     def __init__(self, name: str, problems: Problems) -> None:
         lines = [f"{'.'.join(map(str, each['loc']))}\n  {each['msg']}" for each in problems]
@@ -38,63 +45,53 @@ class ValidationError(ValueError):
         return self._problems
 
 
+@value
 class FieldInfo:
-    """A key of a part: what it is called, its default, and the limits of its value."""
+    """A key of a part: its names, its default, and the limits of its value."""
 
-    __slots__ = ("default", "keys", "limits")
-
-    def __init__(self, default: Any, keys: tuple[str, ...], limits: Limits) -> None:
-        self.default, self.keys, self.limits = default, keys, limits
+    default: Any
+    keys: tuple[str, ...]
+    limits: Limits
 
     def is_required(self) -> bool:
         return self.default is MISSING
 
 
+@value
 class Limits:
-    """Limits of a number, a text or a mapping. None: there is no such limit."""
+    """Limits of a number, a text or a mapping."""
 
-    __slots__ = ("ge", "le", "max_length", "min_length", "pattern")
-
-    def __init__(
-        self,
-        *,
-        ge: int | None = None,
-        le: int | None = None,
-        min_length: int | None = None,
-        max_length: int | None = None,
-        pattern: str | None = None,
-    ) -> None:
-        self.ge, self.le, self.min_length, self.max_length, self.pattern = ge, le, min_length, max_length, pattern
-
-    @property
-    def are_any(self) -> bool:
-        return any(getattr(self, name) is not None for name in self.__slots__)
+    ge: int | None = None
+    le: int | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
 
 
+@value
 class Before:
-    """Calls a function with what was written, before its type is looked at. Its ValueError is the problem."""
+    """Function that is called with the written value before its type is checked. Its ValueError is the problem."""
 
-    def __init__(self, function: Callable[[Any], Any], written_as: Any = None) -> None:
-        self.function = function
-        self.written_as = written_as
-        """The type that a file may have there, for editors."""
+    function: Callable[[Any], Any]
+    written_as: Any = None
+    """The type that a file may have there, for the JSON Schema."""
 
 
+@value
 class After:
-    """Calls a function with a value of the right type. Its ValueError is the problem."""
+    """Function that is called with a value of the right type. Its ValueError is the problem."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
+    function: Callable[[Any], Any]
 
 
 def field(default: Any = MISSING, *, keys: tuple[str, ...] = (), **limits: Any) -> Any:
-    """Declare a key: what else it is called, its own name first, and the limits of its value."""
+    """Declare a key: its names, the preferred one first, and the limits of its value."""
     return FieldInfo(default, keys, Limits(**limits))
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 class Part:
-    """A part of a file. A key that nobody knows is a mistake, never ignored. Its fields cannot be changed."""
+    """An object of a file. An unknown key is a problem. The fields cannot be changed."""
 
     model_fields: ClassVar[dict[str, FieldInfo]] = {}
     _shape: ClassVar[_PartShape | None]
@@ -128,20 +125,20 @@ class Part:
 
     @classmethod
     def keys_of(cls, name: str) -> list[str]:
-        """Return what a field is called in the file: its own name first, then what else is read."""
+        """Return the keys of a field in the file, the preferred one first."""
         return list(cls.model_fields[name].keys)
 
     @classmethod
     def before_field(cls, name: str, written: Any) -> Any:
-        """Look at what was written before its type is. Raises ValueError."""
+        """Check or convert a written value before its type is checked. Raises ValueError."""
         return written
 
     def check_together(self) -> None:
-        """Look at fields that are right each by itself. Raises ValueError."""
+        """Check the combination of fields that are valid each by itself. Raises ValueError."""
 
     @classmethod
     def model_validate(cls, written: Any) -> Self:
-        """Return the part that was written. Raises ValidationError with everything that is wrong with it."""
+        """Return the part of a written object. Raises ValidationError with all problems."""
         problems: Problems = []
         made = _shape_of_part(cls).check(written, (), problems)
         if problems:
@@ -149,13 +146,12 @@ class Part:
         return made  # type: ignore[no-any-return]
 
     def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]:
-        """Return the part as it could be written, under the first name of each key; with `exclude_unset`, only what was
-        given."""
-        given = self.__dict__["_given"]
+        """Return the part as a file could contain it; with `exclude_unset`, without keys that were not written."""
+        written = self.__dict__["_written"]
         return {
             info.keys[0]: _dump(self.__dict__[name], exclude_unset)
             for name, info in self.model_fields.items()
-            if not exclude_unset or name in given
+            if not exclude_unset or name in written
         }
 
 
@@ -170,8 +166,8 @@ def _dump(value: Any, exclude_unset: bool) -> Any:
 # --- shapes ---------------------------------------------------------------------------------------------------
 
 
-class _Shape:
-    """Shape that a value must have. `check` returns the value, or _WRONG after it has noted what is wrong."""
+class Shape:
+    """Shape that a value must have. `check` returns the value, or _WRONG after it has added a problem."""
 
     has_title = True
     """Whether a key of this shape has a title in the JSON Schema."""
@@ -179,10 +175,10 @@ class _Shape:
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
         raise NotImplementedError
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         raise NotImplementedError
 
-    def limit(self, limits: Limits) -> _Shape:
+    def limit(self, limits: Limits) -> Shape:
         return _Limited(self, limits)
 
 
@@ -191,11 +187,11 @@ def _note(problems: Problems, kind: str, loc: Loc, message: str, value: object, 
     return _WRONG
 
 
-class _Anything(_Shape):
+class _Anything(Shape):
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
         return value
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         return {}
 
 
@@ -204,34 +200,46 @@ _SCALARS: dict[type, tuple[str, str, str]] = {
     int: ("integer", "int_type", "a valid integer"),
     float: ("number", "float_type", "a valid number"),
     bool: ("boolean", "bool_type", "a valid boolean"),
+    type(None): ("null", "none_required", "None"),
 }
 
 
-class _Scalar(_Shape):
+class _Scalar(Shape):
     def __init__(self, kind: type) -> None:
         self._kind = kind
         self._name, self._problem, self._wanted = _SCALARS[kind]
 
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
-        if type(value) is not self._kind:
-            return _note(problems, self._problem, loc, f"Input should be {self._wanted}", value)
-        if isinstance(value, str) and not _is_whole(value):
-            message = "Input should be a valid string, unable to parse raw data as a unicode string"
-            return _note(problems, "string_unicode", loc, message, value)
-        return value
+        if type(value) is self._kind:
+            return value
+        return _note(problems, self._problem, loc, f"Input should be {self._wanted}", value)
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         return {"type": self._name}
 
 
-def _is_whole(text: str) -> bool:
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:  # half of a character
-        return False
+class _WholeText(_Scalar):
+    """Text of a file, without half characters."""
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        try:
+            if type(value) is str and not value.isascii():
+                value.encode()
+        except UnicodeEncodeError:
+            message = "Input should be a valid string, unable to parse raw data as a unicode string"
+            return _note(problems, "string_unicode", loc, message, value)
+        return super().check(value, loc, problems)
 
 
-class _Choice(_Shape):
+class _PlainFloat(_Scalar):
+    """Float of an argument, which may be written as an integer."""
+
+    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+        is_exact = type(value) is int and abs(value) <= _EXACT_AS_FLOAT
+        return float(value) if is_exact else super().check(value, loc, problems)
+
+
+class _Choice(Shape):
     def __init__(self, choices: tuple[str, ...]) -> None:
         self._choices = choices
 
@@ -242,31 +250,31 @@ class _Choice(_Shape):
         expected = " or ".join(filter(None, (", ".join(quoted[:-1]), quoted[-1])))
         return _note(problems, "literal_error", loc, f"Input should be {expected}", value, expected=expected)
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         words: dict[str, Any] = {"enum": list(self._choices)}
         return {**({"const": self._choices[0]} if len(self._choices) == 1 else words), "type": "string"}
 
 
-class _Nullable(_Shape):
-    def __init__(self, inside: _Shape) -> None:
+class _Nullable(Shape):
+    def __init__(self, inside: Shape) -> None:
         self._inside = inside
         self.has_title = inside.has_title
 
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
         return None if value is None else self._inside.check(value, loc, problems)
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         inside = self._inside.schema(definitions)
         return {"anyOf": [*inside.get("anyOf", [inside]), {"type": "null"}]}
 
-    def limit(self, limits: Limits) -> _Shape:
+    def limit(self, limits: Limits) -> Shape:
         return _Nullable(self._inside.limit(limits))
 
 
-class _Either(_Shape):
-    """Shape that is one of several; where a value is none of them, the problems with each are noted."""
+class _Either(Shape):
+    """One of several shapes. A value that has none of them has the problems of each."""
 
-    def __init__(self, members: list[_Shape]) -> None:
+    def __init__(self, members: list[Shape]) -> None:
         self._members = members
 
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
@@ -281,12 +289,12 @@ class _Either(_Shape):
         problems += noted
         return _WRONG
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         return {"anyOf": [member.schema(definitions) for member in self._members]}
 
 
-class _ListOf(_Shape):
-    def __init__(self, item: _Shape) -> None:
+class _ListOf(Shape):
+    def __init__(self, item: Shape) -> None:
         self._item = item
 
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
@@ -294,12 +302,12 @@ class _ListOf(_Shape):
             return _note(problems, "list_type", loc, "Input should be a valid list", value)
         return [self._item.check(item, (*loc, place), problems) for place, item in enumerate(value)]
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         return {"items": self._item.schema(definitions), "type": "array"}
 
 
-class _DictOf(_Shape):
-    def __init__(self, key: _Shape, item: _Shape) -> None:
+class _DictOf(Shape):
+    def __init__(self, key: Shape, item: Shape) -> None:
         self._key, self._item = key, item
 
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
@@ -311,7 +319,7 @@ class _DictOf(_Shape):
             checked[key] = self._item.check(item, (*loc, key), problems)
         return checked
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         item = self._item.schema(definitions)
         key = self._key.schema(definitions)
         if "pattern" not in key:
@@ -320,8 +328,8 @@ class _DictOf(_Shape):
         return {"patternProperties": {key["pattern"]: item}, "propertyNames": others, "type": "object"}
 
 
-class _Limited(_Shape):
-    def __init__(self, inside: _Shape, limits: Limits) -> None:
+class _Limited(Shape):
+    def __init__(self, inside: Shape, limits: Limits) -> None:
         self._inside, self._limits = inside, limits
         self._pattern = None if limits.pattern is None else re.compile(limits.pattern)
 
@@ -348,7 +356,7 @@ class _Limited(_Shape):
             return _note(problems, "string_pattern_mismatch", loc, message, value)
         return value
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         inside = self._inside.schema(definitions)
         lengths = ("minLength", "maxLength") if inside.get("type") == "string" else ("minProperties", "maxProperties")
         names = {"ge": "minimum", "le": "maximum", "pattern": "pattern"}
@@ -357,10 +365,10 @@ class _Limited(_Shape):
         return {**inside, **limits}
 
 
-class _Called(_Shape):
-    """A shape with a function before or after it."""
+class _Called(Shape):
+    """A shape with a function that is called before or after its check."""
 
-    def __init__(self, inside: _Shape, function: Before | After) -> None:
+    def __init__(self, inside: Shape, function: Before | After) -> None:
         self._inside, self._function = inside, function
         self.has_title = inside.has_title
 
@@ -373,7 +381,7 @@ class _Called(_Shape):
         checked = self._inside.check(value, loc, problems)
         return checked if len(problems) > count else _call(called.function, checked, loc, problems)
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         written_as = getattr(self._function, "written_as", None)
         return (self._inside if written_as is None else _shape(written_as)).schema(definitions)
 
@@ -385,8 +393,8 @@ def _call(function: Callable[[Any], Any], value: Any, loc: Loc, problems: Proble
         return _note(problems, "value_error", loc, f"Value error, {error}", value)
 
 
-class _Tagged(_Shape):
-    """Shape that is one of several parts, chosen by the value of one of its keys."""
+class _Tagged(Shape):
+    """One of several parts, chosen by the value of one of its keys."""
 
     def __init__(self, key: str, parts: Mapping[str, type[Part]]) -> None:
         self._key, self._parts = key, parts
@@ -403,40 +411,42 @@ class _Tagged(_Shape):
             return _note(problems, "union_tag_invalid", loc, f"{self._key!r} is none of {list(self._parts)}", value)
         return _shape_of_part(part).check(value, (*loc, tag), problems)
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         found = {tag: _shape_of_part(part).schema(definitions) for tag, part in self._parts.items()}
         mapping = {tag: reference["$ref"] for tag, reference in found.items()}
         return {"discriminator": {"mapping": mapping, "propertyName": self._key}, "oneOf": list(found.values())}
 
 
+@value
 class OneOf:
-    """Note that a part is one of several, chosen by the value of one of its keys."""
+    """Annotation: the value is one of several parts, chosen by the value of one of its keys."""
 
-    def __init__(self, key: str, parts: Mapping[str, type[Part]]) -> None:
-        self.key, self.parts = key, parts
+    key: str
+    parts: Mapping[str, type[Part]]
 
 
 def read_hints(part: type) -> dict[str, Any]:
-    """Return the types of a part's fields. `typing.get_type_hints` takes twice as long: it compiles every annotation by
-    way of a ForwardRef, which makes all types of syntax trees first."""
+    """Return the types of a part's fields. `typing.get_type_hints` takes twice as long."""
     found: dict[str, Any] = {}
     for each in reversed(part.__mro__):
-        known = vars(sys.modules[each.__module__])
+        names = vars(sys.modules[each.__module__])
         for name, hint in vars(each).get("__annotations__", {}).items():
-            found[name] = eval(hint, known, dict(vars(each))) if isinstance(hint, str) else hint
+            found[name] = eval(hint, names, dict(vars(each))) if isinstance(hint, str) else hint
     return found
 
 
-class _PartShape(_Shape):
+class _PartShape(Shape):
     has_title = False
 
     def __init__(self, part: type[Part]) -> None:
         self.part = part
-        hints = read_hints(part)
-        self._fields: dict[str, _Shape] = {}
-        for name, info in part.model_fields.items():
-            shape = _shape(hints[name])
-            self._fields[name] = shape.limit(info.limits) if info.limits.are_any else shape
+
+    @cached_property
+    def _fields(self) -> dict[str, Shape]:
+        """Return the shapes of the keys, analysed when a file first contains the part."""
+        hints = read_hints(self.part)
+        shapes = {name: (_shape(hints[name]), info.limits) for name, info in self.part.model_fields.items()}
+        return {name: shape if limits == Limits() else shape.limit(limits) for name, (shape, limits) in shapes.items()}
 
     def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
         part = self.part
@@ -448,7 +458,6 @@ class _PartShape(_Shape):
         count = len(problems)
         read: set[str] = set()
         values: dict[str, Any] = {}
-        given: set[str] = set()
         for name, info in part.model_fields.items():
             key = next((key for key in info.keys if key in value), None)
             if key is None:
@@ -458,7 +467,6 @@ class _PartShape(_Shape):
                 values[name] = type(default)() if type(default) in (list, dict) and not default else default
                 continue
             read.add(key)
-            given.add(name)
             inside = (*loc, key)
             written = _call(partial(part.before_field, name), value[key], inside, problems)
             if written is not _WRONG:
@@ -469,35 +477,38 @@ class _PartShape(_Shape):
         if len(problems) > count:
             return _WRONG
         made = object.__new__(part)
-        made.__dict__.update(values, _given=given)
+        made.__dict__.update(values, _written={name for name, info in part.model_fields.items() if read & {*info.keys}})
         try:
             made.check_together()
         except ValueError as error:
             return _note(problems, "value_error", loc, f"Value error, {error}", value)
         return made
 
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def schema(self, definitions: Definitions) -> Schema:
         name = self.part.__name__
         if name not in definitions:
-            definitions[name] = {}  # a part that holds itself ends here
+            definitions[name] = {}  # ends the recursion of a part that contains itself
             definitions[name] = self.own_schema(definitions)
         return {"$ref": f"#/$defs/{name}"}
 
-    def own_schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+    def own_schema(self, definitions: Definitions) -> Schema:
         properties = {}
         for name, info in self.part.model_fields.items():
-            key, shape = info.keys[0], self._fields[name]
-            described = shape.schema(definitions)
-            if info.default is not MISSING:
-                described = {**described, "default": _dump(info.default, False)}
-            if shape.has_title:
-                described["title"] = key.title().replace("_", " ").strip()
-            properties[key] = described
+            default = () if info.default is MISSING else (_dump(info.default, False),)
+            properties[info.keys[0]] = describe_key(self._fields[name], info.keys[0], definitions, *default)
         schema: dict[str, Any] = {"additionalProperties": False, "properties": properties, "type": "object"}
         if doc := self.part.__dict__.get("__doc__"):
             schema["description"] = doc.strip()
         required = [info.keys[0] for info in self.part.model_fields.values() if info.is_required()]
         return {**schema, "required": required} if required else schema
+
+
+def describe_key(shape: Shape, key: str, definitions: Definitions, *default: object) -> Schema:
+    """Return the schema of a key, with its title and its default if it has one."""
+    described = shape.schema(definitions)
+    if default:
+        described = {**described, "default": default[0]}
+    return {**described, "title": key.title().replace("_", " ").strip()} if shape.has_title else described
 
 
 def _shape_of_part(part: type[Part]) -> _PartShape:
@@ -506,15 +517,17 @@ def _shape_of_part(part: type[Part]) -> _PartShape:
     return part._shape
 
 
-def _shape(hint: Any) -> _Shape:
-    """Return the shape of an annotation. Raises TypeError for one that is not known here."""
+def _shape(hint: Any) -> Shape:
+    """Return the shape of an annotation in a part. Raises TypeError for an unsupported one."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return _Anything()
+    if hint is str:
+        return _WholeText(str)
     if isinstance(hint, type) and hint in _SCALARS:
         return _Scalar(hint)
     if isinstance(hint, type) and issubclass(hint, Part):
-        return _LatePart(hint)
+        return _shape_of_part(hint)
     if origin is Annotated:
         return _shape_of_annotated(inside[0], inside[1:])
     if origin is Literal:
@@ -527,25 +540,30 @@ def _shape(hint: Any) -> _Shape:
         return _ListOf(_shape(inside[0]))
     if origin is dict:
         return _DictOf(_shape(inside[0]), _shape(inside[1]))
-    raise TypeError(f"{hint!r} is no shape of a file")
+    raise TypeError(f"{hint!r} cannot be the type of a key")
 
 
-class _LatePart(_PartShape):
-    """A part that is looked at when a file has one."""
+def plain_shape(hint: Any) -> Shape:
+    """Return the shape of a type that needs no pydantic, for arguments. Raises TypeError for all others."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return _Anything()
+    if isinstance(hint, type) and hint in _SCALARS:
+        return _PlainFloat(float) if hint is float else _Scalar(hint)
+    if hint is dict or (origin is dict and inside == (str, Any)):
+        return _DictOf(_Scalar(str), _Anything())
+    if origin is Literal and len(set(inside)) == len(inside) and all(type(choice) is str for choice in inside):
+        return _Choice(inside)
+    if origin in (typing.Union, types.UnionType) and len(inside) == 2 and inside[1] is type(None):
+        return _Nullable(plain_shape(inside[0]))
+    if origin is list:
+        return _ListOf(plain_shape(inside[0]))
+    raise TypeError(f"{hint!r} needs pydantic")
 
-    def __init__(self, part: type[Part]) -> None:
-        self.part = part
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
-        return _shape_of_part(self.part).check(value, loc, problems)
-
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
-        return _shape_of_part(self.part).schema(definitions)
-
-
-def _shape_of_annotated(hint: Any, notes: tuple[Any, ...]) -> _Shape:
+def _shape_of_annotated(hint: Any, notes: tuple[Any, ...]) -> Shape:
     tag = next((note for note in notes if isinstance(note, OneOf)), None)
-    shape: _Shape = _shape(hint) if tag is None else _Tagged(tag.key, tag.parts)
+    shape: Shape = _shape(hint) if tag is None else _Tagged(tag.key, tag.parts)
     for note in notes:
         if isinstance(note, Limits):
             shape = _Limited(shape, note)

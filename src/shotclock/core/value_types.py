@@ -9,7 +9,6 @@ docs/design.md: R24.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform, overload
 
@@ -158,16 +157,3 @@ def _repr(self: object) -> str:
 
 def _refuse(self: object, name: str, *_: object) -> None:
     raise AttributeError(f"{type(self).__name__}.{name} cannot be set: the object is frozen; use replace()")
-
-
-def is_coroutine_function(function: object) -> bool:
-    """Return whether a call of the function gives a coroutine, without importing `inspect` for plain functions."""
-    plain = function.__func__ if isinstance(function, types.MethodType) else function
-    if isinstance(plain, types.FunctionType) and vars(plain).keys() <= {"__wrapped__"}:
-        return bool(plain.__code__.co_flags & _IS_COROUTINE)
-    import inspect
-
-    return inspect.iscoroutinefunction(function)
-
-
-_IS_COROUTINE = 0x80  # inspect.CO_COROUTINE

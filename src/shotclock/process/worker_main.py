@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import itertools
 import os
 import pickle
@@ -29,7 +30,7 @@ from ..core.clocks import NS_PER_MS, Clocks, Deadline
 from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of, traceparent_of
-from ..core.value_types import as_dict, is_coroutine_function
+from ..core.value_types import as_dict
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Stopped
@@ -271,7 +272,7 @@ class _Call(RunningCall):
         self.behind: list[ipc.Message] = []
 
     def context(self, function: Callable[..., Any]) -> Context:
-        self._is_async = is_coroutine_function(function)
+        self._is_async = inspect.iscoroutinefunction(function)
         self._thread = threading.get_ident()
         self._answers: dict[int, bytes] = {}
         # The function may have threads. One of them reads at a time, and hands the others what they wait for.

@@ -11,11 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..core.value_types import is_coroutine_function
-
-# What asyncio and the modules below it import at the top and rarely use: for TLS, for source lines in tracebacks,
-# for callbacks that are no plain functions. Together a quarter of its import, and the price of the start-up ratios.
-_RARELY_USED = ("ssl", "asyncio.sslproto", "inspect", "tokenize", "textwrap", "locale")
+# What asyncio and the modules below it import at the top and rarely use, for TLS and for source lines in tracebacks.
+_RARELY_USED = ("ssl", "asyncio.sslproto", "tokenize", "textwrap", "locale")
 _MODULES: dict[str, Any] = sys.modules
 
 
@@ -23,8 +20,6 @@ def _import_asyncio() -> None:
     stand_ins = {name: _DeferredModule(name) for name in _RARELY_USED if name not in sys.modules}
     if "ssl" in stand_ins:
         stand_ins["ssl"] = _DeferredTLS("ssl")
-    if "inspect" in stand_ins:  # asked about each handler of a signal
-        stand_ins["inspect"].iscoroutinefunction = is_coroutine_function  # type: ignore[attr-defined]
     _MODULES.update(stand_ins)
     try:
         import asyncio
