@@ -108,7 +108,7 @@ def test_ctrl_backslash_reaches_the_command_and_is_answered(shell: Shell):
     assert shell.exit_code() == 131
 
 
-@pytest.mark.parametrize("way", ["", "--idle 1s ", "--json "], ids=["inherited", "relayed", "json"])
+@pytest.mark.parametrize("way", ["", "--idle 1s ", "--json ", "--overtime 1m "])
 def test_ctrl_z_stops_the_whole_tree_and_fg_continues_it(way: str, shell: Shell):
     (shell.folder / "work.sh").write_text(TICKING)
     shell.type(f"{EXEC} {way}-- sh work.sh\n")

@@ -1,6 +1,7 @@
-"""`shotclock exec --overtime`: the same negotiation without an event loop, with real commands."""
+"""`shotclock exec --overtime`: the negotiation of the runtime, with real commands."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -124,7 +125,8 @@ def test_whoever_has_no_token_or_says_nothing_gets_nothing_and_holds_nobody_up()
         for _ in range(20):
             one = socket.socket(socket.AF_UNIX); one.connect(path); silent.append(one)
         other = socket.socket(socket.AF_UNIX); other.connect(path); other.settimeout(20)
-        other.sendall(json.dumps({"do": "overtime", "token": "guessed", "by_ms": 1, "reason": ""}).encode() + b"\\n")
+        request = {"do": "overtime", "request_id": request_id, "token": "guessed", "by_ms": 1, "reason": ""}
+        other.sendall(json.dumps(request).encode() + b"\\n")
         print(json.loads(other.recv(1000))["code"])
     """)
     words = ("--timeout", "30s", "--soft", "20s", "--overtime", "10s", "--", sys.executable, "-c", script)
@@ -200,3 +202,14 @@ def test_a_request_that_nobody_had_answered_when_the_command_ended_is_written_do
 def test_overtime_that_nobody_would_ever_be_asked_about_is_refused():
     envelope = exec_json("--timeout", "0", "--overtime", "3s", "--", "true")
     assert envelope["error"]["code"] == "ARG_ERROR" and "--soft" in envelope["error"]["message"]
+
+
+def test_a_signal_reaches_the_command_as_it_is():
+    words = [sys.executable, "-m", "shotclock", "exec", "--timeout", "60s", "--overtime", "30s"]
+    script = "trap 'echo hurt; exit 1' INT; echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen([*words, *shell(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as exec_:
+        assert exec_.stdout is not None and exec_.stdout.readline() == "ready\n"
+        exec_.send_signal(signal.SIGINT)
+        stdout, stderr = exec_.communicate(timeout=WITHIN_S)
+    assert exec_.returncode == 130 and stdout == "hurt\n"
+    assert json.loads(stderr.splitlines()[-1])["error"]["context"]["signal"] == "SIGINT"

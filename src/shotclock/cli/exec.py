@@ -5,17 +5,20 @@ Its start-up time is paid before every command of an agent: what it imports, it 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
 from ..core.clocks import WORK_CLOCKS, Clocks
-from ..core.envelope import Envelope, Problem, join_problems, warning
+from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending
 from ..core.value_types import field, record, replace
 from ..process import foreground
 from ..process.clock import monotonic_ns
-from ..process.command_task import DEFAULT_OUTPUT_LIMIT, Output
-from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, no_time_left
+from ..process.command_task import DEFAULT_OUTPUT_LIMIT, CommandReport, CommandTask, Output
+from ..process.environment import OVERTIME_VARIABLE
+from ..process.foreground import TerminalSignals
+from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
 from .parser import Command, Mistakes, duration, flag, option, read
@@ -77,7 +80,7 @@ REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 
 
 @record
-class Request:
+class ExecRequest:
     """A command to run, as the command line asks for it."""
 
     command: list[str] = field(default_factory=list)
@@ -101,36 +104,36 @@ class Request:
 
 def main(words: list[str]) -> int:
     foreground.fill_standard_descriptors()
-    signals = foreground.Signals()
+    signals = TerminalSignals()
     request = parse(words)
     if request.help:
         emit_help(HELP)
         return 0
     now = monotonic_ns()
     inherited = inherited_deadline(os.environ, now)
-    admission = admit("exec", request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
-    admission.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
-    if request.overtime is not None:
-        _allow_overtime(request, admission)
+    call = admit("exec", request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
+    call.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
+    _allow_overtime(request, call)
     if request.errors:
-        outcome = _refusal(request.errors)
-    elif admission.no_time_left:
-        outcome = no_time_left(admission)
+        outcome = invalid(request.errors)
+    elif call.no_time_left:
+        outcome = no_time_left(call)
     else:
-        outcome = _run(request, admission, signals)
+        outcome = _run(request, call, signals)
     if not request.json:
         outcome = _pass_exit_code_through(outcome)
-    envelope = answer(admission, outcome)
-    return _deliver(envelope, signals, request)
+    return _deliver(answer(call, outcome), signals, request)
 
 
-def parse(words: list[str]) -> Request:
+def parse(words: list[str]) -> ExecRequest:
     """Read the words; every problem at once."""
     reading = read(COMMAND, words, hint="see shotclock exec --help")
     given = reading.given
     limits = {f"{name}_ms": given.pop(name) for name in WORK_CLOCKS if name in given}
     env = dict(given.pop("env", ()))
-    request = Request(**given, env=env, clocks=Clocks(**limits), help=reading.wants == "help", errors=reading.mistakes)
+    request = ExecRequest(
+        **given, env=env, clocks=Clocks(**limits), help=reading.wants == "help", errors=reading.mistakes
+    )
     timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
     if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
         request.refuse("soft", "the soft limit would never ring: it must be shorter than the timeout")
@@ -142,7 +145,7 @@ def parse(words: list[str]) -> Request:
     return request
 
 
-def _settle_report(request: Request) -> None:
+def _settle_report(request: ExecRequest) -> None:
     """Find out what is to be said at the end: as asked for, else as the environment says."""
     field = "report"
     if request.json:
@@ -210,51 +213,72 @@ def reference_page() -> str:
     )
 
 
-def _refusal(errors: list[dict[str, str]]) -> Outcome:
-    message = join_problems(errors)
-    return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, phase="validation", errors=errors))
+def _allow_overtime(request: ExecRequest, call: Call) -> None:
+    """Read `--overtime`: an observer, a budget or a JSON object."""
+    if request.overtime is None:
+        return
+    from ..core.overtime import Overtime, OvertimeError, OvertimePolicy
 
-
-def _allow_overtime(request: Request, admission: Call) -> None:
-    from ..core.overtime import OvertimeError
-    from .exec_overtime import read_overtime
-
-    assert request.overtime is not None
+    written: object = request.overtime
     try:
-        overtime = admission.overtime = read_overtime(request.overtime, admission.bound.limit_ms)
+        if request.overtime.lstrip().startswith("{"):
+            written = json.loads(request.overtime)
+        policy = OvertimePolicy.of(written, call.bound.limit_ms)
     except OvertimeError as error:
         request.refuse("overtime", str(error))
         return
-    if overtime is not None and admission.clocks.soft_ms is None:
-        soft_ms = overtime.policy.soft_ms(admission.bound.limit_ms)
-        admission.clocks = replace(admission.clocks, soft_ms=soft_ms)
-    if overtime is not None and overtime.policy.has_observer and not admission.clocks.soft_ms:
-        request.refuse("overtime", "nobody would ever be asked: say --soft, because there is no timeout")
+    except ValueError as error:
+        request.refuse("overtime", f"not a JSON object: {error}")
+        return
+    if policy is None:
+        return
+    call.overtime = Overtime(policy)
+    if call.clocks.soft_ms is None:
+        call.clocks = replace(call.clocks, soft_ms=policy.soft_ms(call.bound.limit_ms))
+    if policy.has_observer and not call.clocks.soft_ms:
+        request.refuse("overtime", "without a timeout there is no soft limit to ask at: add --soft")
 
 
-def _run(request: Request, admission: Call, signals: foreground.Signals) -> Outcome:
+def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
     if request.json:
         output = Output.CAPTURE
     else:
         # To notice silence we must see the output; otherwise the command keeps our own descriptors.
-        is_watched = admission.clocks.idle_ms or admission.overtime is not None
+        is_watched = call.clocks.idle_ms or call.overtime is not None
         output = Output.RELAY if is_watched else Output.INHERIT
+    has_terminal = os.isatty(0)
     task = assign(
-        admission,
+        call,
         request.command,
         env=request.env,
         cwd=request.cwd,
-        output=output,
         output_limit=request.output_limit,
         leave_children=request.leave_children,
-        stdin=request.stdin or not (request.no_stdin or os.isatty(0)),
+        attended=request.stdin and has_terminal,
         stop_signal=request.stop_signal,
     )
-    if admission.overtime is None:
-        return judge(admission, task, foreground.run(task, signals))
-    from .exec_overtime import ExecOvertime
+    task.output = output.name
+    task.stdin = request.stdin or not (request.no_stdin or has_terminal)
+    if call.overtime is None:
+        return judge(call, task, foreground.run(task, signals))
+    return judge(call, task, _run_with_overtime(call, task, signals))
 
-    return judge(admission, task, foreground.run(task, signals, ExecOvertime(admission, task)))
+
+def _run_with_overtime(call: Call, task: CommandTask, signals: TerminalSignals) -> CommandReport:
+    # The event loop and the runtime take as long to import as a plain `exec` takes in all.
+    import asyncio
+
+    from ..runtime.command_runner import run_in_foreground
+    from ..runtime.runtime import Runtime
+
+    async def run() -> CommandReport:
+        async with Runtime() as runtime:
+            task.soft_ns = None  # the runtime asks the observer first
+            if (address := runtime.overtime_address(call)) is not None:
+                task.env[OVERTIME_VARIABLE] = address
+            return await run_in_foreground(task, call, signals, runtime.observe)
+
+    return asyncio.run(run())
 
 
 def _pass_exit_code_through(outcome: Outcome) -> Outcome:
@@ -267,7 +291,7 @@ def _pass_exit_code_through(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _deliver(envelope: Envelope, signals: foreground.Signals, request: Request) -> int:
+def _deliver(envelope: Envelope, signals: TerminalSignals, request: ExecRequest) -> int:
     if request.json:
         return emit(envelope, signals.heard)
     flush_quietly(sys.stdout)

@@ -1,4 +1,4 @@
-"""Run of one command from a blocking, single-threaded program: `shotclock exec`. No event loop, cheap to import."""
+"""One command run by a blocking, single-threaded program, `shotclock exec`: no event loop, cheap to import."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Callable
-from functools import partial
 from types import FrameType
 
 from ..core.clocks import NS_PER_MS, ClockKind
@@ -17,98 +15,107 @@ from .command_task import CommandReport, CommandTask, News, Order
 from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, kill_below
 from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
-# Past the latest kill, the verification and this, the supervisor itself must be broken.
+# A supervisor that is silent for this long after the latest kill and its verification is broken.
 REPORT_MARGIN_MS = 3_000
-# After a second signal we leave at once, but a kill is usually reported within a few milliseconds.
+# After a second signal this program leaves, but a kill is usually reported within a few milliseconds.
 LAST_WORD_MS = 500
-
-# Some send a signal twice at once, to a process and to its group (`timeout` does): that is one wish, not two.
+# Programs such as `timeout` send a signal to a process and to its group at once: that counts as one signal.
 ONE_WISH_MS = 200
 
-# What nohup, or the shell of a background job, had ignored stays ignored.
+# Signals that stay ignored if nohup, or the shell of a background job, had them ignored.
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
-class Signals:
-    """Signals that mean "stop", and Ctrl-Z, as they come from the moment this is made until the process ends."""
+class TerminalSignals:
+    """The stop signals and Ctrl-Z that this process receives, from the creation of this object to its end."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []
-        self.suspension_asked = False
         self.fd, self._fd_in = os.pipe()
+        """Readable when a signal has come."""
+        self._suspension_asked = False
+        self._passed_on = 0
+        self._stopped_ns = 0
         for fd in (self.fd, self._fd_in):
             os.set_blocking(fd, False)
         for number in (*STOP_SIGNALS, signal.SIGTSTP):
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._hear)
+                signal.signal(number, self._receive)
         signal.set_wakeup_fd(self._fd_in, warn_on_full_buffer=False)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTSTP:
-            self.suspension_asked = True
+            self._suspension_asked = True
         else:
             self.heard.append(number)
 
+    def next_order(self) -> tuple[str, ...] | None:
+        """Return the next order to the supervisor that follows from the signals so far."""
+        with contextlib.suppress(OSError):
+            os.read(self.fd, 512)
+        if self._suspension_asked:
+            self._suspension_asked = False
+            return (Order.SUSPEND,)
+        if len(self.heard) == self._passed_on:
+            return None
+        now_ns, is_first = monotonic_ns(), self._passed_on == 0
+        self._passed_on = len(self.heard)
+        first = signal.Signals(self.heard[0]).name
+        if is_first:
+            self._stopped_ns = now_ns
+            return (Order.STOP, first)
+        # The second signal means "now": no more grace.
+        return (Order.KILL, first) if now_ns - self._stopped_ns > ONE_WISH_MS * NS_PER_MS else None
+
     def suspend(self) -> None:
-        """Stop this process as Ctrl-Z would have. Returns once it is continued; at once, where no shell could."""
-        self.suspension_asked = False
+        """Stop this process as Ctrl-Z would have. Returns once it is continued, or at once where no shell could."""
+        self._suspension_asked = False
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, self._hear)
+        signal.signal(signal.SIGTSTP, self._receive)
 
     @property
     def first(self) -> str | None:
         return signal.Signals(self.heard[0]).name if self.heard else None
 
     def forget(self) -> None:
-        """Close the descriptors, in a child: signals are our parent's affair."""
+        """Close the descriptors in a forked child: the parent handles the signals."""
         signal.set_wakeup_fd(-1)
         for fd in (self.fd, self._fd_in):
             os.close(fd)
 
 
 def fill_standard_descriptors() -> None:
-    """Open those of the standard descriptors that are closed: otherwise the next thing opened would become our stdin,
-    stdout or stderr."""
+    """Open the standard descriptors that are closed: the next file opened would become stdin, stdout or stderr."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number, which is this one. A closed stdout takes nothing: no output is lost unseen.
+            # The lowest free number, which is this one. A closed stdout is opened for reading only, so that writing
+            # to it fails and no output is lost unnoticed.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
 
 
-class Negotiation:
-    """Decides about a command while it runs: when to act next, and what to do then. This one has nothing to decide."""
+def run(task: CommandTask, signals: TerminalSignals) -> CommandReport:
+    """Run the command to its end. A signal to this process stops it; if this process is killed, its supervisor kills
+    it.
 
-    act_ns: int | None = None
-    fds: tuple[int, ...] = ()
-    """Where something may come that it waits for."""
-
-    def act(self, order: Callable[..., None]) -> None:
-        """Do what is due."""
-
-    def take_look(self, stdout: bytes, stderr: bytes, written: int) -> None:
-        """Take what the command has written so far."""
-
-    def take(self, fd: int, order: Callable[..., None]) -> None:
-        """Read what came on one of `fds`."""
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-
-
-NO_NEGOTIATION = Negotiation()
-
-
-def run(task: CommandTask, signals: Signals, negotiation: Negotiation = NO_NEGOTIATION) -> CommandReport:
-    """Run the command to its end. A signal to us stops it; if we are killed, its supervisor kills it.
-
-    Nothing survives this call, except what the report lists as survivors or was asked to be left.
+    Nothing survives this call, except the survivors in the report and children that were to be left.
     """
+    started = start(task, signals)
+    if isinstance(started, CommandReport):
+        return started
+    supervisor, control = started
+    with contextlib.closing(control):
+        report = _await_report(task, control, signals, supervisor)
+    return finish(supervisor, task, signals, report)
+
+
+def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket] | CommandReport:
+    """Fork a supervisor that runs the command. Return its pid and its control socket, or why there is none."""
     if kernel.find_unfitness() is not None:
         return CommandReport(unstartable=("machine", 0))
-    kernel.become_subreaper()  # so that even if the supervisor is killed, its orphans come to us
+    kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
     control, theirs = ipc.pair()
     try:
         pid = os.fork()
@@ -122,122 +129,89 @@ def run(task: CommandTask, signals: Signals, negotiation: Negotiation = NO_NEGOT
         finally:
             os._exit(0)
     theirs.close()
-    if task.stdin:
-        _let_go_of_stdin()
-    with contextlib.closing(control):
-        try:
-            report = _await_report(task, control, signals, pid, negotiation)
-        finally:
-            negotiation.close()
+    if task.stdin:  # the writer must notice when the command, its only reader, closes it
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+    return pid, control
+
+
+def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report: CommandReport | None) -> CommandReport:
+    """Reap the supervisor and return its report. Without one, kill everything it guarded and report that."""
     if report is None:
-        return _replace_lost_supervisor(pid, task, signals)
-    _collect(pid)
+        return _replace_lost_supervisor(supervisor, task, signals)
+    for _ in range(200):  # it exits right after its report; a wedged one is not waited for
+        try:
+            if os.waitpid(supervisor, os.WNOHANG)[0] == supervisor:
+                break
+        except ChildProcessError:
+            break
+        pause(0.001)
     return report
 
 
 def _await_report(
-    task: CommandTask, control: ipc.Socket, signals: Signals, supervisor: int, negotiation: Negotiation
+    task: CommandTask, control: ipc.Socket, signals: TerminalSignals, supervisor: int
 ) -> CommandReport | None:
+    """Return the supervisor's report, or None if the supervisor is lost."""
     inbox = ipc.MessageReader(control)
-    heard = signals.heard
-    passed_on, stopped_ns = 0, 0
-    order = partial(_order, control)
     give_up_ns: int | None = None
-    look_ns: int | None = None  # when to look whether somebody has stopped it
-    bell_ns: int | None = -1
+    look_ns: int | None = None  # when to check whether the supervisor was stopped
+    if task.kill_ns is not None:
+        give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
+    if task.bell_ns is not None:
+        look_ns = task.bell_ns + LATE_BELL_MS * NS_PER_MS
     while True:
-        if negotiation.act_ns is not None and monotonic_ns() >= negotiation.act_ns:
-            negotiation.act(order)
-        if task.bell_ns != bell_ns and not heard:  # at first, and where it was moved
-            bell_ns = task.bell_ns
-            give_up_ns = look_ns = None
-            if task.kill_ns is not None:
-                give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-            if task.bell_ns is not None:
-                look_ns = task.bell_ns + LATE_BELL_MS * NS_PER_MS
         if look_ns is not None and (now := monotonic_ns()) >= look_ns:
             look_ns = now + LOOK_PAUSE_MS * NS_PER_MS
             if kernel.is_stopped(supervisor):
                 if task.kill_ns is not None and now >= task.kill_ns + SILENT_LIMIT_MS * NS_PER_MS:
                     return None
                 os.kill(supervisor, signal.SIGCONT)
-        if len(heard) > passed_on:
-            now = monotonic_ns()
-            look_ns = now + LATE_BELL_MS * NS_PER_MS
-            if passed_on == 0:
-                stopped_ns = now
-                _order(control, Order.STOP, signals.first)
-            elif now - stopped_ns > ONE_WISH_MS * NS_PER_MS:
-                # The second signal means "now": no more grace, and no more waiting for the work to be polite.
-                _order(control, Order.KILL, signals.first)
-                give_up_ns = now + LAST_WORD_MS * NS_PER_MS
-            passed_on = len(heard)
-        if signals.suspension_asked:
-            signals.suspension_asked = False
-            _order(control, Order.SUSPEND)
-        wait = LONGEST_WAIT_MS
-        for at_ns in (give_up_ns, look_ns, negotiation.act_ns):
-            if at_ns is not None:
-                wait = max(0, min(wait, -(-(at_ns - monotonic_ns()) // NS_PER_MS)))
-        poller = select.poll()
-        poller.register(control, select.POLLIN)
-        poller.register(signals.fd, select.POLLIN)
-        for fd in negotiation.fds:
-            poller.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(wait)}
-        if signals.fd in ready:
-            with contextlib.suppress(OSError):
-                os.read(signals.fd, 512)
-        for fd in ready.intersection(negotiation.fds):
-            negotiation.take(fd, order)
-        if control.fileno() in ready:
-            try:
-                messages = inbox.receive()
-            except BlockingIOError:
-                messages = []
-            except ipc.Broken:
+        while (order := signals.next_order()) is not None:
+            _send(control, *order)
+            look_ns = monotonic_ns() + LATE_BELL_MS * NS_PER_MS
+            if order[0] == Order.KILL:
+                give_up_ns = monotonic_ns() + LAST_WORD_MS * NS_PER_MS
+        if not _wait_for_message(control, signals.fd, give_up_ns, look_ns):
+            if give_up_ns is not None and monotonic_ns() >= give_up_ns:
                 return None
-            for message in messages:
-                if message[0] == News.ENDED:
-                    return CommandReport.unpack(message[1])
-                if message[0] == News.LOOKED:
-                    negotiation.take_look(*message[1:])
-                if message[0] == News.SUSPENDED:
-                    signals.suspend()
-                    _order(control, Order.CONTINUE)
-        elif give_up_ns is not None and monotonic_ns() >= give_up_ns:
-            return None
-
-
-def _order(control: ipc.Socket, *words: object) -> None:
-    with contextlib.suppress(ipc.Broken):
-        ipc.send(control, words)
-
-
-def _let_go_of_stdin() -> None:
-    """Replace stdin: whoever writes into it must notice when the command, the only one to read it, closes it."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-
-
-def _collect(pid: int) -> None:
-    """Reap the supervisor, which exits right after its report; leave no zombie, but do not wait for a wedged one."""
-    for _ in range(200):
+            continue
         try:
-            if os.waitpid(pid, os.WNOHANG)[0] == pid:
-                return
-        except ChildProcessError:
-            return
-        pause(0.001)
+            messages = inbox.receive()
+        except BlockingIOError:
+            continue
+        except ipc.Broken:
+            return None
+        for message in messages:
+            if message[0] == News.ENDED:
+                return CommandReport.unpack(message[1])
+            if message[0] == News.SUSPENDED:
+                signals.suspend()
+                _send(control, Order.CONTINUE)
 
 
-def _replace_lost_supervisor(pid: int, task: CommandTask, signals: Signals) -> CommandReport:
-    """Kill what a supervisor guarded that somebody killed (or that is wedged), and return the report."""
+def _wait_for_message(control: ipc.Socket, signal_fd: int, *alarms: int | None) -> bool:
+    """Wait until a message or a signal comes, or an alarm is due. Return whether there is a message."""
+    now_ns = monotonic_ns()
+    waits = [-(-(at_ns - now_ns) // NS_PER_MS) for at_ns in alarms if at_ns is not None]
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    poller.register(signal_fd, select.POLLIN)
+    ready = poller.poll(max(0, min([LONGEST_WAIT_MS, *waits])))
+    return any(fd == control.fileno() for fd, _ in ready)
+
+
+def _send(control: ipc.Socket, *order: object) -> None:
+    with contextlib.suppress(ipc.Broken):
+        ipc.send(control, order)
+
+
+def _replace_lost_supervisor(supervisor: int, task: CommandTask, signals: TerminalSignals) -> CommandReport:
+    """Kill everything that a killed or wedged supervisor guarded, and return the report."""
     with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
-
-    cgroup = Cgroup.left_by(pid)
+        os.kill(supervisor, signal.SIGKILL)
+    cgroup = Cgroup.left_by(supervisor)
     if cgroup is not None:
         cgroup.kill()
     left = kill_below(kernel.collect_dead, lambda wait_ms: pause(wait_ms / 1000))

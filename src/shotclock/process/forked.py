@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 _PREFIX = 8
 _CHUNK = 64 * 1024
-_MOST_DESCRIPTORS = 1 << 20
 
 
 class Unfinished(Exception):
@@ -197,47 +196,3 @@ def _end_everything(child: int, wake: int) -> list[int]:
         if (cgroup := Cgroup.left_by(pid)) is not None:
             cgroup.remove()
     return left
-
-
-# --- one that is asked while something else is waited for ---------------------------------------------------
-
-
-class ForkedQuestion:
-    """A function of our own that is asked in a forked child, while its caller waits for other things as well: `fd` can
-    be polled, and what can be read there, until its end, is the answer."""
-
-    def __init__(self, answer: Callable[[], bytes]) -> None:
-        """Fork. Raises OSError where the machine has no more processes."""
-        self.fd, answers = os.pipe()
-        caller = os.getpid()
-        try:
-            self._pid = os.fork()
-        except OSError:
-            os.close(self.fd)
-            raise
-        finally:
-            if getattr(self, "_pid", -1) != 0:
-                os.close(answers)
-        if self._pid == 0:
-            try:
-                # With our caller, and without its descriptors: one of them is what its own work lives by.
-                kernel.die_with_parent(caller)
-                os.closerange(3, answers)
-                os.closerange(answers + 1, _MOST_DESCRIPTORS)
-                os.setpgid(0, 0)
-                signal.set_wakeup_fd(-1)
-                for number in (*STOP_SIGNALS, signal.SIGTSTP):
-                    signal.signal(number, signal.SIG_DFL)
-                os.write(answers, answer())
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                os._exit(0)
-
-    def end(self) -> None:
-        """Kill the child, and what it has started goes with it: its processes end with whoever asked for them."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)  # it may not have come to its group yet
-        os.close(self.fd)

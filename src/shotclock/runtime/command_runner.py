@@ -1,7 +1,7 @@
-"""Commands run from an event loop: a supervisor runs each, the loop only waits for its report.
+"""Commands run from an event loop: a supervisor runs each command, and the loop waits for its report.
 
-The zygote forks a supervisor where there is none to spare. One whose command is gone, with all it started, waits for
-the next: that saves two forks, which cost more than most commands do.
+The zygote forks a supervisor if none is spare. A supervisor whose command is gone, with all its processes, waits for
+the next command: that saves two forks, which cost more than most commands do.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ..core.clocks import NS_PER_MS, ClockKind
-from ..process import call_processes, ipc, kernel
+from ..core.clocks import ClockKind
+from ..process import call_processes, foreground, ipc, kernel
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, CommandTask, News, Order
 from ..process.kill import VERIFY_LIMIT_MS, signal_process
 from ..process.supervisor import LATE_BELL_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, SUPERVISOR_NAME
 from ..process.zygote import COMMAND, kill_what_lost_its_supervisor
 from .call import Call, Work, WorkView
+from .control import Observe, enter, leave, start_control
 
 # Past the kill and its verification: a supervisor that has not reported by then is broken or was stopped.
 REPORT_MARGIN_MS = 2_000
-# Past the bell: one that has not even said that its command started hangs in starting it. Dead network mounts do that.
+# Past the timeout: a supervisor that has not reported the start by then hangs in it, as on a dead network mount.
 START_MARGIN_MS = 250
-# Between two tries to reach a zygote that is behind; it forks a supervisor in about a millisecond.
+# Between two attempts to reach a busy zygote; it forks a supervisor in about a millisecond.
 BEHIND_PAUSE_S = 0.005
-# How long a cancelled command that has not been reported as started is waited for.
+# How long to wait for a cancelled command that was not reported as started.
 CALL_OFF_S = 0.5
 # How long closing waits for the commands it kills: a kill and its verification.
 STOP_ALL_S = 3.0
-# Supervisors kept for later commands. Each is a small process; more than these seldom run at once for long.
+# Spare supervisors. Each is a small process; more than these rarely run at once for long.
 MOST_SPARE = 8
 
 RequestFork = Callable[[bytes, list[int]], None]
 
 
 class Patience:
-    """Wait for a supervisor that has to end its work. One that somebody has stopped is told to go on, and killed if it
-    stays stopped or says nothing; its zygote then kills what it guarded."""
+    """Bounded wait for a supervisor that has to end its work. A stopped supervisor is continued, and killed if it
+    stays stopped or silent; its zygote then kills the processes it guarded."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]
@@ -50,7 +51,7 @@ class Patience:
         self._loop = loop
         self._supervisor = supervisor
         self._on_end = on_end
-        self.ends_at = loop.time() + (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+        self.ends_at = loop.time() + stop_limit_s(grace_ms)
         self._silent_at = loop.time() + (grace_ms + SILENT_LIMIT_MS) / 1000
         self._timer = loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
         signal_supervisor(supervisor, signal.SIGCONT)
@@ -69,61 +70,56 @@ class Patience:
         self._timer = self._loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
 
 
+def stop_limit_s(grace_ms: int) -> float:
+    """Return how long a supervisor may take to stop its work and report."""
+    return (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+
+
 def signal_supervisor(pid: int, number: int) -> None:
-    """Send a signal to a supervisor, if it is known, and still one."""
+    """Send a signal to a supervisor, if its pid is known and still that of a supervisor."""
     if pid and kernel.name_of(pid) == SUPERVISOR_NAME:
         signal_process(pid, number)
 
 
+class TaskNotSent(OSError):
+    """No supervisor received the task, so nothing was started."""
+
+
 class RunningCommand:
-    """A supervisor, seen from the loop that waits for what it runs."""
+    """A supervisor as seen from the loop that waits for its command."""
 
-    __slots__ = (
-        "_inbox",
-        "control",
-        "ended",
-        "looking",
-        "loop",
-        "lost",
-        "ordered",
-        "pid",
-        "started",
-        "stopped",
-        "supervisor",
-        "waiting_orders",
-    )
-
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket | ipc.Socket) -> None:
         control.setblocking(False)
         self.control = control
         self.lost = False
         self.pid = 0
-        """Its own, once it has said that it can be used again."""
+        """The pid of a supervisor that can be used again."""
         self.supervisor = 0
-        """The same, as soon as it has said anything."""
+        """The same pid, known from the first message on."""
         self._inbox = ipc.MessageReader(control)
         self.loop = asyncio.get_running_loop()
         self.looking: list[asyncio.Future[WorkView]] = []
-        """Those who wait to see what the command has written so far."""
+        """Waits for the output so far."""
+        self.on_suspended: Callable[[], None] = lambda: None
         self.begin()
         self.loop.add_reader(control, self._receive)
 
     def begin(self) -> None:
-        """Forget the command before: nothing is known of one yet."""
+        """Forget the previous command."""
         self.started = False
         self.ordered = False
         self.stopped: str | None = None
-        """Why it was told to end, where its supervisor does not come to say so."""
-        self.waiting_orders: list[tuple[str, int] | tuple[str, int, int]] = []
+        """Why the command was ordered to end, for the case that the supervisor cannot report it."""
+        self._waiting_orders: list[tuple[Any, ...]] = []
         self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
 
     async def send_task(self, task: CommandTask) -> None:
-        """Send the task. Raises TaskNotSent where there is nobody."""
+        """Send the task. Raises TaskNotSent if the supervisor is gone."""
         frame = ipc.frame((task.pack(),))
         try:
             sent = self.control.send(frame)
             if sent < len(frame):
-                await self.loop.sock_sendall(self.control, frame[sent:])
+                await self.loop.sock_sendall(self.control, frame[sent:])  # type: ignore[arg-type]
         except OSError as error:
             raise TaskNotSent(*error.args) from error
 
@@ -136,23 +132,48 @@ class RunningCommand:
         signal_supervisor(self.supervisor, signal.SIGCONT)
 
     def order_once_started(self, *order: Any) -> None:
-        """Send an order about a command that runs. One that comes before its start would be taken for its end."""
+        """Send an order about a running command. A supervisor that gets one before the start would not start it."""
         if self.started:
             self.order(*order)
         else:
-            self.waiting_orders.append(order)
+            self._waiting_orders.append(order)
 
     def close(self) -> None:
-        """Close its socket. If anything is still there, its supervisor now kills it."""
+        """Close the socket. The supervisor then kills whatever is left of the command."""
         self.loop.remove_reader(self.control)
-        self.loop.remove_writer(self.control)  # or its number, soon somebody else's, would still be waited for
+        self.loop.remove_writer(self.control)  # its number may soon belong to another file
         self.control.close()
 
-    def make_go_on(self) -> None:
-        """Continue it: if somebody has stopped it, it has not heard the bell. One that has not begun must not begin
-        now."""
+    def watch(self, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
+        """Set the timers that end the wait if the supervisor does not."""
+        alarms: list[asyncio.TimerHandle | Patience] = []
+
+        def call_at(at_ns: int, late_ms: int, action: Callable[[], None]) -> None:
+            delay_s = (at_ns - monotonic_ns()) / 1e9 + late_ms / 1000
+            alarms.append(self.loop.call_later(max(0.0, delay_s), action))
+
+        def lose_patience() -> None:
+            alarms.append(Patience(self.loop, self.supervisor if self.started else 0, 0, self.give_up))
+
+        if task.kill_ns is not None:
+            call_at(task.kill_ns, 0, lose_patience)
+        if task.bell_ns is not None:
+            call_at(task.bell_ns, LATE_BELL_MS, self._continue_supervisor)
+        if task.bell_ns is not None and self.pid:
+            call_at(task.bell_ns, START_MARGIN_MS, partial(self._give_up_starting, task))
+        return alarms
+
+    def _continue_supervisor(self) -> None:
+        """Continue a supervisor that was stopped before the timeout. One that has not begun must not begin now."""
         if self.started:
             signal_supervisor(self.supervisor, signal.SIGCONT)
+
+    def _give_up_starting(self, task: CommandTask) -> None:
+        """Give up, at the timeout, a command whose start was not reported. The zygote kills whatever it started."""
+        if self.pid and not self.started and not self.ended.done():
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.end(CommandReport(fired=ClockKind.TIMEOUT.value, elapsed_ns=monotonic_ns() - task.started_ns))
 
     def give_up(self) -> None:
         self.lost = True
@@ -162,58 +183,50 @@ class RunningCommand:
         if not self.ended.done():
             self.ended.set_result(report)
 
-    def give_up_starting(self, task: CommandTask) -> None:
-        """Give up, at its bell, a command whose start was never reported. Its zygote kills whatever there is of it."""
-        if self.pid and not self.started and not self.ended.done():
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
-            self.end(CommandReport(fired=ClockKind.TIMEOUT.value, elapsed_ns=monotonic_ns() - task.started_ns))
-
     def _receive(self) -> None:
         try:
             messages = self._inbox.receive()
         except BlockingIOError:
             return
         except ipc.Broken as broken:
-            self.lost = True
             self.loop.remove_reader(self.control)
-            # What it did not read is the task only where it has not started that, and was sent nothing else.
+            # Unread data in the supervisor's socket is the task only if nothing else was sent and it did not start.
             is_unread = isinstance(broken.__cause__, ConnectionResetError) and not self.started and not self.ordered
             if is_unread and not self.ended.done():
-                self.ended.set_exception(TaskNotSent("killed before it read what it was sent"))
-                self.ended.exception()  # whoever was cancelled meanwhile does not ask for it
-            self.end(CommandReport(lost=True, stopped=self.stopped))
+                self.ended.set_exception(TaskNotSent("killed before it read the task"))
+                self.ended.exception()  # a cancelled caller does not retrieve it
+            self.give_up()
             return
         for message in messages:
-            if message[0] == News.STARTED:
-                self.started = True
-                self.supervisor = message[2]
-                orders, self.waiting_orders = self.waiting_orders, []
+            self._take(message)
+
+    def _take(self, message: ipc.Message) -> None:
+        match message:
+            case (News.STARTED, _, supervisor):
+                self.started, self.supervisor = True, supervisor
+                orders, self._waiting_orders = self._waiting_orders, []
                 for order in orders:
                     self.order(*order)
-            elif message[0] == News.LOOKED:
+            case (News.LOOKED, stdout, stderr, written):
+                view = WorkView(stdout.decode(errors="replace"), stderr.decode(errors="replace"), written)
                 for looking in self.looking:
                     if not looking.done():
-                        looking.set_result(WorkView(_text(message[1]), _text(message[2]), message[3]))
+                        looking.set_result(view)
                 self.looking.clear()
-            elif message[0] == News.ENDED:
-                report = CommandReport.unpack(message[1])
+            case (News.SUSPENDED,):
+                self.on_suspended()
+            case (News.ENDED, packed):
+                report = CommandReport.unpack(packed)
                 self.pid = self.supervisor = report.spare_pid
                 self.end(report)
 
 
-def _text(written: bytes) -> str:
-    return written.decode(errors="replace")
-
-
 class CommandWork(Work):
-    """A command that runs for a call. Its supervisor ends it, also where it was asked to wind down."""
+    """The command of a call. Its supervisor ends it, also after an order to wind down."""
 
-    __slots__ = ("_call", "_running", "_supervisors", "_task", "alarms")
-
-    def __init__(self, supervisors: Supervisors, running: RunningCommand, task: CommandTask, call: Call) -> None:
-        self._supervisors, self._running, self._task, self._call = supervisors, running, task, call
-        self.alarms = supervisors.watch(running, task)
+    def __init__(self, running: RunningCommand, task: CommandTask, call: Call) -> None:
+        self._running, self._task, self._call = running, task, call
+        self.alarms = running.watch(task)
         if call.bound.bell is not None and call.bound.bell.at_ns != task.bell_ns:  # extended since it was sent
             self.move_bell()
         if call.winding_down is not None:
@@ -232,7 +245,7 @@ class CommandWork(Work):
         self._task.bell_ns, self._task.kill_ns = bound.bell.at_ns, bound.kill_ns
         self._running.order_once_started(Order.BELL, bound.bell.at_ns, bound.kill_ns)
         self.cancel_alarms()
-        self.alarms = self._supervisors.watch(self._running, self._task)
+        self.alarms = self._running.watch(self._task)
         return True
 
     async def look(self) -> WorkView:
@@ -241,19 +254,15 @@ class CommandWork(Work):
         looking: asyncio.Future[WorkView] = self._running.loop.create_future()
         self._running.looking.append(looking)
         self._running.order(Order.LOOK)
-        return await looking  # bounded by whoever looks
+        return await looking  # bounded by the caller
 
     def cancel_alarms(self) -> None:
         for alarm in self.alarms:
             alarm.cancel()
 
 
-class TaskNotSent(OSError):
-    """No supervisor took the task."""
-
-
 class Supervisors:
-    """Supervisors of one runtime: what they run now, and the ones to spare."""
+    """The supervisors of one runtime: those with a command, and the spare ones."""
 
     def __init__(self, request_fork: RequestFork) -> None:
         self._request_fork = request_fork
@@ -262,17 +271,15 @@ class Supervisors:
         self._closing = False
 
     async def run(self, task: CommandTask, call: Call) -> CommandReport:
-        """Run the command of a call to its end. Cancelling this stops the command first. Nothing survives but what is
-        reported."""
+        """Run the command of a call to its end. A cancellation stops the command first. Nothing survives but the
+        survivors in the report."""
         for _ in range(len(self._spare) + 1):
-            with contextlib.suppress(
-                TaskNotSent
-            ):  # it was killed before it read that, or its zygote was; nothing began
+            with contextlib.suppress(TaskNotSent):  # the supervisor or its zygote was killed; nothing began
                 return await self._run_once(task, call)
         return await self._run_once(task, call)
 
     async def begin(self, task: CommandTask, fds: list[int]) -> RunningCommand:
-        """Give a task to a fresh supervisor. Of the work's own stdin and stdout, the ends are in `fds`."""
+        """Give a task to a new supervisor. `fds` become the stdin and stdout of the command."""
         control, theirs = socket.socketpair()
         running = RunningCommand(control)
         try:
@@ -294,13 +301,13 @@ class Supervisors:
             await asyncio.wait([running.ended for running in self.running], timeout=STOP_ALL_S)
 
     def register(self, running: RunningCommand) -> None:
-        """Count in one that has its task. Where everybody was told to stop meanwhile, it has not heard that."""
+        """Add a supervisor that has its task. If `stop_all` was called meanwhile, it did not reach this one."""
         self.running.add(running)
         if self._closing:
             running.order(Order.KILL, "closing")
 
     def dismiss(self) -> None:
-        """Close those who wait for something to do."""
+        """Close the spare supervisors."""
         while self._spare:
             self._spare.pop().close()
 
@@ -315,7 +322,8 @@ class Supervisors:
                 running.close()
                 raise
         self.register(running)
-        work = call.work = CommandWork(self, running, task, call)
+        work = CommandWork(running, task, call)
+        call.work = work
         try:
             report = await asyncio.shield(running.ended)
             if report.lost:
@@ -325,12 +333,11 @@ class Supervisors:
             running.order(Order.STOP, "cancelled")
             if running.supervisor:
                 work.alarms.append(Patience(running.loop, running.supervisor, task.grace_ms, running.give_up))
-            # What has not started is called off by that, and there is nothing to wait for.
-            there = running.started or running.pid
-            stop_s = (task.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000 if there else CALL_OFF_S
+            # The order calls off a command that has not started: there is nothing to wait for.
+            stop_s = stop_limit_s(task.grace_ms) if running.started or running.pid else CALL_OFF_S
             await run_shielded(asyncio.wait([running.ended], timeout=stop_s))
             if running.ended.done() and running.ended.exception() is None:
-                # Not an exception of its own: `asyncio.timeout` knows a cancellation by its very class.
+                # Not an exception of its own: `asyncio.timeout` recognises a cancellation by its class.
                 cancelled.report = running.ended.result()  # type: ignore[attr-defined]
             raise
         finally:
@@ -339,8 +346,7 @@ class Supervisors:
             self._give_back(running)
 
     async def _look_for_survivors(self, running: RunningCommand, task: CommandTask, report: CommandReport) -> None:
-        """Find what survives, where its supervisor was killed and can no longer tell. What it guarded is killed by its
-        zygote."""
+        """Find the survivors of a command whose supervisor was killed. Its zygote kills the processes it guarded."""
         looked: asyncio.Future[call_processes.Survivors] = running.loop.create_future()
         call_processes.run_beside(
             running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result
@@ -350,24 +356,6 @@ class Supervisors:
         now_ns = monotonic_ns()
         if task.bell_ns is not None and now_ns >= task.bell_ns:
             report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
-
-    def watch(self, running: RunningCommand, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
-        """Set the timers that end the waiting where the supervisor does not."""
-        alarms: list[asyncio.TimerHandle | Patience] = []
-        loop, now_ns = asyncio.get_running_loop(), monotonic_ns()
-
-        def lose_patience() -> None:
-            alarms.append(Patience(loop, running.supervisor if running.started else 0, 0, running.give_up))
-
-        if task.kill_ns is not None:
-            alarms.append(loop.call_later(max(0.0, (task.kill_ns - now_ns) / 1e9), lose_patience))
-        if task.bell_ns is not None:
-            late_s = max(0.0, (task.bell_ns - now_ns) / 1e9 + LATE_BELL_MS / 1000)
-            alarms.append(loop.call_later(late_s, running.make_go_on))
-        if task.bell_ns is not None and running.pid:
-            late_ns = task.bell_ns - now_ns + START_MARGIN_MS * NS_PER_MS
-            alarms.append(loop.call_later(max(0.0, late_ns / 1e9), running.give_up_starting, task))
-        return alarms
 
     def _take_spare(self) -> RunningCommand | None:
         while self._spare:
@@ -379,7 +367,7 @@ class Supervisors:
         return None
 
     def _give_back(self, running: RunningCommand) -> None:
-        # An order that came too late would be taken for one about the next command.
+        # A supervisor that was sent an order is not reused: a late order would apply to its next command.
         can_be_used = running.pid and running.ended.done() and not running.ordered and not running.lost
         if can_be_used and len(self._spare) < MOST_SPARE:
             self._spare.append(running)
@@ -387,7 +375,7 @@ class Supervisors:
             running.close()
 
     async def _request(self, fds: list[int], task: CommandTask) -> None:
-        """Ask for a supervisor. The first descriptor is its control."""
+        """Request a supervisor from the zygote. The first descriptor is its control socket."""
         while True:
             try:
                 self._request_fork(COMMAND, fds)
@@ -399,25 +387,65 @@ class Supervisors:
 
 
 async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
-    """Finish a bounded clean-up even if the cancellation is repeated while it runs."""
+    """Finish a bounded clean-up even if the cancellation is repeated meanwhile."""
     task = asyncio.ensure_future(waiting)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)
 
 
-# --- a command that is talked with ---------------------------------------------------------------------
+async def run_in_foreground(
+    task: CommandTask, call: Call, signals: foreground.TerminalSignals, observe: Observe
+) -> CommandReport:
+    """Run the command of `shotclock exec`, whose overtime the observer decides.
+
+    This process forks the supervisor itself, because the command uses its terminal and its descriptors.
+    """
+    started = foreground.start(task, signals)
+    if isinstance(started, CommandReport):
+        return started
+    supervisor, control = started
+    running = RunningCommand(control)
+    running.supervisor = supervisor
+
+    def pass_signals_on() -> None:
+        while (order := signals.next_order()) is not None:
+            running.order(*order)
+            if order[0] == Order.KILL:
+                running.loop.call_later(foreground.LAST_WORD_MS / 1000, running.give_up)
+
+    def suspend() -> None:
+        signals.suspend()
+        running.order(Order.CONTINUE)
+
+    running.on_suspended = suspend
+    running.loop.add_reader(signals.fd, pass_signals_on)
+    enter(call)
+    work = CommandWork(running, task, call)
+    call.work = work
+    start_control(call, observe)
+    try:
+        report = await running.ended  # bounded by the alarms of the work
+    finally:
+        leave(call)
+        work.cancel_alarms()
+        running.loop.remove_reader(signals.fd)
+        running.close()
+    return foreground.finish(supervisor, task, signals, None if report.lost else report)
 
 
-# What a process may take to leave by itself once its stdin has ended; one that does not listen is told by TERM.
+# --- a command with open pipes ---------------------------------------------------------------------------
+
+
+# How long a process may take to exit once its stdin has ended. A process that does not is sent TERM.
 LEAVE_LIMIT_S = 0.5
-# And then until the kill: it has answered, nobody waits for what it still does.
+# Then the time until the kill: the process has answered, so its remaining work is not needed.
 LEAVE_GRACE_MS = 500
 CHUNK = 64 * 1024
 
 
 class InteractiveProcess:
-    """A running process. `read` and `write` are bounded by whoever calls them, and end when the process does."""
+    """A running process with open stdin and stdout. The caller bounds `read` and `write`; they end with the process."""
 
     def __init__(self, running: RunningCommand, task: CommandTask, stdin: int, stdout: int) -> None:
         self._running = running
@@ -425,7 +453,7 @@ class InteractiveProcess:
         self._stdin, self._stdout = stdin, stdout
         self._waits: set[asyncio.Future[None]] = set()
         self.report: CommandReport | None = None
-        """How it ended, once it has."""
+        """Set when the process has ended."""
         for fd in (stdin, stdout):
             os.set_blocking(fd, False)
         running.ended.add_done_callback(self._has_ended)
@@ -435,9 +463,9 @@ class InteractiveProcess:
         return self._running.ended
 
     async def read(self) -> bytes:
-        """Return what it has written to its stdout; nothing at the end."""
+        """Return the next output; empty at the end."""
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)  # one that never stops writing must not keep the loop for itself
+        await asyncio.sleep(0)  # a process that never stops writing must not occupy the loop
         while self._stdout >= 0:
             try:
                 return os.read(self._stdout, CHUNK)
@@ -448,7 +476,7 @@ class InteractiveProcess:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to its stdin. Raises BrokenPipeError if it does not take any more."""
+        """Write to stdin. Raises BrokenPipeError if the process has closed it."""
         loop = asyncio.get_running_loop()
         left = memoryview(data)
         while left:
@@ -462,9 +490,9 @@ class InteractiveProcess:
                 raise BrokenPipeError(str(error)) from error
 
     async def close(self, *, politely: bool) -> None:
-        """End it. Nothing of it is left after this but what its report calls survivors.
+        """End the process. Nothing of it is left after this but the survivors in its report.
 
-        Politely: its stdin ends, and it may leave by itself. Otherwise it is stopped at once, with its own grace.
+        Politely: its stdin ends, and it may exit by itself. Otherwise it is stopped at once, with its own grace.
         """
         self.end_stdin()
         grace_ms = self.task.grace_ms
@@ -474,28 +502,26 @@ class InteractiveProcess:
         if not self.ended.done():
             self._running.order(Order.GRACE, grace_ms)
             self._running.order(Order.STOP, "closed")
-            await asyncio.wait([self.ended], timeout=(grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000)
+            await asyncio.wait([self.ended], timeout=stop_limit_s(grace_ms))
         if self.report is None:
             self.report = CommandReport()
 
     def move_bell(self, bell_ns: int, kill_ns: int) -> None:
-        """Let it run until another bell."""
+        """Move the timeout of the process."""
         self._running.order_once_started(Order.BELL, bell_ns, kill_ns)
 
     def end_stdin(self) -> None:
-        loop = asyncio.get_running_loop()
         if self._stdin >= 0:
-            loop.remove_writer(self._stdin)
+            asyncio.get_running_loop().remove_writer(self._stdin)
             os.close(self._stdin)
             self._stdin = -1
         self._wake()
 
     def let_go(self) -> None:
-        """Close the descriptors. If anything is still there, its supervisor now kills it."""
-        loop = asyncio.get_running_loop()
+        """Close the descriptors. The supervisor then kills whatever is left."""
         self.end_stdin()
         if self._stdout >= 0:
-            loop.remove_reader(self._stdout)
+            asyncio.get_running_loop().remove_reader(self._stdout)
             os.close(self._stdout)
             self._stdout = -1
         self._running.close()
@@ -509,7 +535,7 @@ class InteractiveProcess:
             await ready
         finally:
             self._waits.discard(ready)
-            if fd in (self._stdin, self._stdout):  # otherwise it was closed, and its number may be somebody else's
+            if fd in (self._stdin, self._stdout):  # otherwise it was closed, and its number may be reused
                 remove(fd)
 
     def _wake(self) -> None:
@@ -523,13 +549,13 @@ class InteractiveProcess:
 
 @contextlib.asynccontextmanager
 async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIterator[InteractiveProcess]:
-    """Start a command, and have it gone again, with all it started, when this is left. Raises OSError or ipc.Broken.
+    """Start a command, and end it with all its processes when the context is left. Raises OSError or ipc.Broken.
 
-    Left by an exception (a cancellation as well) it is stopped at once, otherwise it may leave by itself.
+    An exception or a cancellation stops it at once; otherwise it may exit by itself.
     """
     try:
         opened = await _open_once(supervisors, task)
-    except TaskNotSent:  # its zygote was killed with the request in its hands; nothing began
+    except TaskNotSent:  # the zygote was killed with the request; nothing began
         opened = await _open_once(supervisors, task)
     supervisors.register(opened._running)
     try:
@@ -545,13 +571,13 @@ async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIter
 
 
 async def _let_leave(opened: InteractiveProcess) -> None:
-    """Wait until it leaves by itself. A cancellation meanwhile ends the patience, not the care."""
+    """Wait until the process exits by itself. A cancellation kills it, and still waits for its end."""
     closing = asyncio.ensure_future(opened.close(politely=True))
     try:
         await asyncio.shield(closing)
     except asyncio.CancelledError:
         opened._running.order(Order.KILL, "closed")
-        await run_shielded(asyncio.wait([closing], timeout=(VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000))
+        await run_shielded(asyncio.wait([closing], timeout=stop_limit_s(0)))
         raise
 
 

@@ -67,18 +67,19 @@ def assign(
     env: Mapping[str, str] | None = None,
     base_env: Mapping[str, str] | None = None,
     cwd: str | None = None,
-    output: Output = Output.CAPTURE,
     output_limit: int = DEFAULT_OUTPUT_LIMIT,
-    leave_children: bool = False,
-    stdin: bool = False,
     stop_signal: str = "SIGTERM",
+    leave_children: bool = False,
+    attended: bool = False,
 ) -> CommandTask:
-    """Return the supervisor's task, with the call's clocks turned into instants."""
+    """Return the supervisor's task, with the call's limits turned into instants. Its output is captured.
+
+    `env` is laid over `base_env`, by default the environment of this process. `attended`: a person is at the terminal.
+    """
     clocks, bound = call.clocks, call.bound
     started = call.started_ns
     inherited = os.environ if base_env is None else base_env
-    deadline = None if leave_children else bound.bell  # what may outlive the deadline is not told of it
-    attended = stdin and os.isatty(0)
+    deadline = None if leave_children else bound.bell  # its children may outlive the deadline
     variables = child_environment(inherited, env or {}, call.trace, deadline, attended=attended)
     home = state_directory()
     stop_file = variables[STOP_FILE_VARIABLE] = stop_file_path(call.request_id, home)
@@ -92,12 +93,10 @@ def assign(
         soft_ns=started + clocks.soft_ms * NS_PER_MS if clocks.soft_ms else None,
         idle_ms=clocks.idle_ms or 0,
         grace_ms=clocks.grace_ms or 0,
-        output=output.name,
         output_limit=output_limit,
         spill_stdout=spill_path(f"{call.request_id}.stdout", home),
         spill_stderr=spill_path(f"{call.request_id}.stderr", home),
         leave_children=leave_children,
-        stdin=stdin,
         wind_down_ms=DEFAULT_WIND_DOWN_MS if clocks.wind_down_ms is None else clocks.wind_down_ms,
         stop_signal=stop_signal,
         stop_file=stop_file,

@@ -22,7 +22,6 @@ from ..core.clocks import NS_PER_MS, ProcessIdentity, WallTime
 from ..core.errors import Failure
 from ..process import kernel, private_socket
 from ..process.clock import monotonic_ns, wall_time
-from ..process.command_task import state_directory
 from ..process.kernel import this_process
 from .call import Call
 
@@ -373,96 +372,3 @@ def _remove_stale(folder: Path) -> None:
         if kernel.start_of(int(pid)) != int(started):
             with contextlib.suppress(OSError):
                 os.unlink(folder / name)
-
-
-# --- without a loop -------------------------------------------------------------------------------------------
-
-
-class AskedOvertime:
-    """A command that asks for overtime, and waits for the answer."""
-
-    def __init__(self, connection: socket.socket, by_ms: int, reason: str) -> None:
-        self._connection = connection
-        self.by_ms, self.reason = by_ms, reason
-
-    def answer(self, granted_ms: int, verdict: str, reason: str, remaining_ms: int | None) -> None:
-        """Answer it, without waiting for whoever has left or does not read."""
-        told = {"granted_ms": granted_ms, "verdict": verdict, "reason": reason, "remaining_ms": remaining_ms}
-        _send_and_close(self._connection, {"data": told})
-
-
-class PolledChannel:
-    """The listening end of a program that has no loop and runs one command, `exec`: it polls `fds`, and what comes is
-    requests of that command for overtime."""
-
-    def __init__(self, home: Path, request_id: str) -> None:
-        """Listen in the directory of this store. Raises OSError and Failure where that cannot be."""
-        self._listener, self._path = listen(home)
-        self._request_id, self._token = request_id, os.urandom(16).hex()
-        self._reading: dict[int, tuple[socket.socket, bytearray]] = {}
-
-    @classmethod
-    def open(cls, request_id: str) -> PolledChannel | None:
-        """Return a channel, or None where there can be none: nothing else depends on it."""
-        try:
-            return cls(Path(state_directory()), request_id)
-        except (OSError, Failure):
-            return None
-
-    @property
-    def address(self) -> str:
-        return f"{self._request_id}:{self._token}:{self._path}"
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return (self._listener.fileno(), *self._reading)
-
-    def take(self, fd: int) -> AskedOvertime | None:
-        """Take what came there, without waiting. Return what is asked for, once all of it is here."""
-        if fd == self._listener.fileno():
-            self._accept()
-            return None
-        connection, read = self._reading[fd]
-        try:
-            chunk = connection.recv(MOST_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError:
-            chunk = b""
-        read += chunk
-        if chunk and b"\n" not in read and len(read) <= MOST_BYTES:
-            return None
-        del self._reading[fd]
-        try:
-            request = json.loads(read)
-            if request["do"] != "overtime" or request["token"] != self._token:
-                raise Failure("NOT_ALLOWED", "this is not the token of that call")
-            return AskedOvertime(connection, max(0, int(request["by_ms"])), str(request["reason"])[:2000])
-        except Failure as failure:
-            _send_and_close(connection, {"code": failure.code, "message": str(failure)})
-        except (KeyError, TypeError, ValueError):
-            _send_and_close(connection, {"code": "ARG_ERROR", "message": "the request cannot be understood"})
-        return None
-
-    def _accept(self) -> None:
-        connection = private_socket.accept(self._listener)
-        if connection is None:
-            return
-        self._reading[connection.fileno()] = connection, bytearray()
-        if len(self._reading) > MOST_SILENT:  # whoever has said nothing for longest gives way
-            self._reading.pop(next(iter(self._reading)))[0].close()
-
-    def close(self) -> None:
-        """Stop listening, and remove the socket."""
-        for connection, _ in self._reading.values():
-            connection.close()
-        self._reading.clear()
-        self._listener.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self._path)
-
-
-def _send_and_close(connection: socket.socket, answer: dict[str, object]) -> None:
-    """Send what fits at once, which an answer does."""
-    with connection, contextlib.suppress(OSError):
-        connection.send(json.dumps(answer).encode() + b"\n")

@@ -231,7 +231,7 @@ def self_test() -> SelfTest:
     for timeout_ms in SELF_TEST_TIMEOUTS_MS:
         call = admit("self-test", Clocks(timeout_ms=timeout_ms, grace_ms=SELF_TEST_GRACE_MS))
         task = assign(call, [sys.executable, "-I", "-S", "-c", _TREE])
-        report = foreground.run(task, foreground.Signals())
+        report = foreground.run(task, foreground.TerminalSignals())
         if report.stdout.head:
             daemon = int(report.stdout.head)
             survivors = report.survivors
