@@ -1,4 +1,4 @@
-"""Programs that run their arguments: how the words of each are read.
+"""Programs that run their arguments, one row each, and how their words are read.
 
 `shell_quoting` decides where a value is refused; this module only knows the programs.
 """
@@ -13,52 +13,62 @@ from .shell_syntax import MARK_START, TooDeep, Word, read_script
 
 ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re.DOTALL)
 SHELL = re.compile(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
-INTERPRETER = re.compile(r"(?P<name>python|perl|ruby|node|nodejs|php|lua|bun|deno|osascript|Rscript)[\d.]*")
 AWK = {"awk", "gawk", "mawk", "nawk"}
-# They start the program that they are given inside a container.
+SCRIPT_FILE_PROGRAMS = {"sed", "gsed", "make", "gmake"}
+# They start a program inside a container.
 CONTAINERS = {"docker", "podman", "kubectl"}
 
 
-class Runner(NamedTuple):
-    """A program or builtin that runs its arguments as a command."""
+class Options(NamedTuple):
+    """The options of a program that runs its arguments, by their letters."""
 
     valued: str = ""
-    """The letters of options whose value is the next word."""
+    """Options whose value is the next word."""
+    code: str = ""
+    """Options that take a script."""
     operands: int = 0
-    """How many words stand between the options and the command."""
-    script: str = ""
-    """The letters of options that take a script."""
+    """Words between the options and the command of a runner."""
+    last: str = ""
+    """Options that end the options."""
 
 
 RUNNERS = {
-    **dict.fromkeys(("command", "builtin", "coproc", "nohup", "setsid", "busybox"), Runner()),
-    **{"env": Runner("uCa", script="S"), "exec": Runner("a"), "sudo": Runner("CDghpRrTtUu"), "doas": Runner("Cu")},
-    **{"nice": Runner("n"), "ionice": Runner("cnpPu"), "chrt": Runner("TPD", 1), "taskset": Runner("", 1)},
-    **{"time": Runner("fo"), "timeout": Runner("ks", 1), "stdbuf": Runner("ieo"), "flock": Runner("Ew", 1, "c")},
-    **{"chroot": Runner("", 1), "unshare": Runner("GRSw"), "nsenter": Runner("tSG"), "xargs": Runner("adEILnPs")},
-    "strace": Runner("aeEIoOpPsSuX"),
+    **dict.fromkeys(("command", "builtin", "coproc", "nohup", "setsid", "busybox"), Options()),
+    **{"env": Options("uCa", "S"), "exec": Options("a"), "sudo": Options("CDghpRrTtUu"), "doas": Options("Cu")},
+    **{"nice": Options("n"), "ionice": Options("cnpPu"), "chrt": Options("TPD", operands=1), "time": Options("fo")},
+    **{"timeout": Options("ks", operands=1), "taskset": Options(operands=1), "flock": Options("Ew", "c", 1)},
+    **{"chroot": Options(operands=1), "unshare": Options("GRSw"), "nsenter": Options("tSG"), "stdbuf": Options("ieo")},
+    **{"xargs": Options("adEILnPs"), "strace": Options("aeEIoOpPsSuX")},
 }
-# Options that take a script in the next word or after `=`.
+_LANGUAGES = {
+    **{"python": Options("WX", "c", last="cm"), "perl": Options("eEI", "eE"), "ruby": Options("erICE", "e")},
+    **dict.fromkeys(("node", "nodejs"), Options("eprC", "ep")),
+    **{"php": Options("rBREdczS", "rBRE"), "lua": Options("el", "e")},
+    **dict.fromkeys(("bun", "deno", "osascript", "Rscript"), Options("e", "e")),
+}
+_SHELL_OPTIONS, _AWK_OPTIONS, _SSH_OPTIONS = (
+    Options("oO", "c"),
+    Options("vFfeil", "e"),
+    Options("bcDEeFIiJLlmOopQRSWwBP"),
+)
+# Long options that take a script in the next word or after `=`.
 _CODE_WORDS = {"--eval", "--print", "--command", "--run", "--split-string", "--session-command", "--source"}
 # Other long options whose value is the next word. Each names code to load.
 _VALUE_WORDS = {
     *("--require", "--import", "--loader", "--experimental-loader", "--input-type", "--conditions", "--preload"),
     *("--check-hash-based-pycs", "--env-file", "--rcfile", "--init-file", "--file", "--include", "--load"),
 }
-# By interpreter: the letters of options that take a script, and of options whose value is the next word.
-_CODE_LETTERS = {"python": "c", "perl": "eE", "ruby": "e", "node": "ep", "nodejs": "ep", "php": "rBRE", "lua": "e"}
-_VALUE_LETTERS = {"python": "WX", "perl": "I", "ruby": "rICE", "node": "rC", "nodejs": "rC", "php": "dczS", "lua": "l"}
-# Modules of Python that run their arguments, and modules that run their standard input.
-_RUNNING_MODULES, _READING_MODULES = {"timeit", "pdb", "trace", "cProfile", "profile"}, {"code", "asyncio", "pdb"}
-_SSH_VALUED = "bcDEeFIiJLlmOopQRSWwBP"
+# Modules of Python that run their arguments or their standard input.
+_RUNNING_MODULES = {"timeit", "pdb", "trace", "cProfile", "profile", "code", "asyncio"}
 # Programs that do not read their standard input.
 NEVER_READING = {"echo", "printf", "curl", "wget"}
 # `perl -n` and `perl -p` run a file name that ends in `|`, and `-a` and `-F` imply `-n`.
 _PERL_LOOP = re.compile(r"-(?![MmI])[\w.]*[napF]")
-# Options that make an interpreter read its standard input behind the script.
+# Options that make an interpreter read its standard input after the script.
 _INTERACTIVE = re.compile(r"-(?![WXl])[A-Za-z]*i[A-Za-z]*|--interactive")
 _STANDARD_INPUT = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
-_ASKING = {"--version", "--help", "-V"}
+# With one of these, an interpreter only prints something.
+_PRINTING = {"--version", "--help", "-V"}
 # Variables that a shell or another program evaluates: as a script, a command, options that take either, or a file of
 # code to load. Variables that name a folder to search (PATH, PYTHONPATH, LD_LIBRARY_PATH) are not among them.
 RUN_VARIABLE = re.compile(
@@ -74,8 +84,8 @@ RUN_VARIABLE = re.compile(
 INTERACTIVE_VARIABLE = "ENV"
 
 
-class Reading(NamedTuple):
-    """What an interpreter does with its words."""
+class InterpreterWords(NamedTuple):
+    """The words of an interpreter by their use."""
 
     code: list[Word]
     """Words that it runs."""
@@ -99,19 +109,19 @@ def is_computed(word: Word) -> bool:
 
 def starts_interactive_shell(words: Sequence[Word]) -> bool:
     """Return whether a shell among the words is interactive, as in `sh -i`."""
-    for number, word in enumerate(words):
-        if SHELL.fullmatch(program_of(word)):
-            options, _, _ = split_words(words[number + 1 :], "oO")
-            if any("i" in option.text for option in options if not option.text.startswith("--")):
-                return True
-    return False
+    shells = (number for number, word in enumerate(words) if SHELL.fullmatch(program_of(word)))
+    return any("i" in _letters(split_words(words[number + 1 :], _SHELL_OPTIONS)[0]) for number in shells)
 
 
 def options_of(words: Sequence[Word]) -> set[str]:
     return {letter for word in words if word.text.startswith("-") for letter in word.text[1:]}
 
 
-def split_words(words: Sequence[Word], valued: str = "") -> tuple[list[Word], list[tuple[str, Word]], list[Word]]:
+def _letters(options: Sequence[Word]) -> set[str]:
+    return options_of([option for option in options if not option.text.startswith("--")])
+
+
+def split_words(words: Sequence[Word], known: Options) -> tuple[list[Word], list[tuple[str, Word]], list[Word]]:
     """Return the options of a program, the values of its options with their option, and the other words.
 
     A word that begins with a value may be an option, and counts as one.
@@ -129,21 +139,27 @@ def split_words(words: Sequence[Word], valued: str = "") -> tuple[list[Word], li
             break
         options.append(word)
         number += 1
-        if is_option and number < len(words) and _takes_next(word.text, valued):
+        last = _find_last(word.text, known)
+        if last is not None and last[2]:
+            values.append((last[1], Word(last[2], word.marks, word.inside, made=word.made)))
+        elif is_option and number < len(words) and (last is not None or _takes_next(word.text, known.valued)):
             values.append((word.text, words[number]))
             number += 1
+        if last is not None:
+            break
     return options, values, list(words[number:])
 
 
-def _is_open(word: Word) -> bool:
-    return word.is_open
+def _find_last(text: str, known: Options) -> re.Match[str] | None:
+    """Return the option in a cluster that ends the options, and the value that is attached to it."""
+    if not known.last or text[1:2] in ("W", "X"):
+        return None
+    return re.fullmatch(rf"(-[A-Za-z]*?[{known.last}])(.*)", text, re.DOTALL)
 
 
 def _takes_next(text: str, letters: str) -> bool:
     """Return whether the value of an option is the next word."""
-    if text.startswith("--"):
-        return text in _VALUE_WORDS or text in _CODE_WORDS
-    return text[-1] in letters
+    return text in _VALUE_WORDS or text in _CODE_WORDS if text.startswith("--") else text[-1] in letters
 
 
 def is_code_option(text: str, letters: str) -> bool:
@@ -159,76 +175,67 @@ def may_run(option: Word) -> bool:
     return not name.startswith("--") or MARK_START in name or name in _CODE_WORDS or name in _VALUE_WORDS
 
 
-def read_interpreter(name: str, words: Sequence[Word]) -> Reading | None:
+def read_interpreter(name: str, words: Sequence[Word]) -> InterpreterWords | None:
     """Read the words of a shell, an interpreter or awk. Returns None for other programs."""
     if SHELL.fullmatch(name):
         return _read_shell(words)
-    if (found := INTERPRETER.fullmatch(name)) is not None:
-        return _read_language(found["name"], words)
     if name in AWK:
-        return _read_filter(words, "vFfeil", "e")
-    return None
+        return _read_awk(words)
+    language = name.rstrip("0123456789.")
+    return _read_language(language, words) if language in _LANGUAGES else None
 
 
-def _read_shell(words: Sequence[Word]) -> Reading:
-    options, values, rest = split_words(words, "oO")
+def _read_shell(words: Sequence[Word]) -> InterpreterWords:
+    options, values, rest = split_words(words, _SHELL_OPTIONS)
+    letters = _letters(options)
     read = [*options, *(value for _, value in values)]
-    letters = options_of([option for option in options if not option.text.startswith("--")])
     if "c" in letters:
-        return Reading([*filter(_is_open, options), *rest[:1]], [word for word in read if not word.is_open], rest[1:])
-    if _ASKING & {option.text for option in options}:
-        return Reading([], read, rest)
-    return Reading([], read, rest, "-" if "s" in letters else _input(rest))
+        return InterpreterWords([*filter(_is_open, options), *rest[:1]], read, rest[1:])
+    is_printing = bool(_PRINTING & {option.text for option in options})
+    return InterpreterWords([], read, rest, "" if is_printing else "-" if "s" in letters else _script_stream(rest))
 
 
-def _read_language(name: str, words: Sequence[Word]) -> Reading:
-    if name == "python" and (reading := _read_python(words)) is not None:
-        return reading
-    letters = _CODE_LETTERS.get(name, "e")
-    options, values, rest = split_words(words, letters + _VALUE_LETTERS.get(name, ""))
+def _is_open(word: Word) -> bool:
+    return word.is_open
+
+
+def _read_language(name: str, words: Sequence[Word]) -> InterpreterWords:
+    known = _LANGUAGES[name]
+    options, values, rest = split_words(words, known)
+    texts = {option.text for option in options}
     code = [value for _, value in values]  # code, or the name of code to load
-    if name == "perl" and any(_PERL_LOOP.match(option.text) for option in options):
+    if name == "perl" and any(map(_PERL_LOOP.match, texts)):
         code += rest
-    stays = name not in ("perl", "ruby") and any(_INTERACTIVE.fullmatch(option.text) for option in options)
-    if any(is_code_option(option.text, letters) for option in options):
+    stream = "-" if name not in ("perl", "ruby") and any(map(_INTERACTIVE.fullmatch, texts)) else ""
+    last = next((option[-1] for option, _ in values if _find_last(option, known)), "")
+    if last == "m":
+        module = code.pop()
+        if module.values or module.text in _RUNNING_MODULES:
+            return InterpreterWords([*code, module, *rest], options[:-1], rest, "-")
+    elif last == "c" or (not known.last and any(is_code_option(text, known.code) for text in texts)):
         code += filter(_is_open, options)
-        return Reading(code, [option for option in options if not option.is_open], rest, "-" * stays)
-    asking = _ASKING if name == "python" else {*_ASKING, "-v", "-h"}
-    if asking & {option.text for option in options}:
-        return Reading(code, options, rest)
-    return Reading(code, options, rest, "-" if stays else _input(rest))
+    elif not (_PRINTING if name == "python" else {*_PRINTING, "-v", "-h"}) & texts:
+        stream = stream or _script_stream(rest)
+    return InterpreterWords(code, options[:-1] if last else options, rest, stream)
 
 
-def _read_python(words: Sequence[Word]) -> Reading | None:
-    """Read `python -c` and `python -m`, which end the options of Python. Returns None for other words."""
-    number = 0
-    while number < len(words) and (text := words[number].text)[:1] == "-" and text not in ("-", "--"):
-        if (found := re.fullmatch(r"-[A-Za-z]*?([cm])(.*)", text, re.DOTALL)) and text[1:2] not in ("W", "X"):
-            first = words[number] if found[2] else Word()
-            options, behind = list(words[:number]), list(words[number + 1 :])
-            if not found[2] and behind:
-                first, *behind = behind
-            module = found[2] or first.text
-            own = [*(option.text for option in options), text[: found.start(2)]]
-            stays = any(map(_INTERACTIVE.fullmatch, own))
-            if found[1] == "c":
-                return Reading([first], options, behind, "-" * stays)
-            runs = first.values or module in _RUNNING_MODULES
-            stream = "-" * (stays or module in _READING_MODULES)
-            return Reading([first, *behind] if runs else [], options, behind, stream)
-        number += 2 if _takes_next(text, "WX") else 1
-    return None
-
-
-def _read_filter(words: Sequence[Word], valued: str, letters: str) -> Reading:
-    """Read the words of awk or sed, whose script is a word or the file of `-f`."""
-    options, values, rest = split_words(words, valued)
-    code = [value for option, value in values if is_code_option(option, letters) or value.is_open]
+def _read_awk(words: Sequence[Word]) -> InterpreterWords:
+    """Read the words of awk, whose script is a word or the file of `-f`."""
+    options, values, rest = split_words(words, _AWK_OPTIONS)
+    code = [value for option, value in values if is_code_option(option, _AWK_OPTIONS.code) or value.is_open]
     files = find_script_files(words)
     code += [Word(made=file.made) for file in files]
-    if files or any(is_code_option(option.text, letters) for option in options):
-        return Reading(code, options, rest, _first_stream(files))
-    return Reading([*code, *rest[:1]], options, rest[1:])
+    if files or any(is_code_option(option.text, _AWK_OPTIONS.code) for option in options):
+        return InterpreterWords(code, options, rest, _find_stream(files))
+    return InterpreterWords([*code, *rest[:1]], options, rest[1:])
+
+
+def read_ssh(words: Sequence[Word]) -> InterpreterWords:
+    """Read the words of ssh: the command is code for the shell of the other host."""
+    options, values, rest = split_words(words, _SSH_OPTIONS)
+    more, also, remote = split_words(rest[1:], _SSH_OPTIONS)
+    options += more + [value for option, value in (*values, *also) if option[-1] in "oFJ"]
+    return InterpreterWords(remote, options, rest[:1], "" if remote or "N" in options_of(options) else "-")
 
 
 def find_script_files(words: Sequence[Word]) -> list[Word]:
@@ -242,72 +249,76 @@ def find_script_files(words: Sequence[Word]) -> list[Word]:
     return found
 
 
-def _first_stream(files: Sequence[Word]) -> str:
+def _find_stream(files: Sequence[Word]) -> str:
+    """Return the first of the files that is a descriptor, or ""."""
     names = (re.sub(r"/(?:\.?/)+", "/", file.text) for file in files)
     return next(filter(_STANDARD_INPUT.fullmatch, names), "")
 
 
-def _input(rest: Sequence[Word]) -> str:
+def _script_stream(rest: Sequence[Word]) -> str:
     """Return the descriptor that an interpreter with these words reads its script from, or ""."""
-    return _first_stream(rest[:1] or [Word("-")])
+    return _find_stream(rest[:1] or [Word("-")])
 
 
-def read_ssh(words: Sequence[Word]) -> Reading:
-    """Read the words of ssh: the command is code for the shell of the other host."""
-    options, values, rest = split_words(words, _SSH_VALUED)
-    more, also, remote = split_words(rest[1:], _SSH_VALUED)
-    options += more + [value for option, value in (*values, *also) if option[-1] in "oFJ"]
-    return Reading(remote, options, rest[:1], "" if remote or "N" in options_of(options) else "-")
+# --- scripts on standard input ------------------------------------------------------------------------------
+
+Reader = tuple[str, str]
+"""A program that reads a script from a descriptor, and that descriptor."""
 
 
-def find_script_reader(words: Sequence[Word]) -> tuple[str, str] | None:
-    """Return the program among the words that reads a script from a descriptor, and that descriptor."""
+def find_script_reader(words: Sequence[Word]) -> Reader | None:
+    """Return the program of a command that reads a script from a descriptor, behind assignments and runners."""
+    while words and (ASSIGNED.match(words[0].text) or words[0].text[:1] == "-"):
+        words = words[1:]
     if not words:
         return None
     name, rest = program_of(words[0]), words[1:]
     if is_computed(words[0]):
         return (words[0].text, stream) if (stream := _read_shell(rest).input) else None
-    if name in RUNNERS and (inner := _find_inner_reader(_scripts_of(name, rest))):
-        return inner
-    if name in RUNNERS and (started := find_started(name, rest)):
-        possible = range(len(started)) if has_unclear_option(name, rest) else range(1)
+    if name in RUNNERS:
+        if inner := _find_inner_reader(_scripts_of(RUNNERS[name], rest)):
+            return inner
+        started = find_started(name, rest)
+        possible = range(len(started)) if has_unclear_option(name, rest) else range(min(1, len(started)))
         return next(filter(None, (find_script_reader(started[number:]) for number in possible)), None)
     if name in CONTAINERS:
         found = (find_script_reader(rest[number:]) for number, word in enumerate(rest) if SHELL.fullmatch(word.text))
         return next(filter(None, found), None)
-    if name == "ssh":
-        read = read_ssh(rest)
-        remote = Word(" ".join(word.text for word in read.code), [value for word in read.code for value in word.values])
-        return ("the shell of the other host", read.input) if read.input else _find_inner_reader([remote])
+    stream = ""
     if name in (".", "source"):
-        stream = _first_stream(rest[:1])
-    elif name in ("sed", "gsed", "make", "gmake"):
-        stream = _first_stream(find_script_files(rest))
+        stream = _find_stream(rest[:1])
+    elif name in SCRIPT_FILE_PROGRAMS:
+        stream = _find_stream(find_script_files(rest))
     elif name in ("at", "batch", "su", "runuser"):
         stream = "" if any(is_code_option(word.text, "cf") for word in rest) else "-"
     elif name == "parallel":
         stream = "-" if all(word.text.startswith("-") for word in rest) else ""
-    else:
-        reading = read_interpreter(name, rest)
-        stream = reading.input if reading is not None else ""
-        if reading is not None and SHELL.fullmatch(name) and (inner := _find_inner_reader(reading.code)):
+    elif name == "ssh":
+        remote = read_ssh(rest)
+        text = Word(
+            " ".join(word.text for word in remote.code), [value for word in remote.code for value in word.values]
+        )
+        return ("the shell of the other host", remote.input) if remote.input else _find_inner_reader([text])
+    elif (reading := read_interpreter(name, rest)) is not None:
+        stream = reading.input
+        if SHELL.fullmatch(name) and (inner := _find_inner_reader(reading.code)):
             return inner
     return (name, stream) if stream else None
 
 
-def _scripts_of(name: str, words: Sequence[Word]) -> Iterator[Word]:
+def _scripts_of(runner: Options, words: Sequence[Word]) -> Iterator[Word]:
     """Yield the scripts that the options of a runner take, as in `env -S` and `flock lock -c`."""
-    valued, operands, letters = RUNNERS[name]
-    options, values, rest = split_words(words, valued)
-    more, also, rest = split_words(rest[operands:], valued)
-    yield from (value for option, value in values + also if is_code_option(option, letters))
+    options, values, rest = split_words(words, runner)
+    more, also, rest = split_words(rest[runner.operands :], runner)
+    yield from (value for option, value in values + also if is_code_option(option, runner.code))
     for option in options + more:
-        if is_code_option(option.text, letters):
+        if is_code_option(option.text, runner.code):
+            letters = runner.code or "-"
             attached = re.sub(rf"--[^=]*=?|-[A-Za-z0-9.]*?[{letters}]", "", option.text, count=1)
             yield from [Word(attached)] if attached else rest[:1]
 
 
-def _find_inner_reader(scripts: Iterable[Word]) -> tuple[str, str] | None:
+def _find_inner_reader(scripts: Iterable[Word]) -> Reader | None:
     """Return the program in a script, which is an argument, that reads another script from standard input."""
     for script in scripts:
         if script.values or (script.inside and script.text == "$"):
@@ -319,21 +330,14 @@ def _find_inner_reader(scripts: Iterable[Word]) -> tuple[str, str] | None:
         for command in commands:
             feeding = commands[command.piped_from].words if command.piped_from is not None else []
             is_fed = command.has_input or (feeding and program_of(feeding[0]) in NEVER_READING)
-            if not is_fed and (found := find_command_reader(command.words)) is not None:
+            if not is_fed and (found := find_script_reader(command.words)) is not None:
                 return found
     return None
 
 
-def find_command_reader(words: Sequence[Word]) -> tuple[str, str] | None:
-    """Return what `find_script_reader` does, for a command that may begin with assignments."""
-    while words and (ASSIGNED.match(words[0].text) or words[0].text[:1] == "-"):
-        words = words[1:]
-    return find_script_reader(words)
-
-
 def has_unclear_option(name: str, words: Sequence[Word]) -> bool:
     """Return whether a runner has a long option without `=`: the next word may be its value or the command."""
-    options, _, _ = split_words(words, RUNNERS[name].valued)
+    options, _, _ = split_words(words, RUNNERS[name])
     return any(re.fullmatch("--[^=]+", word.text) and word.text not in _CODE_WORDS for word in options)
 
 
@@ -341,8 +345,7 @@ def find_started(name: str, words: Sequence[Word]) -> list[Word]:
     """Return the command among the words of a runner."""
     if name == "command" and options_of(words[:1]) & set("vV"):
         return []
-    _, _, rest = split_words(words, RUNNERS[name].valued)
-    rest = rest[RUNNERS[name].operands :]
+    rest = split_words(words, RUNNERS[name])[2][RUNNERS[name].operands :]
     while rest and ASSIGNED.match(rest[0].text):
         rest = rest[1:]
     return rest

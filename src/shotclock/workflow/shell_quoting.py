@@ -1,9 +1,9 @@
 """Values in shell commands: each reaches the shell as data, whatever the quoting around its placeholder.
 
-A placeholder is not replaced by its value but by a reference to a variable that holds it, written so that it is one
-word of data where it stands: bare, in double quotes, in single quotes, in a here-document. Nothing in a value is ever
-read as shell. Where no such reference exists (a quoted here-document), or where the command would run what is in the
-word (`eval`, `sh -c`, a comparison that bash computes), the value is refused, whichever shell is the step's.
+A placeholder is replaced by a reference to a variable that holds the value, quoted as one word of data: bare, in double
+quotes, in single quotes, in a here-document. Nothing in a value is read as shell. A value is refused where no such
+reference exists (a quoted here-document) and where the command would run the word (`eval`, `sh -c`, a comparison that
+bash computes), whichever shell the step has.
 """
 
 from __future__ import annotations
@@ -13,30 +13,12 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..core.value_types import replace
-from .shell_programs import (
-    ASSIGNED,
-    CONTAINERS,
-    INTERACTIVE_VARIABLE,
-    NEVER_READING,
-    RUN_VARIABLE,
-    RUNNERS,
-    find_command_reader,
-    find_started,
-    has_unclear_option,
-    is_code_option,
-    is_computed,
-    may_run,
-    options_of,
-    program_of,
-    read_interpreter,
-    read_ssh,
-    split_words,
-    starts_interactive_shell,
-)
-from .shell_syntax import MARK_START, MARKED, Command, Script, TooDeep, ValueContext, Word, read_script
+from . import shell_programs as programs
+from .shell_programs import ASSIGNED, RUNNERS, find_started, options_of, program_of, read_interpreter, split_words
+from .shell_syntax import MARK_START, MARKED, Script, SimpleCommand, TooDeep, ValueContext, Word, read_script
 
 VARIABLE = "SHOTCLOCK_VALUE_{}"
-# What Linux takes in one environment variable, less its name.
+# The limit of Linux for one environment variable, less its name.
 VALUE_LIMIT = 128 * 1024 - 64
 
 _PLAIN_NUMBER = re.compile(r"-?\d{1,18}")
@@ -45,11 +27,11 @@ _MARK_OR_ITS_PARTS = re.compile(f"{MARKED.pattern}|{_MARK_CHARACTERS.pattern}")
 
 
 class Unsafe(ValueError):
-    """A value that stands where it could not be kept from meaning something else."""
+    """A value in a place where it could be more than data."""
 
 
 class Refusal(NamedTuple):
-    """The reason why a value cannot stand where it does."""
+    """The reason why a value is refused, or a warning."""
 
     position: int
     message: str
@@ -59,8 +41,10 @@ class Refusal(NamedTuple):
 
 
 def mark(number: int, nonce: int = 0) -> str:
-    """Return what stands in a rendered command for value `number`. No template can write it by itself, and where values
-    are looked through for marks, `nonce` is one that no value can know."""
+    """Return the mark of value `number` in a rendered command.
+
+    No template can write it. Where text of values is searched for marks, `nonce` is a number that no value can know.
+    """
     return f"\ue000{nonce}:{number}\ue001"
 
 
@@ -69,12 +53,12 @@ def has_marks(text: str) -> bool:
 
 
 def marks_in(text: str) -> list[str]:
-    """Return every mark in the text, in its order, and what is left of broken ones."""
+    """Return every mark in the text, in its order, and the parts of broken ones."""
     return [found[0] for found in _MARK_OR_ITS_PARTS.finditer(text)]
 
 
 def unmarked(text: str, values: Sequence[str], nonce: int) -> str:
-    """Return the text with the values themselves where marks of this nonce stand."""
+    """Return the text with its values in place of the marks of this nonce."""
 
     def value_of(found: re.Match[str]) -> str:
         number = int(found[2])
@@ -85,76 +69,33 @@ def unmarked(text: str, values: Sequence[str], nonce: int) -> str:
 
 def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
     """Return the command with a reference for every mark, and the variables that hold the values. Raises Unsafe."""
-    script = _read(command)
+    try:
+        script = read_script(command)
+    except TooDeep as deep:
+        raise Unsafe(str(deep)) from None
     for refusal in sorted(_refusals(script)):
         if refusal.is_error:
             raise Unsafe(f"{refusal.message}: {refusal.suggestion}")
     variables: dict[str, str] = {}
-    written: list[str] = []
-    position = 0
-    for found in MARKED.finditer(command):
-        written.append(command[position : found.start()])
-        position = found.end()
-        value = values[int(found[2])]
-        if "\0" in value:
-            raise Unsafe("a value with a NUL byte in it cannot be passed to a command")
-        try:
-            size = len(value.encode("utf-8", "surrogateescape"))
-        except UnicodeEncodeError:
-            raise Unsafe("a value with an incomplete character cannot be passed to a command") from None
-        if size > VALUE_LIMIT:
-            raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be passed in a command: use `stdin`")
-        name = VARIABLE.format(found[2])
+
+    def reference(found: re.Match[str]) -> str:
+        name, value = VARIABLE.format(found[2]), values[int(found[2])]
+        _check_size(value)
         variables[name] = value
-        written.append(_reference(script.places[found.start()], name, value))
-    written.append(command[position:])
-    return "".join(written), variables
+        return _reference(script.places[found.start()], name, value)
+
+    return MARKED.sub(reference, command), variables
 
 
-def find_refusals(command: str) -> list[Refusal]:
-    """Return what will be refused in a command with marks, and what is only doubtful, from left to right."""
+def _check_size(value: str) -> None:
+    if "\0" in value:
+        raise Unsafe("a value with a NUL byte in it cannot be passed to a command")
     try:
-        return sorted(set(_refusals(_read(command))))
-    except Unsafe as unsafe:
-        return [Refusal(0, str(unsafe), "write it as a file, and run that")]
-
-
-def find_variable_refusal(name: str, command: str | None = None) -> Refusal | None:
-    """Return why a value cannot be a variable of a step, whose shell command may be known; None where it can."""
-    if RUN_VARIABLE.fullmatch(name):
-        return _refuse_in_variable(0, name)
-    if name == INTERACTIVE_VARIABLE and command is not None:
-        try:
-            commands = read_script(command).commands
-        except TooDeep:
-            return None  # refused for that
-        if any(starts_interactive_shell(each.words) for each in commands):
-            return _refuse_in_variable(0, name)
-    return None
-
-
-def find_unheard(command: str) -> str | None:
-    """Return the first program that is piped into another and could fail unseen; None if there is none."""
-    if "|" not in command or "pipefail" in command:
-        return None
-    try:
-        commands = read_script(command).commands
-    except TooDeep:
-        return None
-    for number, piped in enumerate(commands):
-        if piped.piped_from is not None:
-            for before in commands[piped.piped_from : number]:
-                name, _ = _program(before)
-                if name and MARK_START not in name and name not in _NEVER_FAILING:
-                    return name
-    return None
-
-
-def _read(command: str) -> Script:
-    try:
-        return read_script(command)
-    except TooDeep as deep:
-        raise Unsafe(str(deep)) from None
+        size = len(value.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise Unsafe("a value with an incomplete character cannot be passed to a command") from None
+    if size > VALUE_LIMIT:
+        raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be passed in a command: use `stdin`")
 
 
 def _reference(place: ValueContext, name: str, value: str) -> str:
@@ -167,12 +108,55 @@ def _reference(place: ValueContext, name: str, value: str) -> str:
             return f"'\"${{{name}}}\"'"
         case ValueContext.COMMENT:
             return ""
-        case ValueContext.ARITHMETIC:
-            if _PLAIN_NUMBER.fullmatch(value.strip()):
-                return value.strip()
-            raise Unsafe(f"in $((…)) only a whole number can stand, not {value[:40]!r}")
-        case _:
-            raise Unsafe(f"a value cannot stand {place}")
+    # Any other place but arithmetic has been refused.
+    if not _PLAIN_NUMBER.fullmatch(value.strip()):
+        raise Unsafe(f"in $((…)) a value must be a whole number, not {value[:40]!r}")
+    return value.strip()
+
+
+def find_refusals(command: str) -> list[Refusal]:
+    """Return one refusal or warning for each value that has one in a command with marks, from left to right."""
+    try:
+        found = sorted(_refusals(read_script(command)), key=lambda refusal: not refusal.is_error)
+    except TooDeep as deep:
+        return [Refusal(0, str(deep), "write it as a file, and run that")]
+    return sorted({refusal.position: refusal for refusal in reversed(found)}.values())
+
+
+def find_variable_refusal(name: str, command: str | None = None) -> Refusal | None:
+    """Return why a value is refused in a variable of a step, whose shell command may be known; None if it is not."""
+    if programs.RUN_VARIABLE.fullmatch(name):
+        return next(_in_variable([0], name))
+    if name == programs.INTERACTIVE_VARIABLE and command is not None:
+        try:
+            if any(programs.starts_interactive_shell(each.words) for each in read_script(command).commands):
+                return next(_in_variable([0], name))
+        except TooDeep:
+            return None  # the command itself is refused
+    return None
+
+
+# Programs whose failure inside a pipe does not matter.
+_NEVER_FAILING = {
+    *("echo", "printf", "cat", "tee", "yes", "seq", "true", ":", "date", "set", "for", "case", "select", "function"),
+    "read",
+}
+
+
+def find_unheard(command: str) -> str | None:
+    """Return the first program in a pipe whose failure would be hidden; None if there is none."""
+    if "|" not in command or "pipefail" in command:
+        return None
+    try:
+        commands = read_script(command).commands
+    except TooDeep:
+        return None
+    for number, piped in enumerate(commands):
+        for before in commands[piped.piped_from : number] if piped.piped_from is not None else ():
+            name, _ = _program(before)
+            if name and MARK_START not in name and name not in _NEVER_FAILING:
+                return name
+    return None
 
 
 # --- where a value would be run ----------------------------------------------------------------------------
@@ -186,96 +170,73 @@ _HINTS = {
     ValueContext.BACKSLASH: "leave the backslash out, a value needs none",
 }
 _SUBSCRIPT = re.compile("(?:[A-Za-z_]\\w*)?\\[[^=]*\ue000[^=]*\\]\\+?=|\\{\\w+\\[.*\ue000.*\\}$", re.DOTALL)
-# bash computes what is assigned to these.
+# bash computes a value that is assigned to these.
 _COMPUTED_NAMES = {"RANDOM", "SRANDOM", "OPTIND", "HISTCMD", "BASHPID"}
-_ENV_OPTION = re.compile(r"--env=|-e")
+_ENV_OPTION = re.compile(r"(?:--env=|-e)?")
 _COMPARISONS = {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _DECLARING = {"declare", "typeset", "local", "readonly", "export"}
 # Builtins and programs that run or compute any of their arguments.
 _EVALUATING = {
     *("eval", "alias", "trap", "let", "unset", "read", "mapfile", "readarray", "getopts", "compgen", "complete"),
-    *(
-        "hash",
-        "wait",
-        "bind",
-        "fc",
-        "enable",
-        "jobs",
-        "su",
-        "runuser",
-        "sg",
-        "script",
-        "watch",
-        "parallel",
-        "at",
-        "batch",
-    ),
+    *("hash", "wait", "bind", "fc", "enable", "jobs", "su", "runuser", "sg", "script", "watch", "parallel"),
+    *("at", "batch"),
 }
 # Builtins that put data into the variables that they name.
 _FILLING = {"read", "mapfile", "readarray", "getopts", "printf", "for", "select"}
+_GRAMMAR = {"for", "case", "select", "function"}
 # Builtins that run none of their arguments.
-_SPEAKING = {
+_SAFE = {
     *("echo", "printf", "test", "[", "[[", ":", "true", "false", "cd", "pushd", "exit", "return", "shift", "set"),
-    *("type", "kill", "umask", "ulimit", "break", "continue", "for", "case", "select", "function", "command"),
+    *("type", "kill", "umask", "ulimit", "break", "continue", "command"),
 }
 _SEARCHING = {"grep", "egrep", "fgrep", "rg"}
-# Programs whose failure inside a pipe does not matter.
-_NEVER_FAILING = {
-    *("echo", "printf", "cat", "tee", "yes", "seq", "true", ":", "date", "set", "for", "case", "select", "function"),
-    "read",
-}
+_STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 def _refusals(script: Script) -> Iterator[Refusal]:
     for position, place in script.places.items():
         if place.startswith(("in ", "behind ")):
-            message = f"a value cannot stand {place}"
-            yield Refusal(position, message, _HINTS.get(place, _BY_ENV))
+            yield Refusal(position, f"a value cannot be used {place}", _HINTS.get(place, _BY_ENV))
     if script.places:
-        for refusal in _Commands(script).refusals():
+        for refusal in _ScriptCheck(script).refusals():
             yield refusal._replace(message=_MARK_OR_ITS_PARTS.sub("…", refusal.message))
 
 
+def _refuse(positions: Iterable[int], message: str, hint: str) -> Iterator[Refusal]:
+    return (Refusal(position, message, hint) for position in positions)
+
+
 def _in_script(positions: Iterable[int], program: str, hint: str = _BESIDE) -> Iterator[Refusal]:
-    for position in positions:
-        yield Refusal(position, f"a value stands inside a script for {program}, which would run what is in it", hint)
+    return _refuse(positions, f"a value is part of a script for {program}, which would run it", hint)
 
 
 def _as_argument(positions: Iterable[int], what: str, hint: str) -> Iterator[Refusal]:
-    for position in positions:
-        yield Refusal(position, f"a value is {what}, which may run what is in it", hint)
+    return _refuse(positions, f"a value is {what}, which may run it", hint)
 
 
 def _in_arithmetic(positions: Iterable[int], where: str, hint: str = _BY_ENV) -> Iterator[Refusal]:
-    for position in positions:
-        yield Refusal(position, f"a value stands in {where}, where bash would run what is in it", hint)
+    return _refuse(positions, f"a value is used in {where}, where bash would run it", hint)
 
 
-def _refuse_in_variable(position: int, name: str) -> Refusal:
-    message = f"a value stands in the variable {name}, which a shell or another program would run"
-    return Refusal(position, message, "write out what it is, or pass the value under another name")
+def _in_variable(positions: Iterable[int], name: str) -> Iterator[Refusal]:
+    message = f"a value is used in the variable {name}, which a shell or another program would run"
+    return _refuse(positions, message, "write the text out, or pass the value under another name")
 
 
 def _values_in(words: Iterable[Word]) -> list[int]:
     return [value for word in words for value in word.values]
 
 
-class _Commands:
-    """The simple commands of a script, searched for values that they would run."""
+class _ScriptCheck:
+    """A search of the simple commands of a script for values that they would run."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._is_interactive = any(starts_interactive_shell(command.words) for command in script.commands)
-        self._has_arrays = bool(script.arrays)
+        self._everything = [at for at, place in script.places.items() if place is not ValueContext.COMMENT]
+        self._is_interactive = any(programs.starts_interactive_shell(command.words) for command in script.commands)
         items = {number for _, start, end in script.arrays for number in self._items(start, end)}
         self._commands = [command for number, command in enumerate(script.commands) if number not in items]
-        for command in self._commands:
-            name, words = _program(command)
-            is_listing = name in ("mapfile", "readarray") or bool(
-                name in (*_DECLARING, "read") and options_of(words) & set("aA")
-            )
-            found = ASSIGNED.match(command.words[0].text) if command.words else None
-            self._has_arrays |= is_listing or (found is not None and found["subscript"] is not None)
+        self._has_arrays = bool(script.arrays) or any(map(_may_make_array, self._commands))
 
     def _items(self, start: int, end: int) -> Iterator[int]:
         """Yield the numbers of the commands that are the items of an array, without the commands inside them."""
@@ -304,28 +265,28 @@ class _Commands:
     def _is_special(self, name: str) -> bool:
         """Return whether a shell or another program evaluates a variable."""
         name = name.partition("[")[0]
-        is_run = RUN_VARIABLE.fullmatch(name) is not None or (name == INTERACTIVE_VARIABLE and self._is_interactive)
+        is_run = programs.RUN_VARIABLE.fullmatch(name) is not None or (
+            name == programs.INTERACTIVE_VARIABLE and self._is_interactive
+        )
         return is_run or name in _COMPUTED_NAMES
 
-    # --- commands that no value may stand beside -----------------------------------------------------------
+    # --- commands beside which no value is accepted ---------------------------------------------------------
 
-    def _everywhere(self, command: Command) -> Iterator[Refusal]:
+    def _everywhere(self, command: SimpleCommand) -> Iterator[Refusal]:
         """Yield refusals of every value in the script, where any of them could reach this command."""
-        everything = [at for at, place in self._script.places.items() if place is not ValueContext.COMMENT]
         name, words = _program(command)
-        if name in _DECLARING - {"export"} and _may_compute(words):
-            yield from _in_arithmetic(everything, f"a script with `{name} -i` or `{name} -n`", "leave out the option")
+        if name in _DECLARING - {"export"} and (options_of(words) & set("in") or any(w.text[:1] == "$" for w in words)):
+            where = f"a script with `{name} -i` or `{name} -n`"
+            yield from _in_arithmetic(self._everything, where, "leave out the option")
         for word in words if name in _FILLING else ():
             if self._is_special(word.text.removeprefix("-v")):
-                yield from _in_arithmetic(everything, f"a script that reads data into {word.text}")
-        if (reader := find_command_reader(command.words)) is not None:
+                yield from _in_arithmetic(self._everything, f"a script that reads data into {word.text}")
+        if (reader := programs.find_script_reader(command.words)) is not None:
             program, stream = reader
-            positions = everything
-            if stream in ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"):
-                positions = self._fed(command, everything)
+            positions = self._fed(command) if stream in _STANDARD_INPUT else self._everything
             yield from _in_script(positions, program, _BY_ENV)
 
-    def _fed(self, command: Command, everything: list[int]) -> list[int]:
+    def _fed(self, command: SimpleCommand) -> list[int]:
         """Return the values that may reach the standard input of a command."""
         if command.has_input and not any(word.inside for word in command.input):
             return _values_in(command.input)
@@ -333,16 +294,15 @@ class _Commands:
             commands = self._script.commands
             number = next(number for number, each in enumerate(commands) if each is command)
             before = commands[command.piped_from : number]
-            if all(each.has_input or _program(each)[0] in NEVER_READING for each in before):
+            if all(each.has_input or _program(each)[0] in programs.NEVER_READING for each in before):
                 return [value for each in before for value in _values_in([*each.words, *each.input])]
-        return everything
+        return self._everything
 
     # --- values in the words of a command ------------------------------------------------------------------
 
     def _in_words(self, words: Sequence[Word]) -> Iterator[Refusal]:
-        words = list(words)
         runner = ""
-        while words:
+        while True:
             words = yield from self._assigned(words)
             while words and words[0].text[:1] == "-":  # `time -p`
                 words = words[1:]
@@ -353,41 +313,36 @@ class _Commands:
             if word.made or (runner and word.is_open):
                 what = f"a command for {runner}" if runner else "in a substitution that is a command"
                 yield from _as_argument(word.values, what, "write the command out")
-            if is_computed(word):
+            if programs.is_computed(word):
                 hint = "write the name out, or pass the value by `env`"
                 yield from _as_argument(_values_in(args), "an argument of a program whose name is computed", hint)
                 return
-            if name not in RUNNERS or not (words := find_started(name, args)):
-                break
-            runner = name
+            if name not in RUNNERS:
+                yield from self._of_program(name, args)
+                return
+            runner, words = name, find_started(name, args)
             yield from self._of_runner(name, args, words)
-        else:
-            return
-        if name in RUNNERS:
-            yield from self._of_runner(name, args, [])
-        else:
-            yield from self._of_program(name, args)
 
-    def _assigned(self, words: list[Word]) -> Generator[Refusal, None, list[Word]]:
+    def _assigned(self, words: Sequence[Word]) -> Generator[Refusal, None, Sequence[Word]]:
         """Yield refusals in the assignments before a command, and return the command."""
         while words and (found := ASSIGNED.match(words[0].text)) is not None:
-            word = words.pop(0)
             if found["name"] in _COMPUTED_NAMES:
-                yield from _in_arithmetic(word.values, f"{found['name']}=")
+                yield from _in_arithmetic(words[0].values, f"{found['name']}=")
             elif self._is_special(found["name"]):
-                yield from (_refuse_in_variable(value, found["name"]) for value in word.values)
+                yield from _in_variable(words[0].values, found["name"])
+            words = words[1:]
         return words
 
     def _of_runner(self, name: str, words: Sequence[Word], started: Sequence[Word]) -> Iterator[Refusal]:
         runner = RUNNERS[name]
         if name == "command" and options_of(words[:1]) & set("vV"):
             return  # it only looks the program up
-        options, values, rest = split_words(words, runner.valued)
-        behind, _, _ = split_words(rest[runner.operands :], runner.valued)  # `flock lock -c "…"`
+        options, values, rest = split_words(words, runner)
+        behind, _, _ = split_words(rest[runner.operands :], runner)  # `flock lock -c "…"`
         own = words[: len(words) - len(started)]
-        if any(is_code_option(option.text, runner.script) for option in options + behind if not option.is_open):
+        if any(programs.is_code_option(option.text, runner.code) for option in options + behind if not option.is_open):
             yield from _in_script(_values_in(words), name)
-        is_unclear = has_unclear_option(name, words)
+        is_unclear = programs.has_unclear_option(name, words)
         if is_unclear:
             hint = "write `--option=value`, or the short option"
             yield from _as_argument(_values_in(words), f"behind a long option of {name} without `=`", hint)
@@ -396,8 +351,7 @@ class _Commands:
         yield from self._assigned([word for word in own if ASSIGNED.match(word.text)])
         possible = range(len(started)) if is_unclear else range(1)
         if name == "xargs" and any(self._runs_input(options, values, started[number:]) for number in possible):
-            positions = [at for at, place in self._script.places.items() if place is not ValueContext.COMMENT]
-            yield from _in_script(positions, name, _BY_ENV)
+            yield from _in_script(self._everything, name, _BY_ENV)
 
     def _runs_input(self, options: list[Word], values: list[tuple[str, Word]], started: Sequence[Word]) -> bool:
         """Return whether the command of xargs would run the words that xargs adds to it."""
@@ -406,18 +360,18 @@ class _Commands:
         places += [option.text[10:] or "{}" for option in options if option.text.startswith("--replace")]
         places += [value.text for option, value in values if option.endswith("I")]
         place = places[-1] if places else ""
-        words = [
-            replace(word, text=word.text.replace(place, MARK_START), marks=[unknown])
-            if place and place in word.text
-            else word
-            for word in started
-        ]
-        words += [] if place else [Word(MARK_START, [unknown])]
+        if place:
+            words = [
+                replace(word, text=word.text.replace(place, MARK_START), marks=[unknown])
+                if place in word.text
+                else word
+                for word in started
+            ]
+        else:
+            words = [*started, Word(MARK_START, [unknown])]
         return any(refusal.position == unknown and refusal.is_error for refusal in self._in_words(words))
 
     def _of_program(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-        if name in ("for", "case", "select", "function"):
-            return
         if name in _EVALUATING:
             yield from _in_script(_values_in(words), f"`{name}`", _BY_ENV)
         elif name in _DECLARING:
@@ -426,34 +380,33 @@ class _Commands:
             yield from _tested(name, words)
         elif name in (".", "source"):
             yield from _in_script([value for word in words[:1] for value in word.made], name)
-        elif (reading := read_ssh(words) if name == "ssh" else read_interpreter(name, words)) is not None:
+        elif (reading := programs.read_ssh(words) if name == "ssh" else read_interpreter(name, words)) is not None:
             program = "the shell of the other host" if name == "ssh" else name
             hint = "pass it by `env`, or a file by `<`" if name == "perl" and reading.rest else _BESIDE
             yield from _in_script(_values_in(reading.code), program, hint)
             if not reading.code:
                 yield from _in_script([value for word in reading.rest[:1] for value in word.made], program)
             hint = "put `--` before it, if it is no option"
-            yield from _as_argument(_values_in(filter(may_run, reading.options)), f"an option of {name}", hint)
-        elif name not in _SPEAKING:
+            yield from _as_argument(_values_in(filter(programs.may_run, reading.options)), f"an option of {name}", hint)
+        elif name not in _SAFE | _GRAMMAR:
             yield from self._of_other(name, words)
 
     def _of_other(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-        """Yield refusals in the words of a program that is not known to run its arguments."""
+        """Yield refusals and warnings in the words of a program that is not known to run its arguments."""
         for number, word in enumerate(words):
             behind = words[number + 1 :]
             if name == "find" and word.text in ("-exec", "-execdir", "-ok", "-okdir"):
                 yield from self._in_words([Word("env"), Word("--"), *behind])
             elif name not in _SEARCHING and (reading := read_interpreter(program_of(word), behind)) is not None:
                 yield from _in_script(_values_in(reading.code), word.text)  # `wrapper bash -c "…"`
-            elif name in CONTAINERS:
-                option = _ENV_OPTION.match(word.text)
-                found = ASSIGNED.match(word.text, option.end() if option is not None else 0)
+            elif name in programs.CONTAINERS and (option := _ENV_OPTION.match(word.text)) is not None:
+                found = ASSIGNED.match(word.text, option.end())
                 if found is not None and self._is_special(found["name"]):
-                    yield from (_refuse_in_variable(value, found["name"]) for value in word.values)
-        if name in ("sed", "gsed", "make", "gmake"):
-            what = f"a value stands in an argument of {name}, which may run what is in it"
+                    yield from _in_variable(word.values, found["name"])
+        if name in programs.SCRIPT_FILE_PROGRAMS:
+            message = f"a value is used in an argument of {name}, which may run it"
             hint = "escape it, or use a program that takes it as data"
-            yield from (Refusal(value, what, hint, False) for value in _values_in(words))
+            yield from (Refusal(value, message, hint, False) for value in _values_in(words))
             return
         before = ""
         for word in words:
@@ -474,7 +427,7 @@ class _Commands:
         yield from self._assigned([word for word in words if ASSIGNED.match(word.text)])
 
 
-def _program(command: Command) -> tuple[str, Sequence[Word]]:
+def _program(command: SimpleCommand) -> tuple[str, Sequence[Word]]:
     """Return the program that a command starts in the end, and its arguments."""
     words: Sequence[Word] = command.words
     while words:
@@ -487,22 +440,20 @@ def _program(command: Command) -> tuple[str, Sequence[Word]]:
     return "", words
 
 
-def _may_compute(words: Sequence[Word]) -> bool:
-    """Return whether `declare` with these words makes a variable a number or a reference."""
-    return bool(options_of(words) & set("in")) or any(word.text[:1] == "$" for word in words)
+def _may_make_array(command: SimpleCommand) -> bool:
+    """Return whether a command may be `a[0]=x`, `mapfile a`, `read -a` or `declare -A`."""
+    text = " ".join(word.text for word in command.words)
+    return re.match(r"\w+\[|.*\b(?:mapfile|readarray)\b|.* -\w*[aA]", text, re.DOTALL) is not None
 
 
 def _tested(name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-    texts = [word.text for word in words]
     if name == "printf" and len(words) > 1 and words[0].is_open:
         yield from _in_arithmetic(words[0].values, "the format of `printf`", "write `printf '%s'` before it")
-    for number, word in enumerate(words):
-        before = texts[number - 1] if number else ""
-        behind = texts[number + 1] if number + 1 < len(texts) else ""
-        if before == "-v" or (name == "printf" and word.text.startswith("-v")):
+    for before, word, behind in zip([Word(), *words], words, [*words[1:], Word()], strict=False):
+        if before.text == "-v" or (name == "printf" and word.text.startswith("-v")):
             yield from _in_arithmetic(word.values, f"`{name} -v`")
-        elif name == "[[" and (before in _COMPARISONS or behind in _COMPARISONS):
+        elif name == "[[" and {before.text, behind.text} & _COMPARISONS:
             yield from _in_arithmetic(word.values, "a comparison of numbers in [[…]]", "compare it with `[ … ]`")
-        elif name in ("test", "[") and number and words[number - 1].values and word.values:
+        elif name in ("test", "[") and before.values and word.values:
             # The first may be `-v`.
             yield from _in_arithmetic(word.values, f"`{name}` behind another value", "write an operator between them")
