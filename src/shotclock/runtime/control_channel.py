@@ -1,70 +1,67 @@
-"""The control channel of a process: a socket by which others of the same user see its running calls, extend them and
-wind them down, and by which a command asks for overtime for its own call.
+"""The control channel of a process: a socket through which other processes of the same user list its running calls,
+extend them and wind them down, and through which a command requests overtime for its own call.
 
-One line of JSON is a request, one line is the answer; every read and write is bounded in size and time. The socket lies
-in a private directory beside the store, under a name that follows from the identity of its process, so whoever knows
-who holds a run or a job finds it. What a command is given to ask with lets it speak for that one call only.
+A request is one line of JSON, and so is the answer; every read and write is bounded in size and time. The socket is in
+a private directory beside the store. Its name contains the identity of its process, so the process that holds a run or
+a job can be found. The address given to a command is valid for its own call only.
 
 docs/design.md: R53.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
+import hmac
 import itertools
 import json
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.clocks import NS_PER_MS, ProcessIdentity, WallTime
 from ..core.errors import Failure
 from ..process import kernel, private_socket
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import this_process
+from ..store.home import state_home
+from . import control
 from .call import Call
 
-if TYPE_CHECKING:
-    import asyncio
-
 FOLDER = "control"
-# A request is a name and some numbers; whoever sends more is not one of ours.
+# A request is a name and some numbers; more is not from us.
 MOST_BYTES = 64 * 1024
 MOST_AT_ONCE = 64
-# Where there is no loop to time them: whoever comes after these takes the place of the first.
-MOST_SILENT = 8
 # An answer lists the running calls of a process.
 MOST_ANSWERED = 8 * 1024 * 1024
 MOST_LISTED = 1000
-# Whoever connects and says nothing, or takes no answer, runs these out.
+# Exhausted by a client that sends nothing, or that does not read its answer.
 READ_LIMIT_S = 2.0
 WRITE_LIMIT_S = 2.0
-# What a caller waits for an answer that needs nobody else. A process that is stopped, or whose loop is blocked, runs
-# it out.
+# How long a client waits for an answer; a stopped process or a blocked loop exhausts it.
 ANSWER_LIMIT_S = 5.0
-# In addition to what an observer may take, where a command asks for overtime.
-OVERTIME_MARGIN_S = 5.0
 
 _numbers = itertools.count()
 
 runs: dict[str, Call] = {}
-"""The running calls that are whole runs or jobs, by the id that the store has for them."""
+"""The running calls that are whole runs or jobs, by their id in the store."""
 
 
 class ControlChannel:
     """The listening end. It lives on the loop that opens it; closing it removes the socket."""
 
     def __init__(self, home: Path, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen in the directory of this store. Raises OSError and Failure where that cannot be."""
+        """Listen in the directory of this store. Raises OSError and Failure."""
         self._loop = loop
         self._key = os.urandom(32)
         self._serving: set[asyncio.Task[None]] = set()
-        self._listener, self._path = listen(home)
+        self._listener, self._path = _listen(home)
         loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stop listening. Requests that are being answered are cut off."""
+        """Stop listening. Requests in progress are cut off."""
         if self._listener.fileno() < 0:
             return
         if not self._loop.is_closed():
@@ -76,12 +73,10 @@ class ControlChannel:
             task.cancel()
 
     def overtime_address(self, call: Call) -> str:
-        """Return what a command of this call asks for overtime with: it speaks for this call, and for no other."""
+        """Return the address with which a command requests overtime. It is valid for this call only."""
         return f"{call.request_id}:{self._sign(call.request_id)}:{self._path}"
 
     def _sign(self, request_id: str) -> str:
-        import hashlib
-
         return hashlib.blake2b(request_id.encode(), key=self._key, digest_size=16).hexdigest()
 
     # --- requests -------------------------------------------------------------------------------------------
@@ -98,17 +93,12 @@ class ControlChannel:
         task.add_done_callback(self._serving.discard)
 
     async def _serve(self, connection: socket.socket, pid: int) -> None:
-        import asyncio
-
-        with connection:
-            try:
-                async with asyncio.timeout(READ_LIMIT_S):
-                    request = await self._read(connection)
-                answer = await self._answer(request, pid)
-                async with asyncio.timeout(WRITE_LIMIT_S):
-                    await self._loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
-            except (OSError, TimeoutError):  # it has left, or said nothing
-                return
+        with connection, contextlib.suppress(OSError, TimeoutError):  # the client has left, or sent nothing
+            async with asyncio.timeout(READ_LIMIT_S):
+                request = await self._read(connection)
+            answer = await self._answer(request, pid)
+            async with asyncio.timeout(WRITE_LIMIT_S):
+                await self._loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
 
     async def _read(self, connection: socket.socket) -> object:
         read = b""
@@ -137,23 +127,19 @@ class ControlChannel:
             case "list":
                 return {"calls": list_calls()}
             case "overtime":
-                return await self._ask_for_overtime(request)
+                return await self._request_overtime(request)
             case "extend":
                 if kernel.is_below(pid, os.getpid()):
-                    raise Failure("NOT_ALLOWED", "work cannot extend itself: ask with `shotclock overtime`")
+                    raise Failure("NOT_ALLOWED", "work cannot extend itself: request it with `shotclock overtime`")
                 return await extend(find_calls(request), int(request["by_ms"]), str(request["who"])[:100])
             case "stop":
                 within_ms = request.get("within_ms")
                 reason = str(request.get("reason") or "")[:500]
                 who = str(request["who"])[:100]
                 return await wind_down(find_calls(request), who, reason, None if within_ms is None else int(within_ms))
-        raise Failure("ARG_ERROR", f"{request['do']!r:.40} cannot be done here")
+        raise Failure("ARG_ERROR", f"{request['do']!r:.40} is not a request of this channel")
 
-    async def _ask_for_overtime(self, request: dict[str, Any]) -> dict[str, object]:
-        import hmac
-
-        from . import control  # brings in asyncio, which `exec` does without
-
+    async def _request_overtime(self, request: dict[str, Any]) -> dict[str, object]:
         request_id, by_ms = str(request["request_id"]), int(request["by_ms"])
         if not hmac.compare_digest(self._sign(request_id), str(request["token"])):
             raise Failure("NOT_ALLOWED", "this is not the token of that call")
@@ -163,50 +149,44 @@ class ControlChannel:
         before = 0 if call.overtime is None else len(call.overtime.requests)
         granted_ms = await control.request_overtime(call, max(0, by_ms), str(request["reason"])[:2000])
         made = [] if call.overtime is None else call.overtime.requests[before:]
-        told = next((each for each in reversed(made) if each.asked_by == "call"), None)
+        settled = next((each for each in reversed(made) if each.asked_by == "call"), None)
         bell = call.bound.bell
         return {
             "granted_ms": granted_ms,
-            "reason": "it is winding down" if told is None else told.reason,
-            "verdict": "declined" if told is None else told.verdict.value,
+            "reason": "it is winding down" if settled is None else settled.reason,
+            "verdict": "declined" if settled is None else settled.verdict.value,
             "remaining_ms": None if bell is None else bell.remaining_ms(monotonic_ns()),
         }
 
 
 def open_channel(home: Path | None) -> ControlChannel | None:
-    """Open the control channel of the loop that runs here, or return None where there can be none: no home, a disk that
-    is full. Nothing else depends on it."""
-    import asyncio
-
-    from ..store.home import state_home
-
+    """Open the control channel of the running loop. Return None without a home or with a full disk: nothing else
+    depends on the channel."""
     try:
         return ControlChannel(home or state_home(os.environ), asyncio.get_running_loop())
     except (OSError, Failure):
         return None
 
 
-# --- what is done with calls ----------------------------------------------------------------------------------
+# --- operations on calls --------------------------------------------------------------------------------------
 
 
 def list_calls() -> list[dict[str, object]]:
-    """Describe the running calls of this process, in the order of their beginning."""
-    from . import control  # brings in asyncio, which `exec` does without
-
+    """Describe the running calls of this process, oldest first."""
     ids = {call.request_id: name for name, call in runs.items()}
     return [describe_call(call, ids.get(call.request_id)) for call in list(control.live_calls.values())[:MOST_LISTED]]
 
 
 def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
-    """Return a running call as data: whose it is, and how its clocks stand."""
-    now_ns, bell, control = monotonic_ns(), call.bound.bell, call.control
+    """Return a running call and its limits as data."""
+    now_ns, bell, controlled = monotonic_ns(), call.bound.bell, call.control
     elapsed_ms = (now_ns - call.started_ns) // NS_PER_MS
     kind = "run" if call.name.startswith("run ") and call.operation is None else "command"
     if call.operation is not None:
         kind = "function"
     elif call.name.startswith("step "):
         kind = "step"
-    shown: dict[str, object] = {
+    described: dict[str, object] = {
         "request_id": call.request_id,
         "name": call.name,
         "kind": kind,
@@ -215,25 +195,22 @@ def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
         "elapsed_ms": elapsed_ms,
         "timeout_ms": call.bound.limit_ms,
         "remaining_ms": None if bell is None else bell.remaining_ms(now_ns),
-        "soft_ms": None if control is None else control.soft_remaining_ms(now_ns),
+        "soft_ms": None if controlled is None else controlled.soft_remaining_ms(now_ns),
         "overtime": None if call.overtime is None else call.overtime.as_meta(),
         "winding_down": None,
-        "progress": None if control is None or not control.progress else control.progress[-1],
+        "progress": None if controlled is None or not controlled.progress else controlled.progress[-1],
     }
     if run_id is not None:
-        shown["run_id"] = run_id
-    if call.winding_down is not None:
-        asked = call.winding_down
-        left_ms = max(0, asked.until_ns - now_ns) // NS_PER_MS
-        shown["winding_down"] = {"by": asked.by, "reason": asked.reason, "remaining_ms": left_ms}
-    return shown
+        described["run_id"] = run_id
+    if (stop := call.winding_down) is not None:
+        left_ms = max(0, stop.until_ns - now_ns) // NS_PER_MS
+        described["winding_down"] = {"by": stop.by, "reason": stop.reason, "remaining_ms": left_ms}
+    return described
 
 
 def find_calls(request: dict[str, Any]) -> list[Call]:
-    """Return the calls that a request names: one by its id, a whole run or job, or what runs of one of its steps.
-    Raises Failure where they do not run here."""
-    from . import control  # brings in asyncio, which `exec` does without
-
+    """Return the calls that a request names: a call by its id, a run or job, or the current tries of one of its steps.
+    Raises Failure if they do not run here."""
     if (request_id := request.get("request_id")) is not None:
         call = control.live_calls.get(str(request_id))
         if call is None:
@@ -249,20 +226,18 @@ def find_calls(request: dict[str, Any]) -> list[Call]:
         raise Failure("CALL_NOT_FOUND", f"{run_id[:80]!r} is not running here any more")
     if step is None:
         return [run]
-    tries = [call for call in control.calls_inside(run) if call.inside_of is run and call.name == f"step {step}"]
+    tries = [call for call in control.calls_made_by(run) if call.name == f"step {step}"]
     if not tries:
         raise Failure("CALL_NOT_FOUND", f"step {str(step)[:80]!r} of {run_id[:80]!r} is not running now")
     return tries
 
 
 async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:
-    """Give running calls more time on a person's word. Raises Failure where none of them can have any."""
-    from . import control  # brings in asyncio, which `exec` does without
-
+    """Extend running calls on an operator's word. Raises Failure if none of them can be extended."""
     extended, refused = [], None
     for call in calls:
         try:
-            request = await control.act_on(call, lambda control: control.extend(by_ms, who))
+            request = await control.act_on(call, lambda controlled: controlled.extend(by_ms, who))
             extended.append(describe_call(call) | {"granted_ms": request.granted_ms})
         except Failure as failure:
             refused = failure
@@ -272,25 +247,24 @@ async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:
 
 
 async def wind_down(calls: list[Call], who: str, reason: str, within_ms: int | None = None) -> dict[str, object]:
-    """Ask running calls, and all that was made inside them, to end by themselves. Raises Failure where all of them
-    were asked before."""
-    from . import control  # brings in asyncio, which `exec` does without
-
-    told = [call for call in calls if call.winding_down is None]
-    if calls and not told:
+    """Wind down running calls and all calls inside them. Raises Failure if all of them are winding down already."""
+    stopping = [call for call in calls if call.winding_down is None]
+    if calls and not stopping:
         raise Failure("NOT_EXTENDABLE", f"{calls[0].name} is winding down already")
     why = reason or f"asked to stop by {who}"
-    for call in told:
-        await control.act_on(call, lambda control: control.wind_down(who, why, within_ms))
-    return {"stopping": [describe_call(call) for call in told]}
+    for call in stopping:
+        await control.act_on(call, lambda controlled: controlled.wind_down(who, why, within_ms))
+    return {"stopping": [describe_call(call) for call in stopping]}
 
 
-# --- the other end --------------------------------------------------------------------------------------------
+# --- the client -----------------------------------------------------------------------------------------------
 
 
 def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
-    """Send a request to a process, and return what it answers. Blocks, bounded. Raises Failure: what it refuses,
-    CALL_NOT_FOUND where nobody listens there, TIMEOUT where it does not answer."""
+    """Send a request to a process and return its answer. Blocks, bounded.
+
+    Raises Failure: the refusal of the process, CALL_NOT_FOUND if no process listens there, TIMEOUT if it is silent.
+    """
     until_ns = monotonic_ns() + int(within_s * 1e9)
     try:
         with private_socket.connect(path, within_s) as connection:
@@ -320,7 +294,7 @@ def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: floa
 def ask_holder(
     home: Path, holder: ProcessIdentity, request: dict[str, object], within_s: float = ANSWER_LIMIT_S
 ) -> dict[str, Any]:
-    """Send a request to the process that has a run or a job. Blocks, bounded. Raises Failure, in plain words where that
+    """Send a request to the process that holds a run or a job. Blocks, bounded. Raises Failure, with the reason if that
     process cannot be reached from here."""
     me = this_process()
     if holder.boot_id != me.boot_id or holder.host != me.host:
@@ -330,7 +304,7 @@ def ask_holder(
     if not kernel.is_alive(holder):
         raise Failure("CALL_NOT_FOUND", f"its process {holder.pid} is gone")
     refused: Failure | None = None
-    for path in sorted((home / FOLDER).glob(f"{stem_of(holder)}-*")):
+    for path in sorted((home / FOLDER).glob(f"{_stem_of(holder)}-*")):
         try:
             return ask(path, request, within_s)
         except Failure as failure:
@@ -340,10 +314,10 @@ def ask_holder(
     raise refused or Failure("CALL_NOT_FOUND", f"its process {holder.pid} cannot be reached: it has no control socket")
 
 
-# --- sockets --------------------------------------------------------------------------------------------------
+# --- the socket file ------------------------------------------------------------------------------------------
 
 
-def listen(home: Path) -> tuple[socket.socket, Path]:
+def _listen(home: Path) -> tuple[socket.socket, Path]:
     """Return a socket of this process that listens in the directory of a store, and its path. Raises OSError and
     Failure."""
     folder = home / FOLDER
@@ -352,18 +326,18 @@ def listen(home: Path) -> tuple[socket.socket, Path]:
         with contextlib.suppress(FileExistsError):
             os.mkdir(each, 0o700)
     _remove_stale(folder)
-    path = folder / f"{stem_of(this_process())}-{next(_numbers):x}"
+    path = folder / f"{_stem_of(this_process())}-{next(_numbers):x}"
     return private_socket.listen(path, MOST_AT_ONCE), path
 
 
-def stem_of(process: ProcessIdentity) -> str:
+def _stem_of(process: ProcessIdentity) -> str:
     namespace = "".join(letter for letter in process.namespace if letter.isdecimal())
     return f"{process.pid}-{process.started}-{namespace or 0}"
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove the sockets of processes that were killed. Those of other pid namespaces cannot be judged from here."""
-    namespace = stem_of(this_process()).rpartition("-")[2]
+    """Remove the sockets of killed processes. Those of other pid namespaces cannot be judged from here."""
+    namespace = _stem_of(this_process()).rpartition("-")[2]
     for name in os.listdir(folder):
         pid, _, rest = name.partition("-")
         started, _, rest = rest.partition("-")
