@@ -368,24 +368,21 @@ def test_a_module_is_found_in_the_current_directory_and_missed_elsewhere(
     assert (error["code"], "mine_nowhere" in error["message"]) == ("TARGET_NOT_FOUND", True)
 
 
-@pytest.mark.parametrize(
-    ("words", "fields"),
-    [
-        (["t.py", "--http", "0.0.0.0:80"], ["http"]),
-        (["t.py", "--http", "example.com:80"], ["http"]),
-        (["t.py", "--http", "8000"], ["http"]),
-        (["t.py", "--http", "127.0.0.1:99999"], ["http"]),
-        (["t.py", "--http", "", "--operation-timeout", "soon"], ["http", "operation-timeout"]),
-        (["t.py", "--operation-timeout", "1s", "--operation-timeout-ms", "5"], ["operation-timeout"]),
-        (["t.py", "--operation-timeout-ms", "-5"], ["operation-timeout-ms"]),
-    ],
-)
 def test_options_that_make_no_sense_are_refused_together(
-    words: list[str], fields: list[str], shotclock: Any, validate_envelope: Any
+    shotclock: Any, validate_envelope: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = refusal(shotclock, validate_envelope, *words)
-    assert error["code"] == "ARG_ERROR"
-    assert [mistake["field"] for mistake in error["errors"]] == fields
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path))
+    for words, fields in (
+        (["--http", "0.0.0.0:80"], ["http"]),
+        (["--http", "example.com:80"], ["http"]),
+        (["--http", "8000"], ["http"]),
+        (["--http", "127.0.0.1:99999"], ["http"]),
+        (["--http", "", "--operation-timeout", "soon"], ["http", "operation-timeout"]),
+        (["--operation-timeout", "1s", "--operation-timeout-ms", "5"], ["operation-timeout"]),
+        (["--operation-timeout-ms", "-5"], ["operation-timeout-ms"]),
+    ):
+        error = refusal(shotclock, validate_envelope, "t.py", *words)
+        assert (error["code"], [mistake["field"] for mistake in error["errors"]]) == ("ARG_ERROR", fields), words
 
 
 def test_a_port_that_is_taken_is_refused_at_once(shotclock: Any, validate_envelope: Any) -> None:

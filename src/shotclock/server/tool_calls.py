@@ -1,17 +1,15 @@
-"""One `tools/call`: read it as a request, have it carried out under the server's own backstop, show the envelope.
+"""One `tools/call`: read it as a request, run it under the backstop of the server, and render its envelope.
 
     client ── tools/call ── ToolCallMiddleware ── dispatcher ── runtime ── worker | host process
                              │
-                             └ backstop: answers when it rings, whatever becomes of the rest
+                             └ backstop: answers when it fires, whatever the rest does
 
-The middleware stands before the SDK's own checks, because bad arguments are answered with an envelope like everything
-else, and behind it the SDK would read a result again that we have just made.
+The middleware comes before the SDK's own checks, so that bad arguments are answered with an envelope as well.
+
+A caller gives its remaining time and the options of this call in `_meta`, under prefixed names. A remaining time that
+cannot be read is ignored with a warning, since it is only a hint; an option that cannot be read is refused.
 
 docs/design.md: R27.
-
-Beside the arguments a caller says in the request's `_meta` how much time it has, and options of this one call. Names
-are prefixed as the protocol asks of vendors. What is left of the caller's time is only a hint to us, so one that
-cannot be read is passed over with a warning; an option that cannot be read is refused, because it was meant.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import base64
 import difflib
 import re
 from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -46,13 +44,12 @@ from .client_messages import ProgressReports, ask_while_waiting, decider_at, inp
 from .tools import (
     CHECK,
     CONTROLS,
-    JOB_ACTIONS,
     JOB_TOOL,
     JUSTIFICATION,
+    OWN_TOOLS,
     PROPOSE,
     WITHDRAW,
-    Controlling,
-    Proposing,
+    OwnTools,
     headers_matter,
     mistakes_in,
     takes_justification,
@@ -65,13 +62,13 @@ BUDGET = "shotclock.dev/budgetMs"
 IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
 PROGRESS_TOKEN = "progressToken"
 
-# About three years. Larger ones overflow timers somewhere on their way, and nobody waits that long.
+# About three years. Longer times overflow timers.
 LONGEST_MS = 100_000_000_000
 LONGEST_KEY = 256
 
 
 class RequestMeta(NamedTuple):
-    """What a request says in its `_meta`."""
+    """The keys of a request's `_meta`."""
 
     remaining_ms: int | None = None
     timeout_ms: int | None = None
@@ -79,54 +76,44 @@ class RequestMeta(NamedTuple):
     idempotency_key: str | None = None
     wants_progress: bool = False
     unreadable: str | None = None
-    """Why the remaining time was passed over, if it was."""
+    """Why the remaining time was ignored, if it was."""
     mistakes: tuple[dict[str, str], ...] = ()
-
-
-NOTHING_SAID = RequestMeta()
 
 
 def read_request_meta(meta: Mapping[str, Any] | None) -> RequestMeta:
     if not meta:
-        return NOTHING_SAID
+        return RequestMeta()
     mistakes: list[dict[str, str]] = []
     remaining_ms, unreadable = meta.get(REMAINING), None
     if remaining_ms is not None and not _is_duration(remaining_ms):
         unreadable = f"_meta[{REMAINING!r}] is not a whole number of milliseconds: {repr(remaining_ms)[:40]}"
         remaining_ms = None
-    limits: dict[str, int | None] = {}
+    limits: list[int | None] = []
     for name in (TIMEOUT, BUDGET):
-        limits[name] = limit = meta.get(name)
+        limit = meta.get(name)
         if limit is not None and not _is_duration(limit):
-            limits[name] = None
             mistakes.append({"field": f"_meta.{name}", "message": "must be a whole number of milliseconds, 0 or more"})
-            limits[name] = None
+            limit = None
+        limits.append(limit)
     key = meta.get(IDEMPOTENCY_KEY)
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
         message = f"must be a string of 1 to {LONGEST_KEY} characters"
         mistakes.append({"field": f"_meta.{IDEMPOTENCY_KEY}", "message": message})
-    return RequestMeta(
-        remaining_ms,
-        limits[TIMEOUT],
-        limits[BUDGET],
-        key,
-        meta.get(PROGRESS_TOKEN) is not None,
-        unreadable,
-        tuple(mistakes),
-    )
+    wants_progress = meta.get(PROGRESS_TOKEN) is not None
+    return RequestMeta(remaining_ms, limits[0], limits[1], key, wants_progress, unreadable, tuple(mistakes))
 
 
 def _is_duration(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS
 
 
-# Once the backstop has rung, how long the answer waits to be able to say that the work is gone: its grace, up to a
-# bound, and then this. It comes anyway.
+# After the backstop has fired, the answer waits for the work to be gone: for its grace, up to the first, and then the
+# second.
 LONGEST_GRACE_MS = 5_000
 STOPPED_WITHIN_S = 0.5
-# The SDK's readers give up on JSON nested deeper than about 200; an answer they drop is an answer that never came.
+# The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
 MOST_NESTED = 100
-# As JSON. It is put into its message twice, and while that is done nobody else is served; no model reads that much.
+# As JSON. It is put into its message twice, and meanwhile the loop serves no other call.
 LONGEST_RESULT = 8 * 1024 * 1024
 BACKSTOP = "OPERATION_TIMEOUT"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
@@ -136,14 +123,14 @@ _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 
 @record
 class CallCounts:
-    """What an operator wants to know about the calls of this server."""
+    """Numbers about the calls of a server, for its operator."""
 
     calls: int = 0
     in_flight: int = 0
     cancelled: int = 0
     backstop: int = 0
     late: int = 0
-    """Results that came after the backstop had answered, and were thrown away."""
+    """Results that were dropped because the backstop had answered."""
 
 
 class ToolRequest(NamedTuple):
@@ -157,7 +144,7 @@ class ToolRequest(NamedTuple):
 
 
 class ToolCallMiddleware:
-    """Middleware of the SDK's server: takes in every `tools/call` of every connection."""
+    """Middleware of the SDK's server for every `tools/call` of every connection."""
 
     def __init__(
         self,
@@ -173,24 +160,17 @@ class ToolCallMiddleware:
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
-        # Those that are ours, and not a command's of the same name.
-        self._ours = {
-            name
-            for name in (JOB_TOOL, PROPOSE, CHECK, WITHDRAW, *CONTROLS)
-            if name in tools and name not in self._specs
-        }
-        self._controlling = Controlling(dispatcher)
-        self._proposing = Proposing(dispatcher) if self._ours - {JOB_TOOL, *CONTROLS} else None
+        self._own = {name for name in OWN_TOOLS if name in tools and name not in self._specs}
+        self._own_tools = OwnTools(dispatcher, self._own)
         self._left: set[asyncio.Task[Envelope]] = set()
         self._stopped_by: str | None = None
-        # One for each call that may wait for a person or a job: a future that all of them share would be looked through
-        # by each that ends.
+        # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
         self._idle: asyncio.Event | None = None
         self.counts = CallCounts()
 
     def stop(self, signal_name: str) -> None:
-        """Answer those who wait for what is not done here: a person, or a job. What they wait for goes on.
+        """Answer the calls that wait for a person or a job, which are not affected.
 
         Calls that run here are stopped, and answered, by the runtime.
         """
@@ -202,7 +182,7 @@ class ToolCallMiddleware:
     async def until_idle(self) -> None:
         if self.counts.in_flight:
             self._idle = asyncio.Event()
-            await self._idle.wait()  # bounded by whoever asks
+            await self._idle.wait()  # bounded by the caller
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
         if ctx.method != "tools/call" or ctx.request_id is None:
@@ -212,21 +192,21 @@ class ToolCallMiddleware:
         if not isinstance(name, str) or not isinstance(meta, dict | None):
             raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
         if name not in self._tools and (spec := self._dispatcher.catalogue.find(name)) is not None and spec.on_mcp:
-            name = spec.name  # spelt otherwise, as on the command line
-        # The request's own task: everything that is done for it stands below whoever sent it.
+            name = spec.name  # in another spelling, as on the command line
+        # In the request's own task: everything that is done for it belongs below its sender.
         current_scope.set(Scope(self._dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
         self.counts.calls += 1
         self.counts.in_flight += 1
         request_meta = read_request_meta(meta)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
-        asked = ToolRequest(name, params.get("arguments"), request_meta, progress, _principal_at(ctx.request))
+        request = ToolRequest(name, params.get("arguments"), request_meta, progress, _principal_at(ctx.request))
         try:
             may_ask = self._dispatcher.catalogue.elicitation and self._may_ask(name)
-            decider = decider_at(ctx, asked.principal) if may_ask else None
+            decider = decider_at(ctx, request.principal) if may_ask else None
             if decider is None:
-                envelope = await self._carry_out(asked)
+                envelope = await self._carry_out(request)
             else:
-                elicited = await self._elicit(ctx, asked, decider)
+                elicited = await self._elicit(ctx, request, decider)
                 if not isinstance(elicited, Envelope):
                     return elicited
                 envelope = elicited
@@ -254,41 +234,39 @@ class ToolCallMiddleware:
     def _may_ask(self, name: str) -> bool:
         """Return whether a person may have to decide something about this call."""
         spec = self._specs.get(name)
-        return spec.approval is not None if spec is not None else name == PROPOSE and name in self._ours
+        return spec.approval is not None if spec is not None else name == PROPOSE and name in self._own
 
     async def _elicit(
-        self, ctx: ServerRequestContext[Any, Any], asked: ToolRequest, decider: Principal
+        self, ctx: ServerRequestContext[Any, Any], request: ToolRequest, decider: Principal
     ) -> Envelope | dict[str, Any]:
-        """Carry out a call of a client that can ask its own person. Return a mapping where it has to ask first, and
-        then call again."""
+        """Carry out a call of a client that can ask its own person. Returns a mapping where it has to ask first."""
         is_modern = ctx.protocol_version in MODERN
         try:
             inbox = self._dispatcher.inbox()
             responses = (ctx.params or {}).get("inputResponses")
-            answered = await take_answers(responses, inbox, asked.principal, decider) if is_modern else set()
-            at_once = asked._replace(meta=asked.meta._replace(budget_ms=0))
-            if asked.name == PROPOSE and isinstance(asked.arguments, dict):
-                at_once = at_once._replace(arguments={**asked.arguments, "wait_ms": 0})
+            answered = await take_answers(responses, inbox, request.principal, decider) if is_modern else set()
+            at_once = request._replace(meta=request.meta._replace(budget_ms=0))
+            if request.name == PROPOSE and isinstance(request.arguments, dict):
+                at_once = at_once._replace(arguments={**request.arguments, "wait_ms": 0})
             envelope = await self._carry_out(at_once)
             if envelope.code != "INCOMPLETE":
                 return envelope
             data = envelope.data if isinstance(envelope.data, dict) else {}
             proposal = await inbox.get(str(data.get("proposal_id"))) if data.get("status") == "pending" else None
         except Failure as failure:  # the store cannot be used
-            return await self._carry_out(asked, outcome_of_error(failure))
+            return await self._carry_out(request, outcome_of_error(failure))
         if proposal is None or proposal.id in answered or not may_answer(proposal, decider):
-            return await self._carry_out(asked)
+            return await self._carry_out(request)
         if is_modern:
             return {**input_required(proposal), "_meta": {SERVER_INFO_META_KEY: self._server_info}}
         asking = asyncio.ensure_future(ask_while_waiting(ctx, proposal, inbox, decider))
         try:
-            return await self._carry_out(asked)
+            return await self._carry_out(request)
         finally:
             asking.cancel()
 
     def _trace(self, request: object, meta: Mapping[str, Any] | None) -> TraceContext:
-        """Return where the request says its sender stands in a trace, else the server's own starter, else the
-        beginning."""
+        """Return the trace of the request's sender, else that of the server's starter, else a new one."""
         for carrier in (meta, getattr(request, "headers", None)):
             if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
                 return trace
@@ -296,29 +274,22 @@ class ToolCallMiddleware:
         return ours if ours.span_id else new_trace()
 
     async def _carry_out(self, asked: ToolRequest, refusal: Outcome | None = None) -> Envelope:
-        """Begin the call that is asked for, have it carried out, and answer it in time."""
+        """Begin a call, carry it out, and answer it in time."""
         request, dispatcher = self._read(asked, refusal), self._dispatcher
+        is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
-        if request.name not in self._ours or request.refusal is not None:
+        if is_own:
+            call = self._own_tools.begin(request)
+            work = dispatcher.runtime.conclude(call, self._own_tools.perform(call, request))
+        else:
             call = dispatcher.begin(request)
             work = dispatcher.carry_out(call)
-        elif request.name == JOB_TOOL:
-            action, job_id = str(request.arguments["action"]), cast("str | None", request.arguments.get("job_id"))
-            call = dispatcher.begin_job_command(action, request.parent)
-            work = dispatcher.runtime.conclude(call, dispatcher.run_job_command(call, action, job_id, request))
-        elif request.name in CONTROLS:
-            call = self._controlling.begin(request.name, request.parent)
-            work = dispatcher.runtime.conclude(call, self._controlling.perform(call, request))
-        else:
-            assert self._proposing is not None
-            call = self._proposing.begin(request.name, request.parent)
-            work = dispatcher.runtime.conclude(call, self._proposing.perform(call, request))
-        # What is cancelled of a tool of ours has done what it could: no guard stands before its work.
-        call.has_begun = request.name in self._ours and request.refusal is None
+        # A cancelled tool of the server has done what it could: no guard comes before its work.
+        call.has_begun = is_own
         return _name_tools(await self._back(call, work, request.stop))
 
     def _read(self, asked: ToolRequest, refusal: Outcome | None) -> CallRequest:
-        """Read what a client asks for. What cannot be read or done is the refusal of the request."""
+        """Read the request of a client. A request that cannot be read or done carries its refusal."""
         name, meta, given = asked.name, asked.meta, asked.arguments
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
         arguments: dict[str, Any] = given if isinstance(given, dict) else {}
@@ -341,8 +312,8 @@ class ToolCallMiddleware:
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
             request.refusal = Outcome(Ending.NOT_STARTED, problem)
             return request
-        if name in self._ours and isinstance(given, dict | None):
-            mistakes += _job_mistakes(arguments) if name == JOB_TOOL else mistakes_in(name, arguments)
+        if name in self._own and isinstance(given, dict | None):
+            mistakes += mistakes_in(name, arguments)
         if spec is not None and spec.approval is not None:
             justification = arguments.get(JUSTIFICATION, "")
             if isinstance(justification, str):
@@ -364,21 +335,21 @@ class ToolCallMiddleware:
         return request
 
     def _own_budget_ms(self, name: str, arguments: Mapping[str, Any], meta: RequestMeta) -> int | None:
-        """Return how long one of our own tools waits, as its arguments say."""
-        if name in CONTROLS:
+        """Return how long one of the server's own tools waits, by its arguments."""
+        if name in CONTROLS or (name == JOB_TOOL and arguments["action"] != "wait"):
             return None
-        if name == JOB_TOOL:
-            return self._budget_ms(arguments.get("wait_ms"), meta) if arguments["action"] == "wait" else None
-        assert self._proposing is not None
-        return self._budget_ms(arguments.get("wait_ms", self._proposing.budget_ms), meta)
+        default_ms = None if name == JOB_TOOL else self._own_tools.budget_ms
+        return self._budget_ms(arguments.get("wait_ms", default_ms), meta)
 
-    def _budget_ms(self, asked_ms: int | None, request_meta: RequestMeta) -> int:
-        """Return how long the caller of something that may outlive it waits: as it asked, and in time before the
-        backstop and its own deadline, which would end the work instead of letting it go on."""
-        limits = [DEFAULT_BUDGET_MS if asked_ms is None else asked_ms]
-        for others_ms in (self._limit_ms or None, request_meta.remaining_ms):
-            if others_ms is not None:
-                limits.append(others_ms * 8 // 10)
+    def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
+        """Return how long the caller of work that may outlive it waits.
+
+        Less than the backstop and the caller's own deadline, which would end the work instead of letting it continue.
+        """
+        limits = [DEFAULT_BUDGET_MS if wanted_ms is None else wanted_ms]
+        for limit_ms in (self._limit_ms or None, request_meta.remaining_ms):
+            if limit_ms is not None:
+                limits.append(limit_ms * 8 // 10)
         return min(limits)
 
     # --- the backstop -------------------------------------------------------------------------------------
@@ -386,11 +357,10 @@ class ToolCallMiddleware:
     async def _back(
         self, call: Call, work: Coroutine[Any, Any, Envelope], stop: asyncio.Future[str] | None
     ) -> Envelope:
-        """Wait for a call, and answer it when the backstop rings, whatever becomes of its work.
+        """Wait for a call, and answer it when the backstop fires, whatever its work does.
 
         The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
-        backstop waits for it. `stop` is what the work itself listens to; one of our own tools is cancelled instead."""
-        started_ns = call.started_ns
+        backstop waits for it. The work watches `stop`; one of the server's own tools is cancelled instead."""
         task = asyncio.get_running_loop().create_task(work)
         limit_s = self._limit_ms / 1000 or None
         if stop is None and call.name not in self._specs:
@@ -417,7 +387,7 @@ class ToolCallMiddleware:
         if task.done():
             return _answer_of(call, task)
         self.counts.backstop += 1
-        call.stopped_for = self._operation_timeout(call, started_ns)
+        call.stopped_for = self._operation_timeout(call)
         self._leave(task, late=True)
         grace_ms = min(call.bound.grace_ms, LONGEST_GRACE_MS)
         await asyncio.wait((task,), timeout=grace_ms / 1000 + STOPPED_WITHIN_S)
@@ -427,19 +397,19 @@ class ToolCallMiddleware:
         return envelope
 
     def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
-        """Stop work that nobody waits for any more, and throw away whatever it still says."""
+        """Stop work whose caller is answered or gone, and drop its result."""
 
         def count(task: asyncio.Task[Envelope]) -> None:
             self._left.discard(task)
             if late and not task.cancelled() and task.exception() is None and task.result().code != BACKSTOP:
                 self.counts.late += 1
 
-        self._left.add(task)  # the loop itself only holds tasks weakly
+        self._left.add(task)  # the loop holds tasks weakly
         task.add_done_callback(count)
         task.cancel()
 
-    def _operation_timeout(self, call: Call, started_ns: int) -> Problem:
-        limit_ms, elapsed_ms = self._limit_ms, (monotonic_ns() - started_ns) // NS_PER_MS
+    def _operation_timeout(self, call: Call) -> Problem:
+        limit_ms, elapsed_ms = self._limit_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS
         return Problem(
             BACKSTOP,
             f"{call.name} did not end within the server's {format_duration(limit_ms)}",
@@ -449,7 +419,7 @@ class ToolCallMiddleware:
 
 
 def _principal_at(request: Any) -> Principal:
-    """Return who sent it; over stdin and stdout, where there is no HTTP request, the anonymous agent."""
+    """Return the sender of a request; over stdio, which has no HTTP request, the anonymous agent."""
     if request is None:
         return ANONYMOUS
     from .web.auth import principal_of
@@ -458,7 +428,7 @@ def _principal_at(request: Any) -> Principal:
 
 
 def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
-    """Return the answer of a call; where its work has made none, make one."""
+    """Return the answer of a call, or make one if its work has made none."""
     if not task.done():
         outcome = Outcome(Ending.ABANDONED, call.stopped_for)
     elif task.cancelled():
@@ -471,10 +441,10 @@ def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
 
 
 def _name_tools(envelope: Envelope) -> Envelope:
-    """Say how to go on with what waits for a person, for a client that has tools and perhaps no shell."""
+    """Name the tools that continue a pending proposal, for a client that may have no shell."""
     data = envelope.data
-    goes_on = envelope.code in ("INCOMPLETE", "CANCELLED")
-    if goes_on and isinstance(data, dict) and data.get("status") == "pending":
+    is_open = envelope.code in ("INCOMPLETE", "CANCELLED")
+    if is_open and isinstance(data, dict) and data.get("status") == "pending":
         with_id = f"with proposal_id {data['proposal_id']}"
         data["cancel_command"] = f"call the tool {WITHDRAW} {with_id}"
         if str(data.get("continue_command")).startswith("shotclock "):
@@ -482,32 +452,18 @@ def _name_tools(envelope: Envelope) -> Envelope:
     return envelope
 
 
-def _job_mistakes(arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    mistakes = []
-    if arguments.get("action") not in JOB_ACTIONS:
-        mistakes.append({"field": "action", "message": f"must be one of {', '.join(JOB_ACTIONS)}"})
-    elif arguments["action"] != "list" and not isinstance(arguments.get("job_id"), str):
-        mistakes.append({"field": "job_id", "message": "must name the job"})
-    wait_ms = arguments.get("wait_ms", 0)
-    if not isinstance(wait_ms, int) or isinstance(wait_ms, bool) or wait_ms < 0:
-        mistakes.append({"field": "wait_ms", "message": "must be a whole number of milliseconds, 0 or more"})
-    for name in arguments.keys() - {"action", "job_id", "wait_ms"}:
-        mistakes.append({"field": name[:100], "message": "is not an argument of it"})
-    return mistakes
-
-
 # --- showing ----------------------------------------------------------------------------------------------
 
 
 def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
-    """Write the envelope as the result of a tool, on the wire. With `server_info`: as the revision of 2026 has it.
+    """Return the envelope as the result of a tool; with `server_info`, in the form of the 2026 revision.
 
-    The structured content is the whole envelope, as the announced schema requires. The text leaves an image out.
+    The structured content is the whole envelope, as the announced schema requires. The text leaves out an image.
     """
     text, plain = envelope.to_json(), envelope.to_dict()
     if len(text) > LONGEST_RESULT:
-        before = "" if envelope.code is None else f", and what it would have said is {envelope.code}"
-        message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{before}"
+        hidden = "" if envelope.code is None else f"; its error was {envelope.code}"
+        message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{hidden}"
         envelope = _replace_by_error(envelope, "RESULT_TOO_LARGE", message)
         text, plain = envelope.to_json(), envelope.to_dict()
     if _is_too_deep(text):
@@ -546,15 +502,14 @@ def _images_in(data: dict[str, object]) -> list[dict[str, Any]]:
 
 
 def _is_pending(envelope: Envelope) -> bool:
-    """Return whether an error is no failure of the tool: the work goes on, a person has not answered yet, or has said
-    no."""
+    """Return whether an error is no failure: the work continues, or a person has not answered or has refused."""
     return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
 
 
 def _is_too_deep(text: str) -> bool:
     if text.count("{") + text.count("[") <= MOST_NESTED:
         return False
-    # Level by level from the inside, each at the speed of C: this must not hold up the loop for a long answer.
+    # Level by level from the inside, each in C, so that a long answer does not hold up the loop.
     brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
     for _ in range(MOST_NESTED):
         brackets = brackets.replace("{}", "").replace("[]", "")
@@ -564,7 +519,7 @@ def _is_too_deep(text: str) -> bool:
 
 
 def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
-    """Put an error in the place of what cannot be shown of a call."""
+    """Return an error in place of an answer that cannot be sent."""
     error: dict[str, object] = {
         "code": code,
         "message": message,
@@ -576,7 +531,7 @@ def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
 
 
 class McpServer:
-    """The SDK's server for the tools of one dispatcher; `middleware.counts` says how it goes."""
+    """The SDK's server for the tools of one dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, operation_timeout_ms: int | None = None) -> None:
         catalogue = dispatcher.catalogue
