@@ -8,8 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from shotclock.ui import builders, client
+from shotclock.ui import client
 from shotclock.ui.browser import FLAGS, VIEWPORT, find_chromium
+from shotclock.ui.verbs import build
 
 from .rounds import take_turns
 from .startup import SHOTCLOCK, wall_time
@@ -34,7 +35,7 @@ EXEC = [SHOTCLOCK, "exec", "--timeout", "5s", "--", "true"]
 def snapshot_through_daemon() -> float:
     began = time.perf_counter()
     for _ in range(SNAPSHOTS):
-        envelope = client.execute("browser", builders.build_snapshot(max_bytes=64_000))
+        envelope = client.execute("browser", build("snapshot", {"max_bytes": 64_000}))
         assert envelope.ok, envelope
     return (time.perf_counter() - began) / SNAPSHOTS * 1e3
 
@@ -42,7 +43,7 @@ def snapshot_through_daemon() -> float:
 async def _measure(rounds: int, page_file: Path) -> Table:
     from playwright.async_api import async_playwright
 
-    opened = client.execute("browser", builders.build_open(page_file.as_uri()))
+    opened = client.execute("browser", build("open", {"target": page_file.as_uri()}))
     assert opened.ok, opened
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(
@@ -81,4 +82,4 @@ def measure(quick: bool) -> Table:
         try:
             return asyncio.run(_measure(8 if quick else 30, page_file))
         finally:
-            client.ask("browser", "stop", within_ms=client.STOP_LIMIT_MS)
+            client.stop("browser")

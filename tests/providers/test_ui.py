@@ -34,7 +34,10 @@ def test_what_is_wrong_with_a_payload_is_found_before_it_runs() -> None:
     wait = "{id: w, type: wait_for_node, params: {matcher: {role: x}, timeoutMs: 5000}}"
     flow = f"steps: {{it: {{type: ui, timeout: 4000, actions: [{wait}, {{id: w, type: fly}}]}}}}"
     (finding,) = load_text(flow.encode()).findings
-    assert "actions.1.id: id 'w' is used before" in finding.message and "unknown action type 'fly'" in finding.message
+    assert (
+        "actions.1.id: id 'w' is also the id of actions.0" in finding.message
+        and "unknown action type 'fly'" in finding.message
+    )
     flow = f"steps: {{it: {{type: ui, timeout: 4000, actions: [{wait}]}}}}"
     assert "raise timeoutMs to 5500" in load_text(flow.encode()).findings[0].message
     assert not load_text(flow.replace("4000", "6s").encode()).findings
@@ -50,7 +53,7 @@ def test_every_problem_of_a_step_is_found_at_once(actions: str) -> None:
 
 
 def test_a_step_may_have_the_time_of_its_mode_and_any_device_that_is_only_known_later() -> None:
-    step = "{type: ui, device: '{{ env.D }}', timeout: 170s, mode: best_effort, actions: [{id: s, type: snap}]}"
+    step = "{type: ui, device: '{{ env.D }}', timeout: 170s, mode: best_effort, actions: [{id: s, type: snapshot_ui}]}"
     flow = f"steps: {{it: {step}}}"
     assert not load_text(flow.encode()).findings
     (finding,) = load_text(flow.replace("170s", "181s").encode()).findings
@@ -60,7 +63,7 @@ def test_a_step_may_have_the_time_of_its_mode_and_any_device_that_is_only_known_
 def test_a_step_without_a_timeout_has_its_executions_and_what_is_waited_for_the_result() -> None:
     flow = """steps:
       it: {type: ui, execution: {timeoutMs: 60000, commandId: "{{ 1 }}"}}
-      other: {type: ui, actions: [{id: s, type: snap}]}
+      other: {type: ui, actions: [{id: s, type: snapshot_ui}]}
     """
     loaded = load_text(flow.encode())
     assert loaded.workflow is not None and not [f for f in lint(loaded) if f.level == "error"]

@@ -54,7 +54,7 @@ def test_a_model_looks_clicks_types_and_checks(page: Session) -> None:
             assert missed["error"]["context"]["found"] == "bought"
             assert (await call("ui_type", words="Ada", label="Name"))["ok"]
             assert (await call("ui_wait", text="Nowhere", timeout_ms=300))["error"]["code"] == "WAIT_TIMEOUT"
-            assert (await call("ui_click"))["error"]["context"]["raised"] == "MISSING_ARGUMENT"
+            assert (await call("ui_wait"))["error"]["context"]["raised"] == "MISSING_ARGUMENT"
             whole = execution(act("wait_for_node", "w", "Shop", timeoutMs=5000), timeout_ms=9000)
             told = await call("ui_execute", execution=whole)
             assert told["data"]["stepResults"][0]["id"] == "w"

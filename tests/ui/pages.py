@@ -130,7 +130,7 @@ class Session:
         return {"id": "open", "type": "open_uri", "params": {"uri": self.url + path, **more}}
 
     def status(self) -> dict[str, Any] | None:
-        told = client.ask(self.device, "status")
+        told = client.find_status(self.device)
         return None if told is None else told.data  # type: ignore[return-value]
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ class Session:
     def processes(self, *words: str) -> list[int]:
         """Pids with these words whose environment or words have the daemon's temporary folder, and pids below those:
         what Chromium forks from its zygote writes its name over its environment."""
-        scratch = (self.home / "ui" / f"{client.stem_of(self.device)}.tmp").read_text()
+        scratch = Path(f"{client.stem_of(self.device)}.tmp").read_text()
         lines: dict[int, str] = {}
         children: dict[int, list[int]] = {}
         ours: list[int] = []

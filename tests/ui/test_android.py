@@ -261,10 +261,10 @@ def test_apps_and_addresses_are_opened_and_closed(phone: ScriptedPhone, session:
         ({"type": "open_uri", "params": {"uri": "nowhere:1"}}, "ACTION_FAILED"),
         ({"type": "open_app", "params": {"applicationId": "a; reboot"}}, "ACTION_UNSUPPORTED"),
         ({"type": "click", "params": {"matcher": {"css": "b"}}}, "ACTION_UNSUPPORTED"),
-        ({"type": "click", "params": {"matcher": {"text": "Buy"}, "clickType": "focus"}}, "ACTION_UNSUPPORTED"),
-        ({"type": "enter_text", "params": {"matcher": {"text": "Shop"}, "text": "x"}}, "ACTION_FAILED"),
-        ({"type": "wait_for_nav", "params": {"expectedUrl": "x", "timeoutMs": 500}}, "ACTION_UNSUPPORTED"),
-        ({"type": "read_key_value_pair", "params": {"matcher": {"text": "Shop"}}}, None),
+        ({"type": "click", "params": {"matcher": {"textEquals": "Buy"}, "clickType": "focus"}}, "ACTION_UNSUPPORTED"),
+        ({"type": "enter_text", "params": {"matcher": {"textEquals": "Shop"}, "text": "x"}}, "ACTION_FAILED"),
+        ({"type": "wait_for_navigation", "params": {"expectedUrl": "x", "timeoutMs": 500}}, "ACTION_UNSUPPORTED"),
+        ({"type": "read_key_value_pair", "params": {"labelMatcher": {"textEquals": "Shop"}}}, None),
     ],
 )
 def test_what_a_phone_refuses_or_cannot_do_is_said(session: Session, action: dict[str, Any], code: str | None) -> None:

@@ -32,11 +32,11 @@ def test_a_page_is_opened_read_typed_into_and_clicked(session: Session) -> None:
         {"id": "before", "type": "read_text", "params": {"matcher": {"resourceId": "answer"}}},
         act("click", "buy", "Buy"),
         {"id": "after", "type": "read_text", "params": {"matcher": {"resourceId": "said"}}},
-        {"id": "name", "type": "enter_text", "params": {"matcher": {"label": "Name"}, "text": "Ada"}},
+        {"id": "name", "type": "enter_text", "params": {"matcher": {"contentDescEquals": "Name"}, "text": "Ada"}},
         {"id": "more", "type": "enter_text", "params": {"matcher": {"css": "#name"}, "text": " L", "clear": False}},
         {"id": "typed", "type": "read_text", "params": {"matcher": {"css": "#name"}}},
-        {"id": "price", "type": "read_key_value_pair", "params": {"labelMatcher": {"text": "Price"}}},
-        {"id": "colour", "type": "read_key_value_pair", "params": {"labelMatcher": {"text": "Colour"}}},
+        {"id": "price", "type": "read_key_value_pair", "params": {"labelMatcher": {"textEquals": "Price"}}},
+        {"id": "colour", "type": "read_key_value_pair", "params": {"labelMatcher": {"textEquals": "Colour"}}},
         {"id": "items", "type": "read_text", "params": {"matcher": {"css": ".item"}, "all": True}},
     )
     assert told["ok"], told
@@ -176,10 +176,14 @@ def test_what_cannot_be_done_says_why_and_leaves_the_page_as_it_was(
 
 
 def test_keys_scrolling_windows_and_going_back(session: Session) -> None:
-    bottom = {"id": "u", "type": "scroll_until", "params": {"matcher": {"text": "Bottom"}}}
+    bottom = {"id": "u", "type": "scroll_until", "params": {"matcher": {"textEquals": "Bottom"}}}
     told = session.run(
         session.open("/"),
-        {"id": "q", "type": "enter_text", "params": {"matcher": {"label": "Search"}, "text": "tea", "submit": True}},
+        {
+            "id": "q",
+            "type": "enter_text",
+            "params": {"matcher": {"contentDescEquals": "Search"}, "text": "tea", "submit": True},
+        },
         {"id": "s", "type": "scroll", "params": {"direction": "down"}},
         bottom,
         {"id": "s2", "type": "scroll", "params": {"direction": "up", "distanceRatio": 1}},

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +13,12 @@ import pytest
 
 from shotclock.core.envelope import Problem
 from shotclock.core.errors import Ending, Failure, SideEffects
+from shotclock.process import private_socket
 from shotclock.runtime.call import Outcome
-from shotclock.ui import builders, client
+from shotclock.ui import client
 from shotclock.ui.daemon import find_malformed, judge_result
 from shotclock.ui.payload import read_execution
+from shotclock.ui.verbs import build
 
 from .conftest import MemoryDevice, act, execution, hang, run_on
 
@@ -30,9 +31,7 @@ def daemon(home: Path, monkeypatch: pytest.MonkeyPatch, *lines: Any, hold: bool 
     """A daemon that answers every request with these lines; a function makes one of the request."""
     monkeypatch.setenv("SHOTCLOCK_HOME", str(home))
     os.makedirs(client.folder())
-    listener = socket.socket(socket.AF_UNIX)
-    client.with_short_path(client.socket_path("browser"), listener.bind)
-    listener.listen()
+    listener = private_socket.listen(f"{client.stem_of('browser')}.sock")
     listener.settimeout(ACCEPTED_WITHIN_S)
     done = threading.Event()
 
@@ -65,7 +64,7 @@ def about(request: dict[str, Any], **told: Any) -> dict[str, Any]:
 
 
 def run() -> Any:
-    return client.execute("browser", builders.build_snapshot(1000))
+    return client.execute("browser", build("snapshot", {}, 1000))
 
 
 def test_a_result_of_another_command_never_ends_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +122,7 @@ def test_no_result_in_its_time_and_five_seconds_is_told_with_the_last_events(
 
 def test_a_payload_that_no_daemon_would_read_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with daemon(tmp_path / "h", monkeypatch, lambda r: {}), pytest.raises(Failure) as raised:
-        client.execute("browser", builders.build_type({"css": "a"}, "x" * 300_000))
+        client.execute("browser", build("type", {"css": "a", "words": "x" * 300_000}))
     assert raised.value.code == "EXECUTION_VALIDATION_FAILED"
 
 
@@ -134,13 +133,11 @@ def test_a_home_of_any_length_has_room_for_a_socket(tmp_path: Path, monkeypatch:
         assert run().ok
 
 
-@pytest.mark.parametrize(
-    "name", ["browser", "cdp:http://127.0.0.1:9222", "cdp:http://127.0.0.1:9223", "../x", "ü" * 99]
-)
-def test_a_device_has_a_file_name_of_its_own(name: str) -> None:
-    stem = client.stem_of(name)
-    assert "/" not in stem and stem.isascii() and len(stem) < 60
-    assert stem == client.stem_of(name) and stem != client.stem_of(name + "x")
+def test_a_device_has_a_file_name_of_its_own() -> None:
+    for name in ("browser", "cdp:http://127.0.0.1:9222", "cdp:http://127.0.0.1:9223", "../x", "ü" * 99):
+        stem = os.path.basename(client.stem_of(name))
+        assert os.path.dirname(client.stem_of(name)) == client.folder() and stem.isascii() and len(stem) < 60
+        assert client.stem_of(name) != client.stem_of(name + "x")
 
 
 # --- results ----------------------------------------------------------------------------------------------------
@@ -181,13 +178,13 @@ BREAK: list[Callable[[dict[str, Any]], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("broken", BREAK)
-def test_a_malformed_result_is_told_as_that(broken: Callable[[dict[str, Any]], Any]) -> None:
-    value = broken(result())
-    assert find_malformed(READ, value)
-    outcome = judged(value)
-    assert isinstance(outcome.problem, Problem) and outcome.problem.code == "RESULT_ENVELOPE_MALFORMED"
-    assert outcome.data["page"]["next"] == "none"  # type: ignore[index,call-overload]
+def test_a_malformed_result_is_told_as_that() -> None:
+    for broken in BREAK:
+        value = broken(result())
+        assert find_malformed(READ, value)
+        outcome = judged(value)
+        assert isinstance(outcome.problem, Problem) and outcome.problem.code == "RESULT_ENVELOPE_MALFORMED"
+        assert outcome.data["page"]["next"] == "none"  # type: ignore[index,call-overload]
 
 
 def test_an_operation_timeout_has_its_limit_and_a_hint_about_its_own_clock() -> None:

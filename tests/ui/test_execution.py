@@ -1,14 +1,15 @@
 """The order of an execution: what each step has, what is told of it, where it ends and what it may have changed."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from shotclock.ui import budgets
 from shotclock.ui.client import RESULT_MARGIN_MS
 from shotclock.ui.daemon import ANSWER_RESERVE_MS
 from shotclock.ui.device import Place, Snapshot
 from shotclock.ui.execution import GUARD_MS, LOOK_GUARD_MS, shorten_snapshot
+from shotclock.ui.payload import usable_ms
 
 from .conftest import MemoryDevice, act, execution, fail, hang, run_on
 
@@ -92,7 +93,7 @@ def test_a_result_comes_before_the_daemon_gives_the_device_up_whatever_hangs() -
     device.look = device.recover = never  # type: ignore[method-assign,assignment]
     result = run_on(device, execution(act("click", "x", "X"), timeout_ms=1000))
     assert (result["error"]["code"], result["page"]["next"]) == ("OPERATION_TIMEOUT", "none")
-    reserve_ms = 1000 - budgets.usable_ms(1000)  # the smallest there is
+    reserve_ms = 1000 - usable_ms(1000)  # the smallest there is
     most_ms = GUARD_MS + sum(within_ms + LOOK_GUARD_MS for within_ms in asked) - reserve_ms
     assert len(asked) == 2 and most_ms <= RESULT_MARGIN_MS - ANSWER_RESERVE_MS - 100
 
@@ -164,10 +165,9 @@ def test_a_sleep_is_slept_and_one_that_does_not_fit_any_more_is_told() -> None:
     assert run_on(MemoryDevice(), execution(act("sleep", "s", durationMs=30)))["durationMs"] >= 30
     late = execution(act("click", "x", "X", timeoutMs=400), act("sleep", "s", durationMs=800), timeout_ms=1000)
 
-    async def slow(within_ms: int) -> None:
-        import asyncio
-
+    async def slow(within_ms: int) -> dict[str, object]:
         await asyncio.sleep(0.3)
+        return {}
 
     result = run_on(MemoryDevice({"X": slow}), late)
     assert result["error"]["code"] == "OPERATION_TIMEOUT" and 850 <= result["durationMs"] < 1500

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..runtime.doctor import Findings
     from ..store.retention import Retention
-    from ..ui.device_checks import DeviceFindings
+    from ..ui.devices import DeviceFindings
 
 # --- errors ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def examine_devices() -> Outcome:
     """Look at the devices of `shotclock ui`, and at what is missing for them."""
     import asyncio
 
-    from ..ui.device_checks import examine_devices
+    from ..ui.devices import examine_devices
 
     return _judge(asyncio.run(examine_devices()))
 

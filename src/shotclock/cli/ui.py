@@ -1,44 +1,44 @@
-"""`shotclock ui`: executions on a browser or a phone, written out or built from a few words, and the devices.
-
-A warm `ui click` is a short message to a process that is there already; what it imports is paid for every time, so
-payloads are looked at here only where nothing is sent: `--validate-only`, `--dry-run`, and before a device is started.
-"""
+"""`shotclock ui`: executions on a browser or a phone, whole payloads or single verbs, and the devices."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
+from collections.abc import Callable
+from typing import Any
 
-from ..core.clocks import parse_duration_ms
-from ..core.envelope import Envelope, Problem, stop_problem
+from ..core.clocks import Clocks, parse_duration_ms
+from ..core.envelope import Envelope, stop_problem
 from ..core.errors import Ending, Failure
+from ..core.visible_text import visible
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
-from ..ui import builders, client
-from ..ui.device_names import DEFAULT_DEVICE, kind_of
+from ..runtime.commands import carry_out
+from ..runtime.outcomes import failure_outcome
+from ..ui import client
+from ..ui.device import DEFAULT_DEVICE, kind_of
+from ..ui.payload import Execution, parse_payload, read_execution
+from ..ui.verbs import VERBS, Input, build
 from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
-from .parser import Command, CommandTable, argument, duration, flag, option
-from .subcommand import Verb, admit_call, conclude, deliver, read_verb, unstarted
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from .parser import Command, CommandTable, Parameter, argument, duration, flag, option
+from .subcommand import TIMEOUT_MS, admit_call, answer_at_once, conclude, deliver, read_verb
+from .subcommand import Verb as TypedVerb
 
 DEVICE_VARIABLE = "SHOTCLOCK_UI_DEVICE"
-# How long a payload on stdin may take to come; whoever holds the pipe and writes nothing runs it out.
+# The limit for a payload on stdin. A writer that keeps the pipe open reaches it.
 STDIN_LIMIT_MS = 2_000
-# More than the payload may have, so that what is too large is told as that.
-STDIN_MOST = 1_000_000
+# Above the limit of a payload, so that a larger one is refused for its size.
+MAX_FILE_BYTES = 1_000_000
+
+Report = Callable[[str, str], None]
+
+# --- options --------------------------------------------------------------------------------------------------
 
 
-# --- what it takes --------------------------------------------------------------------------------------------
-
-
-def _number(text: str) -> Any:
-    """Read milliseconds, also those that are none: what is wrong with them is said by their path. A duration with its
-    unit is one, too."""
+def _number(text: str) -> object:
+    """Read milliseconds or a duration. A number that is illegal there is refused later, with its path."""
     try:
         number = float(text)
     except ValueError:
@@ -47,44 +47,44 @@ def _number(text: str) -> Any:
 
 
 def _point(text: str) -> dict[str, float]:
-    x, comma, y = text.partition(",")
+    x, _, y = text.partition(",")
     try:
-        if not comma:
-            raise ValueError
         return {"x": float(x), "y": float(y)}
     except ValueError:
-        raise ValueError(f"{text!r} is no point: write X,Y") from None
+        raise ValueError(f"{text!r} is not a point: write X,Y") from None
 
 
-def _timeout(help: str) -> Any:
-    return option("--timeout", "MS", help, read=_number)
-
-
-_WHOLE = _timeout("The execution's timeoutMs [30000].")
+_JSON = flag("--json", "Write the envelope alone to stdout, on a terminal too.")
+_DEVICE = option("--device", "NAME", f"browser, cdp:URL or android:SERIAL [{DEVICE_VARIABLE}, or browser].")
 _RUN = (
-    option("--device", "NAME", f"browser, cdp:URL or android:SERIAL [{DEVICE_VARIABLE}, or browser]."),
-    flag("--validate-only", "Say whether the execution is valid, and show it. Nothing runs."),
-    flag("--dry-run", "Show what would be done. Nothing runs."),
-    flag("--json", "The envelope alone on stdout, also on a terminal."),
+    _DEVICE,
+    flag("--validate-only", "Validate the execution and show it. Nothing runs."),
+    flag("--dry-run", "Show the plan of the execution. Nothing runs."),
+    _JSON,
 )
-_DEVICE = (_RUN[0], _RUN[3])
-_MATCHER_KEYS = {
-    "text": "textEquals", "text_contains": "textContains", "id": "resourceId", "role": "role",
-    "label": "contentDescEquals", "css": "css", "ref": "ref",
-}  # fmt: skip
-_MATCHER = (
-    option("--text", "TEXT", "The node's text."),
-    option("--text-contains", "TEXT", "A part of it."),
-    option("--id", "ID", "Its resource id, or test id."),
-    option("--role", "ROLE", "Its role: button, link, textbox, …"),
-    option("--label", "TEXT", "Its label or description.", others=("--desc",)),
-    option("--css", "SELECTOR", "On a browser: a CSS selector.", others=("--selector",)),
-    option("--ref", "REF", "Its ref in the last snapshot, as in [ref=e12]."),
-)
+
+
+def _parameter(each: Input) -> Parameter:
+    name, text = each.name.replace("_", "-"), each.text
+    if each.by_place:
+        return argument(name, text, read=_number if each.type is int else None)
+    if each.type is bool:
+        return flag(f"--{name}", text)
+    if each.type is int:
+        return option(f"--{name}", "MS" if name == "timeout" else "N", text, read=_number)
+    return option(f"--{name}", "X,Y" if name == "at" else "TEXT", text, read=_point if name == "at" else None)
+
+
+def _command(verb: str) -> Command:
+    parameters = [_parameter(each) for each in VERBS[verb].inputs]
+    if all(each.key != "timeout" for each in parameters):
+        parameters.append(option("--timeout", "MS", "The execution's timeoutMs [30000].", read=_number))
+    return Command(verb, VERBS[verb].text, (*parameters, *_RUN))
+
 
 TABLE = CommandTable(
     "shotclock ui",
-    "Run UI actions on a browser or a phone, each in its budget.",
+    "Run UI actions on a browser or a phone, each within its budget.",
     (
         Command(
             "exec",
@@ -92,112 +92,50 @@ TABLE = CommandTable(
             (
                 argument("file", "The file of the payload; - is stdin."),
                 option("--execution", "JSON", "The payload itself, or its file; - is stdin."),
-                _timeout("Instead of the payload's timeoutMs."),
+                option("--timeout", "MS", "Replaces the payload's timeoutMs.", read=_number),
                 *_RUN,
             ),
             usage="[FILE | --execution JSON] [OPTIONS]",
         ),
-        Command(
-            "open", "Open an address, or an app.", (argument("target", "The address or the app's id."), _WHOLE, *_RUN)
-        ),
-        Command(
-            "click",
-            "Click a node or a point.",
-            (
-                *_MATCHER,
-                option("--at", "X,Y", "A point instead of a node.", read=_point, others=("--coordinate",)),
-                flag("--long", "For long."),
-                flag("--focus", "Only focus it."),
-                _WHOLE,
-                *_RUN,
-            ),
-        ),
-        Command(
-            "type",
-            "Put text into a node.",
-            (
-                argument("words", "The text."),
-                *_MATCHER,
-                flag("--submit", "Press Enter behind it."),
-                flag("--keep", "Keep what is there, and write behind it."),
-                _WHOLE,
-                *_RUN,
-            ),
-        ),
-        Command(
-            "press", "Press a key.", (argument("key", "enter, back, arrow_down, ctrl+a, a character, …"), _WHOLE, *_RUN)
-        ),
-        Command(
-            "scroll",
-            "Scroll once, or until a node is to be seen.",
-            (argument("direction", "up, down, left or right [down]."), *_MATCHER, _WHOLE, *_RUN),
-        ),
-        Command(
-            "read",
-            "Read the text of a node.",
-            (
-                *_MATCHER,
-                flag("--all", "Of all nodes that match."),
-                flag("--value", "Of what belongs to this label."),
-                _WHOLE,
-                *_RUN,
-            ),
-        ),
-        Command(
-            "snapshot",
-            "Show what is to be seen, as text with refs.",
-            (option("--max-bytes", "N", "At most so much of it [24000].", read=_number), _WHOLE, *_RUN),
-        ),
-        Command(
-            "screenshot",
-            "Take a picture.",
-            (argument("file", "Where to write it; not said, it is in the result."), _WHOLE, *_RUN),
-        ),
-        Command(
-            "wait",
-            "Wait until a node is to be seen.",
-            (
-                *_MATCHER,
-                flag("--hidden", "Until it is not."),
-                _timeout("How long the wait may take [10000, at most 60000]."),
-                *_RUN,
-            ),
-        ),
-        Command(
-            "wait-for-nav",
-            "Wait until another page or app is there.",
-            (
-                option("--app", "PACKAGE", "The app in the foreground."),
-                option("--url", "URL", "The address, with * for any text."),
-                *_MATCHER,
-                _timeout("How long the wait may take, at most 30000. Has to be said."),
-                *_RUN,
-            ),
-            usage="--timeout MS [OPTIONS]",
-        ),
-        Command(
-            "sleep",
-            "Let time pass on the device.",
-            (argument("ms", "How many milliseconds.", read=_number), _WHOLE, *_RUN),
-        ),
-        Command("devices", "List the devices of this machine, and those that are kept.", (_RUN[3],)),
+        *map(_command, VERBS),
+        Command("devices", "List the devices of this machine and the running ones.", (_JSON,)),
         Command(
             "start",
-            "Start a device now instead of with the first command.",
-            (*_DEVICE, duration("--idle", "End it after this long without a command [10m].", default="10m")),
+            "Start a device before its first command.",
+            (_DEVICE, _JSON, duration("--idle", "End it after this long without a command [10m].", default="10m")),
         ),
-        Command("stop", "Stop a device, and all that was started for it.", (*_DEVICE, flag("--all", "Every one."))),
+        Command(
+            "stop",
+            "Stop a device and its processes.",
+            (_DEVICE, _JSON, flag("--all", "Stop every device.")),
+        ),
     ),
     "verb",
 )
 
 
-class _Missing(Exception):
-    """An argument that has to be given."""
+def _check(verb: str, values: dict[str, Any], report: Report) -> None:
+    pairs = [("validate_only", "dry_run"), ("file", "execution"), ("long", "focus"), ("device", "all")]
+    for one, other in pairs if verb in ("exec", "click", "stop") else pairs[:1]:
+        if values.get(one) and values.get(other):
+            names = " or ".join("FILE" if each == "file" else f"--{each.replace('_', '-')}" for each in (one, other))
+            report(other.replace("_", "-"), f"use either {names}, not both")
+    if values.get("device"):
+        try:
+            kind_of(values["device"])
+        except Failure as unknown:
+            report("device", str(unknown))
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+
+def _check_execution(verb: str, values: dict[str, Any], report: Report) -> None:
+    """Report the problems of the execution, beside those of the words."""
+    if verb == "exec" or verb in VERBS:
+        try:
+            _read(verb, values)
+        except Failure as failure:
+            errors: Any = failure.context.get("errors") or [{"field": "execution", "message": str(failure)}]
+            for each in errors:
+                report(each["field"], each["message"])
 
 
 def main(words: list[str]) -> int:
@@ -205,249 +143,124 @@ def main(words: list[str]) -> int:
     verb = read_verb(TABLE, words, _check, names_verb=True, check_rest=_check_execution)
     if isinstance(verb, int):
         return verb
-    name, said = f"ui {verb.name}", verb.values
+    name, values = f"ui {verb.name}", verb.values
     raise_on_stop()
     if verb.name in ("devices", "start", "stop"):
         return _manage(verb)
     try:
-        payload = _payload(verb.name, said)
-    except _Missing as missing:
-        errors = [{"field": missing.field, "message": str(missing)}]
-        problem = Problem("MISSING_ARGUMENT", f"{missing.field}: {missing}", "validation", errors=errors)
-        return deliver(unstarted(name, problem), verb.as_json)
+        execution = _read(verb.name, values)
     except Failure as failure:
-        return deliver(_refuse(name, failure), verb.as_json)
-    override = said["timeout"] if verb.name == "exec" else None
-    if said["validate_only"] or said["dry_run"]:
-        return deliver(_rehearse(name, payload, override, said["dry_run"]), verb.as_json, _show_rehearsal)
-    call = admit_call(name, client.START_LIMIT_MS + client.RESULT_MARGIN_MS + _whole_ms(payload, override))
-    return deliver(conclude(call, lambda: _run(call, payload, override, said)), verb.as_json, _show)
+        outcome = failure_outcome(failure)
+        outcome.ending = Ending.NOT_STARTED
+        return deliver(answer_at_once(name, outcome, Clocks(timeout_ms=TIMEOUT_MS)), verb.as_json)
+    if values["validate_only"] or values["dry_run"]:
+        data: dict[str, object] = {"ok": True, "validated": True, "execution": execution.written}
+        if values["dry_run"]:
+            data = {"ok": True, "dryRun": True, "plan": execution.plan}
+        call = admit_call(name, TIMEOUT_MS)
+        return deliver(conclude(call, lambda: Outcome(Ending.FINISHED, data=data)), verb.as_json, _show_data)
+    call = admit_call(name, client.START_LIMIT_MS + client.RESULT_MARGIN_MS + execution.timeout_ms)
+    return deliver(conclude(call, lambda: _run(call, execution, values)), verb.as_json, _show_steps)
 
 
-def _check(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) -> None:
-    if verb == "exec" and said["file"] is not None and said["execution"] is not None:
-        report("execution", "either FILE or --execution: leave one out")
-    if said.get("validate_only") and said.get("dry_run"):
-        report("dry-run", "either --validate-only or --dry-run: leave one out")
-    if verb == "click" and said["long"] and said["focus"]:
-        report("focus", "either --long or --focus: leave one out")
-    if verb == "stop" and said["all"] and said["device"] is not None:
-        report("device", "either --device or --all: leave one out")
-    if said.get("device"):
-        try:
-            kind_of(said["device"])
-        except Failure as unknown:
-            report("device", str(unknown))
+# --- executions -----------------------------------------------------------------------------------------------
 
 
-def _check_execution(verb: str, said: dict[str, Any], report: Callable[[str, str], None]) -> None:
-    """Report what is wrong with the execution, beside the words."""
-    if verb in ("devices", "start", "stop"):
-        return
-    from ..ui.payload import read_execution
-
-    override = said["timeout"] if verb == "exec" else None
-    try:
-        read_execution(_payload(verb, said), timeout_ms=override)
-    except _Missing as missing:
-        report(missing.field, str(missing))
-        if override is not None:
-            try:
-                read_execution({}, timeout_ms=override)
-            except Failure as failure:
-                _report_problems(failure, report, only="timeoutMs")
-    except Failure as failure:
-        _report_problems(failure, report)
+def _read(verb: str, values: dict[str, Any]) -> Execution:
+    """Return the execution. Raises Failure for missing arguments, files and every problem of the payload."""
+    if verb == "exec":
+        written = values["file"] or values["execution"]
+        return read_execution(_read_payload(written), timeout_ms=values["timeout"])
+    if values.get("file"):
+        values = {**values, "file": os.path.abspath(values["file"])}
+    return read_execution(build(verb, values, values["timeout"]))
 
 
-def _report_problems(failure: Failure, report: Callable[[str, str], None], only: str | None = None) -> None:
-    errors: Any = failure.context.get("errors") or [{"field": "execution", "message": str(failure)}]
-    for each in errors:
-        if only in (None, each["field"]):
-            report(each["field"], each["message"])
-
-
-# --- payloads -------------------------------------------------------------------------------------------------
-
-
-def _payload(verb: str, said: dict[str, Any]) -> Any:
-    """Return what is to be run. Raises _Missing, and Failure for a file that is not there or no JSON."""
-    timeout_ms, matcher = said["timeout"], {key: said[each] for each, key in _MATCHER_KEYS.items() if said.get(each)}
-
-    def needed(field: str, message: str, value: Any) -> Any:
-        if value is None or value == {}:
-            raise _Missing(field, message)
-        return value
-
-    node = "which node? --text, --id, --role, --label, --css or --ref"
-    match verb:
-        case "exec":
-            return _read_payload(said["execution"] if said["file"] is None else said["file"])
-        case "open":
-            return builders.build_open(
-                needed("target", "open what? an address, or an app's id", said["target"]), timeout_ms
-            )
-        case "click":
-            kind = "long_click" if said["long"] else "focus" if said["focus"] else "default"
-            if said["at"] is None:
-                needed("matcher", f"{node}; or a point with --at X,Y", matcher)
-            return builders.build_click(timeout_ms, matcher=matcher or None, coordinate=said["at"], kind=kind)
-        case "type":
-            text = needed("words", "type what?", said["words"])
-            into = needed("matcher", node, matcher)
-            return builders.build_type(into, text, timeout_ms, submit=said["submit"], keep=said["keep"])
-        case "press":
-            return builders.build_press(needed("key", "which key?", said["key"]), timeout_ms)
-        case "scroll":
-            return builders.build_scroll(said["direction"] or "down", timeout_ms, until=matcher or None)
-        case "read":
-            if said["value"]:
-                return builders.build_read_value(needed("matcher", node, matcher), timeout_ms)
-            return builders.build_read(needed("matcher", node, matcher), timeout_ms, all_of_them=said["all"])
-        case "snapshot":
-            return builders.build_snapshot(timeout_ms, max_bytes=said["max_bytes"])
-        case "screenshot":
-            path = None if said["file"] is None else os.path.abspath(said["file"])
-            return builders.build_screenshot(timeout_ms, path=path)
-        case "wait":
-            state = "hidden" if said["hidden"] else "visible"
-            return builders.build_wait(needed("matcher", node, matcher), timeout_ms, state=state)
-        case "wait-for-nav":
-            needed("timeout", "how long may it take? --timeout MS, at most 30000", timeout_ms)
-            if said["app"] is None and said["url"] is None:
-                needed("matcher", "what is expected? --app, --url or a node", matcher)
-            return builders.build_wait_for_nav(timeout_ms, package=said["app"], url=said["url"], node=matcher or None)
-    return builders.build_sleep(needed("ms", "how long?", said["ms"]), timeout_ms)
-
-
-def _read_payload(written: str | None) -> Any:
-    from ..ui.payload import parse_payload
-
+def _read_payload(written: str | None) -> object:
     if written is None:
-        raise _Missing("execution", "which execution? --execution JSON, a FILE, or - for stdin")
+        errors = [{"field": "execution", "message": "is missing: use --execution JSON, a FILE, or - for stdin"}]
+        raise Failure("MISSING_ARGUMENT", f"execution {errors[0]['message']}", context={"errors": errors})
     if written.lstrip()[:1] in ("{", "["):
         return parse_payload(written)
     if written == "-":
         return parse_payload(_read_stdin())
     try:
         with open(written, "rb") as file:
-            return parse_payload(file.read(STDIN_MOST))
+            return parse_payload(file.read(MAX_FILE_BYTES))
     except FileNotFoundError:
-        is_mode = written in ("best-effort", "best_effort")
-        hint = 'write "mode": "best_effort" in the payload' if is_mode else None
-        raise Failure("FILE_NOT_FOUND", f"there is no file {written!r}", suggestion=hint) from None
+        raise Failure("FILE_NOT_FOUND", f"there is no file {written!r}") from None
     except OSError as error:
         raise Failure("FILE_UNREADABLE", f"{written!r} cannot be read: {error.strerror}") from None
 
 
 def _read_stdin() -> bytes:
-    """Return all of stdin, which has to come at once. Raises Failure INPUT_REQUIRED."""
-    if is_terminal(sys.stdin) or sys.stdin is None:
+    """Return all of stdin, which must arrive at once. Raises Failure INPUT_REQUIRED."""
+    if sys.stdin is None or is_terminal(sys.stdin):
         raise Failure("INPUT_REQUIRED", "the payload is read from stdin, which is a terminal: pipe it in")
-    read, give_up_ns = bytearray(), monotonic_ns() + STDIN_LIMIT_MS * 1_000_000
-    while len(read) <= STDIN_MOST:
-        left_s = (give_up_ns - monotonic_ns()) / 1e9
+    data, latest_ns = bytearray(), monotonic_ns() + STDIN_LIMIT_MS * 1_000_000
+    while len(data) <= MAX_FILE_BYTES:
+        left_s = (latest_ns - monotonic_ns()) / 1e9
         if left_s <= 0 or not select.select([0], [], [], left_s)[0]:
             raise Failure("INPUT_REQUIRED", f"stdin was not closed within {STDIN_LIMIT_MS} ms")
         if not (chunk := os.read(0, 65536)):
             break
-        read += chunk
-    return bytes(read)
+        data += chunk
+    return bytes(data)
 
 
-def _whole_ms(payload: Any, override: Any) -> int:
-    written = override if override is not None else payload.get("timeoutMs") if isinstance(payload, dict) else None
-    return int(written) if isinstance(written, int | float) and 0 < written < 1e9 else 0
-
-
-# --- executions -----------------------------------------------------------------------------------------------
-
-
-def _refuse(name: str, failure: Failure) -> Envelope:
-    from ..runtime.outcomes import failure_outcome
-
-    outcome = failure_outcome(failure)
-    assert isinstance(outcome.problem, Problem)
-    return unstarted(name, outcome.problem)
-
-
-def _rehearse(name: str, payload: Any, override: Any, dry_run: bool) -> Envelope:
-    from ..ui.payload import read_execution
-
-    call = admit_call(name, 30_000)
-
-    def body() -> Outcome:
-        execution = read_execution(payload, timeout_ms=override)
-        data: dict[str, object] = {"ok": True, "validated": True, "execution": execution.written}
-        if dry_run:
-            data = {"ok": True, "dryRun": True, "plan": execution.plan}
-        return Outcome(Ending.FINISHED, data=data)
-
-    return conclude(call, body)
-
-
-def _run(call: Call, payload: Any, override: Any, said: dict[str, Any]) -> Outcome | Envelope:
-    """Have the execution run on its device, inside what our own caller has left."""
-    if not isinstance(payload, dict):
-        from ..ui.payload import read_execution
-
-        read_execution(payload)
+def _run(call: Call, execution: Execution, values: dict[str, Any]) -> Outcome | Envelope:
+    """Run the execution on its device, within the rest of the caller's time."""
     remaining_ms = None
     if call.bound.owner != call.name and call.bound.bell is not None:
         remaining_ms = call.bound.bell.remaining_ms(monotonic_ns())
-    exchanges: list[client.Exchange] = []
+    requests: list[client.DeviceRequest] = []
     try:
         return client.execute(
-            _device(said),
-            payload,
-            timeout_ms=override,
+            _device(values),
+            execution.written,
             remaining_ms=remaining_ms,
             traceparent=call.trace.traceparent,
-            on_exchange=exchanges.append,
+            on_request=requests.append,
         )
-    except Signalled as signalled:  # our end of the socket is closed, and the daemon stops the execution
-        steps = exchanges[0].steps if exchanges else []
-        data: dict[str, object] = {"partial": True, "stepResults": steps}
-        return Outcome(Ending.CANCELLED, stop_problem(signalled.name), data)
+    except Signalled as signalled:  # the socket is closed, and the daemon stops the execution
+        steps = requests[0].steps if requests else []
+        return Outcome(Ending.CANCELLED, stop_problem(signalled.name), {"partial": True, "stepResults": steps})
 
 
-def _device(said: dict[str, Any]) -> str:
-    return said.get("device") or os.environ.get(DEVICE_VARIABLE) or DEFAULT_DEVICE
+def _device(values: dict[str, Any]) -> str:
+    return values.get("device") or os.environ.get(DEVICE_VARIABLE) or DEFAULT_DEVICE
 
 
 # --- devices --------------------------------------------------------------------------------------------------
 
 
-def _manage(verb: Verb) -> int:
-    from ..runtime.commands import carry_out
-
-    said, name = verb.values, f"ui {verb.name}"
+def _manage(verb: TypedVerb) -> int:
+    name, values = f"ui {verb.name}", verb.values
     if verb.name == "devices":
-        call = admit_call(name, 30_000)
+        call = admit_call(name, TIMEOUT_MS)
         return deliver(conclude(call, lambda: carry_out(call, _list_devices)), verb.as_json, _show_devices)
     starting_ms, stopping_ms = client.START_LIMIT_MS * 2, client.RESULT_MARGIN_MS + client.STOP_LIMIT_MS
     call = admit_call(name, starting_ms if verb.name == "start" else stopping_ms, mutates=True, idempotent=True)
     body = _start if verb.name == "start" else _stop
-    return deliver(conclude(call, lambda: body(said)), verb.as_json, _show_data)
+    return deliver(conclude(call, lambda: body(values)), verb.as_json, _show_data)
 
 
-def _start(said: dict[str, Any]) -> Outcome | Envelope:
-    device = _device(said)
-    exchange = client.Exchange(device, {"do": "start", "commandId": "start"}, "start")
-    if (connection := client.try_connect(device)) is None:
-        connection = client.start_daemon(device, idle_ms=said["idle"] or client.DEFAULT_IDLE_MS)
-        exchange.has_started = True
+def _start(values: dict[str, Any]) -> Outcome | Envelope:
+    request = client.DeviceRequest(_device(values), "start")
+    if (connection := client.try_connect(request.device)) is None:
+        connection = client.start_daemon(request.device, idle_ms=values["idle"] or client.DEFAULT_IDLE_MS)
+        request.has_started = True
     connection.close()
-    return exchange.run(client.RESULT_MARGIN_MS)
+    return request.run(client.RESULT_MARGIN_MS)
 
 
-def _stop(said: dict[str, Any]) -> Outcome:
-    names = [str(kept["device"]) for kept in _look_at_daemons()] if said["all"] else [_device(said)]
+def _stop(values: dict[str, Any]) -> Outcome:
+    names = [str(each["device"]) for each in _find_daemons()] if values["all"] else [_device(values)]
     return Outcome(Ending.FINISHED, data={"stopped": [device for device in names if client.stop(device)]})
 
 
-def _look_at_daemons() -> list[dict[str, Any]]:
-    """Return what each daemon of this store says of itself."""
+def _find_daemons() -> list[dict[str, Any]]:
+    """Return the status of each daemon of this store."""
     found: list[dict[str, Any]] = []
     try:
         names = sorted(name for name in os.listdir(client.folder()) if name.endswith(".device"))
@@ -457,27 +270,27 @@ def _look_at_daemons() -> list[dict[str, Any]]:
         with open(os.path.join(client.folder(), name), encoding="utf-8") as file:
             device = file.read()
         try:
-            told = client.ask(device, "status")
+            status = client.find_status(device)
         except Failure as failure:
             found.append({"device": device, "trouble": str(failure)})
             continue
-        if told is not None and isinstance(told.data, dict):
-            found.append(told.data)
+        if status is not None and isinstance(status.data, dict):
+            found.append(status.data)
     return found
 
 
 def _list_devices() -> Outcome:
-    """List what can be used and what is kept. Asks programs, so it runs where it can be killed."""
-    import asyncio
+    """List the usable and the running devices. It runs programs, so it runs where it can be killed."""
+    import asyncio  # slow to import, as the runtime is, which other verbs do not need
 
     from ..ui.devices import find_all_devices
 
-    kept = {str(each["device"]): each for each in _look_at_daemons()}
+    running = {str(each["device"]): each for each in _find_daemons()}
     devices: list[dict[str, object]] = [
-        {"name": entry.name, "usable": entry.usable, "detail": entry.detail, "kept": kept.pop(entry.name, None)}
+        {"name": entry.name, "usable": entry.usable, "detail": entry.detail, "kept": running.pop(entry.name, None)}
         for entry in asyncio.run(find_all_devices())
     ]
-    devices += [{"name": name, "usable": True, "detail": "", "kept": each} for name, each in kept.items()]
+    devices += [{"name": name, "usable": True, "detail": "", "kept": each} for name, each in running.items()]
     return Outcome(Ending.FINISHED, data={"devices": devices})
 
 
@@ -485,40 +298,30 @@ def _list_devices() -> Outcome:
 
 
 def _write(text: str) -> None:
-    from ..core.visible_text import visible
-
     write_quietly(sys.stdout, visible(text) + "\n", signals_heard)
 
 
-def _show(envelope: Envelope) -> None:
-    """Write what the steps gave: text as it is, of the others a line."""
-    data = envelope.data
-    steps: Any = data.get("stepResults") if isinstance(data, dict) else None
+def _show_steps(envelope: Envelope) -> None:
+    """Write the texts that the steps returned, and a line for each other step."""
+    steps: Any = envelope.data.get("stepResults") if isinstance(envelope.data, dict) else None
     for step in steps or ():
-        told = step["data"]
-        if step["success"] and "text" in told:
-            for line in told["all"] if "all" in told else str(told["text"]).split("\n"):
+        data = step["data"]
+        if step["success"] and "text" in data:
+            for line in data["all"] if "all" in data else str(data["text"]).split("\n"):
                 _write(line)
-        elif step["success"] and "value" in told:
-            _write(f"{told['label']}: {told['value']}")
+        elif step["success"] and "value" in data:
+            _write(f"{data['label']}: {data['value']}")
         else:
             _write(f"{'ok' if step['success'] else 'failed'}  {step['id']}  {step['actionType']}")
 
 
-def _show_rehearsal(envelope: Envelope) -> None:
-    _show_data(envelope)
-
-
 def _show_data(envelope: Envelope) -> None:
-    import json
-
     if envelope.ok:
         _write(json.dumps(envelope.data, ensure_ascii=False))
 
 
 def _show_devices(envelope: Envelope) -> None:
-    data = envelope.data
-    for each in data["devices"] if isinstance(data, dict) else ():  # type: ignore[attr-defined]
-        kept = each["kept"]
-        state = "kept" if kept else "usable" if each["usable"] else "not usable"
+    data: Any = envelope.data
+    for each in data["devices"] if isinstance(data, dict) else ():
+        state = "kept" if each["kept"] else "usable" if each["usable"] else "not usable"
         _write(f"{each['name']}  {state}  {each['detail']}")

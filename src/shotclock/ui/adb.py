@@ -28,7 +28,7 @@ from ..core.clocks import Deadline
 from ..core.errors import Failure
 from ..core.value_types import value
 from ..process.clock import monotonic_ns
-from .device import CommandOutput, DeviceServices
+from .device import DeviceServices, ProgramOutput
 
 ADB_VARIABLE = "SHOTCLOCK_ADB"
 DEFAULT_PORT = 5037
@@ -175,7 +175,7 @@ class Adb:
     def is_on_network(self) -> bool:
         return re.fullmatch(r".+:\d{1,5}", self.serial) is not None
 
-    async def run(self, *words: str, within_ms: int, socket: str | None = None) -> CommandOutput:
+    async def run(self, *words: str, within_ms: int, socket: str | None = None) -> ProgramOutput:
         """Run the client to its end, on the machine's server or another one. Raises Failure TIMEOUT and DEVICE_LOST."""
         if socket is None:
             host, port = server_address()
@@ -265,7 +265,7 @@ class Adb:
         if not phone.is_usable:
             raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} is {phone.describe()}")
 
-    async def _ask_adb(self, *words: str, within_ms: int, socket: str | None = None) -> CommandOutput:
+    async def _ask_adb(self, *words: str, within_ms: int, socket: str | None = None) -> ProgramOutput:
         try:
             output = await self.run(*words, within_ms=within_ms, socket=socket)
         except Failure as failure:
@@ -312,7 +312,7 @@ class Adb:
             await self.explain_failure(output, deadline)
         return int(code), said
 
-    async def explain_failure(self, output: CommandOutput, deadline: Deadline) -> NoReturn:
+    async def explain_failure(self, output: ProgramOutput, deadline: Deadline) -> NoReturn:
         """Raise DEVICE_LOST where the phone is seen to be gone, and ACTION_FAILED where it gave no whole answer."""
         said = _last_line(output.stderr) or _last_line(output.stdout.decode("utf-8", "replace")) or "nothing"
         left_ms = max(2 * MARGIN_MS, min(STATE_MS, deadline.remaining_ms(monotonic_ns())))

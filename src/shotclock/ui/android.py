@@ -92,7 +92,7 @@ async def _lock_phone(serial: str) -> int:
     """Take the phone for this process: `android` and `android:SERIAL` may be the same one. Return the descriptor that
     holds it. Raises Failure DEVICE_UNAVAILABLE."""
     make_private_directory(client.folder())
-    path = os.path.join(client.folder(), f"{client.stem_of(f'phone:{serial}')}.phone")
+    path = f"{client.stem_of(f'phone:{serial}')}.phone"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     budget = _Budget.of(LOCK_MS)
     while not budget.is_over:

@@ -24,6 +24,8 @@ from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 T = TypeVar("T")
 
 CHROMIUM_VARIABLE = "SHOTCLOCK_CHROMIUM"
+NO_PLAYWRIGHT = "Playwright is not installed: pip install 'shotclock[browser]'"
+NO_CHROMIUM = f"no Chromium is on PATH: install one, or name it in {CHROMIUM_VARIABLE}"
 # Devices have no window. The headless shell is the same engine and starts with half the work, so it comes first.
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -91,24 +93,17 @@ def find_chromium() -> str | None:
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
 
 
-def _find_missing() -> str | None:
-    """Return what keeps a browser from being used here."""
-    if find_spec("playwright") is None:
-        return "Playwright is not installed: pip install 'shotclock[browser]'"
-    return None
-
-
 async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
-    chromium, missing = find_chromium(), _find_missing()
-    if missing is None and chromium is None:
-        missing = f"no Chromium is on PATH: install one, or name it in {CHROMIUM_VARIABLE}"
-    return [DeviceEntry("browser", missing is None, missing or f"{chromium}, headless")]
+    chromium = find_chromium()
+    if find_spec("playwright") is None:
+        return [DeviceEntry("browser", False, NO_PLAYWRIGHT)]
+    return [DeviceEntry("browser", chromium is not None, f"{chromium}, headless" if chromium else NO_CHROMIUM)]
 
 
 async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
     kind, _, rest = name.partition(":")
-    if (missing := _find_missing()) is not None:
-        raise Failure("DEVICE_UNAVAILABLE", missing)
+    if find_spec("playwright") is None:
+        raise Failure("DEVICE_UNAVAILABLE", NO_PLAYWRIGHT)
     from playwright.async_api import Error, async_playwright
 
     driver = await async_playwright().start()
@@ -118,8 +113,7 @@ async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
         else:
             chromium = find_chromium()
             if chromium is None:
-                message = f"no Chromium is on PATH: install one, or name it in {CHROMIUM_VARIABLE}"
-                raise Failure("DEVICE_UNAVAILABLE", message)
+                raise Failure("DEVICE_UNAVAILABLE", NO_CHROMIUM)
             browser = await driver.chromium.launch(
                 executable_path=chromium, chromium_sandbox=os.geteuid() != 0, args=list(FLAGS)
             )

@@ -1,344 +1,312 @@
-"""The way to a device: the socket of the daemon that keeps it, and how one is started where none is there.
+"""The client of a device's daemon: it connects to the daemon, starts one if none runs, and sends requests.
 
-One line of JSON is a request. Lines come back until one of them has the envelope; each says which command it is about,
-and what is about another one is passed over. Every wait ends: at the command's own time and 5 s, or at the caller's.
-A daemon that says nothing until then is killed with all below it, so that the next command finds none and starts one.
+A request is one line of JSON. Each line of the answer names its command; lines about other commands are ignored, and
+the line with the envelope is the last. Every wait is bounded: by the command's own time and 5 s, or by the caller's
+deadline. A daemon that stays silent until then is killed with all below it, and the next command starts another.
 
-Stands before every `shotclock ui click`: what it imports, it needs.
+`shotclock ui click` imports this module, so asyncio, which takes longer than all the rest, is imported by the one
+function that needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
 import os
+import shutil
 import socket
+from collections.abc import Callable
+from typing import Any
 
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.value_types import field, record
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory, state_directory
-from .device_names import kind_of
+from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
+from ..process.kill import kill_tree
+from ..process.private_socket import connect, peer_of
+from ..process.unsupervised import start_detached
+from .device import kind_of
+from .payload import read_execution
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-FOLDER = "ui"
-# How long a daemon and its device may take to come up: a browser on a busy machine, and its first page.
+# A daemon and its device may take this long to start: a browser on a busy machine, and its first page.
 START_LIMIT_MS = 30_000
 CONNECT_LIMIT_S = 2.0
 CONNECT_PAUSE_S = 0.01
-# What the daemon has beyond `timeoutMs` to answer, and what this end waits for it.
+# The daemon's time beyond `timeoutMs` to answer, which its client waits.
 RESULT_MARGIN_MS = 5_000
-# What killing a silent daemon may take after that.
+# After that, killing a silent daemon may take this long.
 KILL_MARGIN_MS = 1_000
-# What stopping a daemon may take: its execution is cancelled, its browser killed and seen gone.
+# Stopping a daemon: its execution is cancelled, its browser killed and verified gone.
 STOP_LIMIT_MS = 20_000
-LOOK_LIMIT_MS = 3_000
-# More than any valid payload has as JSON that is all escapes; what is longer the daemon would not read.
-MOST_SENT = 250_000
-MOST_BYTES = 64 * 1024 * 1024
+STATUS_LIMIT_MS = 3_000
+# After its socket was cut, a thread that reads from it returns at once.
+CUT_LIMIT_S = 5.0
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
 KEPT_EVENTS = 20
 DEFAULT_IDLE_MS = 600_000
 
-# What a daemon is told of the environment that it happens to be started in. It outlives whoever that is, and a browser
-# has no use for their keys.
+# The variables that a daemon inherits. It outlives the process that starts it, and a browser needs none of its keys.
 KEPT_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_", "TZ", "TMPDIR", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY",
     "XDG_", "DBUS_", "SHOTCLOCK_", "VIRTUAL_ENV", "PYTHON", "PLAYWRIGHT_", "ANDROID_", "ADB_", "HTTP_PROXY",
     "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "LD_LIBRARY_PATH",
 )  # fmt: skip
 
-HINT = "run `shotclock doctor ui` first: the device may be gone; error.context.events is what it said last"
+HINT = "run `shotclock doctor ui` first: the device may be gone; error.context.events has its last events"
 
 
 def folder() -> str:
-    return os.path.join(state_directory(), FOLDER)
+    return os.path.join(state_directory(), "ui")
 
 
 def stem_of(device: str) -> str:
-    """Return the name of a device as a part of a path. Two devices never share one."""
-    if device.isascii() and device.replace("-", "").replace("_", "").isalnum() and len(device) <= 40:
-        return device
-    import hashlib
-
-    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in device)[:24]
-    return f"{plain}-{hashlib.sha256(device.encode()).hexdigest()[:12]}"
-
-
-def socket_path(device: str) -> str:
-    return os.path.join(folder(), f"{stem_of(device)}.sock")
+    """Return the path of a device's files without their ending. Two devices never share one."""
+    name = device
+    if not device.isascii() or not device.replace("-", "").replace("_", "").isalnum() or len(device) > 40:
+        plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in device)[:24]
+        name = f"{plain}-{hashlib.sha256(device.encode()).hexdigest()[:12]}"
+    return os.path.join(folder(), name)
 
 
-@record
-class Exchange:
-    """One request to the daemon of a device, and what came back."""
+class DeviceRequest:
+    """One request to the daemon of a device, and its answer so far."""
 
-    device: str
-    request: dict[str, Any]
-    command_id: str
-    events: list[dict[str, Any]] = field(default_factory=list)
-    """The last ones."""
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    """The results of steps that were told before the end."""
-    connection: socket.socket | None = None
-    is_heard: bool = False
-    """Whether the daemon has said anything about this command, so that it may have begun."""
-    has_started: bool = False
-    """Whether the daemon was started for this, and is still coming up."""
+    def __init__(self, device: str, verb: str, command_id: str | None = None, **message: object) -> None:
+        self.device, self.verb = device, verb
+        self.command_id = verb if command_id is None else command_id
+        self.has_started = False
+        """Whether the daemon was started for this request, and may still be starting."""
+        self.steps: list[dict[str, Any]] = []
+        """The results of steps that arrived before the end."""
+        self._message = {"do": verb, "commandId": self.command_id, **message}
+        self._events: list[dict[str, Any]] = []
+        self._connection: socket.socket | None = None
+        self._may_have_begun = False
 
     def run(self, margin_ms: int, *, until_ns: int | None = None) -> Envelope:
-        """Send the request and return the envelope. Blocks, bounded by `margin_ms`, and again by that from the moment
-        at which the daemon says that it has begun; in between by what it says that it needs to open its device, or to
-        stop. Raises Failure."""
+        """Send the request and return the envelope. Raises Failure.
+
+        Blocks for at most `margin_ms`, and again for that long from the moment at which the daemon reports that the
+        command has begun; in between for as long as the daemon reports that it needs to open its device, or to stop.
+        """
         try:
             return self._run(margin_ms, until_ns)
         except Failure as failure:
-            if failure.code != "DEVICE_LOST" or self.is_heard or self.request["do"] in ("status", "stop"):
+            if failure.code != "DEVICE_LOST" or self._may_have_begun or self.verb in ("status", "stop"):
                 raise
-        # The daemon was on its way out, and had said nothing: nothing has begun.
+        # The daemon ended before it read the request: nothing has begun.
         return self._run(margin_ms, until_ns)
 
+    def cut(self) -> None:
+        """End the request from another thread: the daemon sees that its caller has left, and stops the execution."""
+        self._may_have_begun = True  # not to be sent again
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
     def _run(self, margin_ms: int, until_ns: int | None) -> Envelope:
-        with self._connect(until_ns) as connection:
-            self.connection = connection
-            connection.settimeout(CONNECT_LIMIT_S)
+        connection = try_connect(self.device)
+        if connection is None:
+            if self.verb in ("status", "stop"):
+                raise self._fail("DEVICE_LOST", f"the daemon of {self.device} has just ended")
+            self.has_started = True
+            connection = start_daemon(self.device, until_ns=until_ns)
+        with connection:
+            self._connection = connection
             if until_ns is not None:
-                self.request["remainingMs"] = max(1, (until_ns - monotonic_ns()) // 1_000_000)
-            line = json.dumps(self.request).encode() + b"\n"
-            if len(line) > MOST_SENT:
-                self._check_payload()
+                self._message["remainingMs"] = max(1, (until_ns - monotonic_ns()) // 1_000_000)
             try:
-                connection.sendall(line)
+                connection.sendall(json.dumps(self._message).encode() + b"\n")
             except OSError as error:
-                raise self._lost(f"the daemon of {self.device} does not take the request: {error}") from None
+                message = f"the daemon of {self.device} does not accept the request: {error}"
+                raise self._fail("DEVICE_LOST", message) from None
             return self._read(connection, margin_ms, until_ns)
 
-    def cut(self) -> None:
-        """End the exchange from another thread: the daemon sees that its caller has left, and stops the execution."""
-        self.is_heard = True  # not to be sent again
-        if self.connection is not None:
-            try:
-                self.connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def _connect(self, until_ns: int | None) -> socket.socket:
-        connection = try_connect(self.device)
-        if connection is not None:
-            return connection
-        if self.request["do"] in ("status", "stop"):
-            raise self._lost(f"the daemon of {self.device} has just ended")
-        if self.request["do"] == "execute":
-            self._check_payload()  # nothing is started for what is not valid
-        self.has_started = True
-        return start_daemon(self.device, until_ns=until_ns)
-
-    def _check_payload(self) -> None:
-        from .payload import read_execution
-
-        read_execution(self.request["execution"], timeout_ms=self.request.get("timeoutMs"))
-
     def _read(self, connection: socket.socket, margin_ms: int, until_ns: int | None) -> Envelope:
-        started_ns = monotonic_ns()
-        coming_up_ms = START_LIMIT_MS if self.has_started else 0
-        may_kill = self.request["do"] != "status"
-        latest_ns = started_ns + (margin_ms + coming_up_ms) * 1_000_000
+        began_ns = monotonic_ns()
+        latest_ns = began_ns + (margin_ms + (START_LIMIT_MS if self.has_started else 0)) * 1_000_000
         rest = b""
         while True:
-            now_ns = monotonic_ns()
             stop_ns = latest_ns if until_ns is None else min(latest_ns, until_ns)
-            if now_ns >= stop_ns:
-                waited_ms = (now_ns - started_ns) // 1_000_000
-                killed = kill_daemon(self.device, connection) if may_kill and stop_ns == latest_ns else None
-                raise self._silent(waited_ms, killed)
-            connection.settimeout(max(0.001, (stop_ns - now_ns) / 1e9))
-            try:
-                chunk = connection.recv(65536)
-            except TimeoutError:
-                continue
-            except OSError as error:
-                raise self._lost(f"the daemon of {self.device} is gone: {error}") from None
-            if not chunk:
-                raise self._lost(f"the daemon of {self.device} ended before it answered")
-            rest += chunk
-            if len(rest) > MOST_BYTES:
+            *lines, rest = (rest + self._receive(connection, stop_ns, began_ns, stop_ns == latest_ns)).split(b"\n")
+            if len(rest) > MAX_ANSWER_BYTES:
                 raise self._malformed("it is larger than 64 MiB")
-            while b"\n" in rest:
-                line, _, rest = rest.partition(b"\n")
-                told = self._parse(line)
-                if told.get("commandId") != self.command_id:
-                    continue  # about another command, which does not end this one
-                if type(needed_ms := told.get("mayTakeMs")) is int:  # nothing has begun
+            for line in lines:
+                answer = self._parse(line)
+                if answer.get("commandId") != self.command_id:
+                    continue
+                if type(needed_ms := answer.get("mayTakeMs")) is int:  # nothing has begun
                     latest_ns = monotonic_ns() + needed_ms * 1_000_000
                     continue
-                self.is_heard = True
-                if "begun" in told:
+                self._may_have_begun = True
+                if "begun" in answer:
                     latest_ns = monotonic_ns() + margin_ms * 1_000_000
-                elif "event" in told:
-                    self._note(told["event"])
-                elif "envelope" in told:
-                    return self._envelope(told["envelope"])
+                elif "event" in answer:
+                    self._note(answer["event"])
+                elif "envelope" in answer:
+                    return self._read_envelope(answer["envelope"])
+
+    def _receive(self, connection: socket.socket, stop_ns: int, began_ns: int, is_own_limit: bool) -> bytes:
+        """Return the next bytes. A daemon that is silent until its own limit is killed. Raises Failure."""
+        left_ns = stop_ns - monotonic_ns()
+        if left_ns <= 0:
+            waited_ms = (monotonic_ns() - began_ns) // 1_000_000
+            message = f"no result of {self.command_id} came from {self.device} within {waited_ms} ms"
+            killed = kill_daemon(self.device, connection) if is_own_limit and self.verb != "status" else None
+            if killed is None:
+                raise self._fail("RESULT_ENVELOPE_TIMEOUT", message)
+            message += "; its daemon did not answer, and was killed"
+            raise self._fail("RESULT_ENVELOPE_TIMEOUT", message, killed=killed)
+        connection.settimeout(max(0.001, left_ns / 1e9))
+        try:
+            chunk = connection.recv(65536)
+        except TimeoutError:
+            return b""
+        except OSError as error:
+            raise self._fail("DEVICE_LOST", f"the daemon of {self.device} is gone: {error}") from None
+        if not chunk:
+            raise self._fail("DEVICE_LOST", f"the daemon of {self.device} ended before it answered")
+        return chunk
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            told = json.loads(line)
+            answer = json.loads(line)
         except ValueError as error:
             raise self._malformed(str(error)) from None
-        if not isinstance(told, dict):
+        if not isinstance(answer, dict):
             raise self._malformed("it is no object")
-        return told
+        return answer
 
-    def _note(self, event: Any) -> None:
+    def _note(self, event: object) -> None:
         if isinstance(event, dict):
-            self.events = [*self.events, event][-KEPT_EVENTS:]
+            self._events = [*self._events, event][-KEPT_EVENTS:]
             if event.get("event") == "stepResult":
                 self.steps.append({name: item for name, item in event.items() if name != "event"})
 
-    def _envelope(self, told: Any) -> Envelope:
+    def _read_envelope(self, written: Any) -> Envelope:
         try:
-            envelope = Envelope(told["data"], told["error"], list(told["warnings"]), dict(told["meta"]))
-            if envelope.ok is not told["ok"] or not isinstance(envelope.exit_code, int):
+            envelope = Envelope(written["data"], written["error"], list(written["warnings"]), dict(written["meta"]))
+            if envelope.ok is not written["ok"] or not isinstance(envelope.exit_code, int):
                 raise ValueError("its parts contradict each other")
             return envelope
         except (KeyError, TypeError, ValueError) as error:
             raise self._malformed(f"{type(error).__name__}: {error}") from None
 
-    # --- what can go wrong ----------------------------------------------------------------------------------
-
-    def _context(self) -> dict[str, object]:
-        return {"device": self.device, "commandId": self.command_id, "events": self.events}
-
-    def _silent(self, waited_ms: int, killed: dict[str, object] | None) -> Failure:
-        message = f"no result of {self.command_id} came from {self.device} within {waited_ms} ms"
-        context = self._context()
-        if killed is not None:
-            message += "; its daemon did not answer, and was killed"
-            context["killed"] = killed
-        return Failure("RESULT_ENVELOPE_TIMEOUT", message, data=self._partial(), context=context, suggestion=HINT)
-
     def _malformed(self, why: str) -> Failure:
-        message = f"the result of {self.command_id} cannot be read: {why}"
-        return Failure("RESULT_ENVELOPE_MALFORMED", message, data=self._partial(), context=self._context())
+        return self._fail("RESULT_ENVELOPE_MALFORMED", f"the result of {self.command_id} cannot be read: {why}")
 
-    def _lost(self, message: str) -> Failure:
-        return Failure("DEVICE_LOST", message, data=self._partial(), context=self._context())
-
-    def _partial(self) -> dict[str, object] | None:
-        return {"commandId": self.command_id, "stepResults": self.steps} if self.steps else None
+    def _fail(self, code: str, message: str, **context: object) -> Failure:
+        data = {"commandId": self.command_id, "stepResults": self.steps} if self.steps else None
+        context = {"device": self.device, "commandId": self.command_id, "events": self._events, **context}
+        hint = HINT if code == "RESULT_ENVELOPE_TIMEOUT" else None
+        return Failure(code, message, data=data, context=context, suggestion=hint)
 
 
 def execute(
     device: str,
-    payload: dict[str, Any],
+    payload: object,
     *,
-    timeout_ms: Any = None,
+    timeout_ms: object = None,
     remaining_ms: int | None = None,
     traceparent: str | None = None,
-    on_exchange: Callable[[Exchange], object] | None = None,
+    on_request: Callable[[DeviceRequest], object] | None = None,
 ) -> Envelope:
-    """Run an execution on a device, and return its envelope. `timeout_ms` replaces the payload's own; `remaining_ms` is
-    what the caller has left, and `traceparent` its place in a trace. Blocks, bounded. Raises Failure."""
-    command_id = payload.get("commandId", payload.get("command_id"))
-    command_id = command_id if isinstance(command_id, str) else ""
-    request: dict[str, Any] = {"do": "execute", "commandId": command_id, "execution": payload, "pid": os.getpid()}
-    if timeout_ms is not None:
-        request["timeoutMs"] = timeout_ms
-    if traceparent is not None:
-        request["traceparent"] = traceparent
-    until_ns = None
-    if remaining_ms is not None:
-        until_ns = monotonic_ns() + remaining_ms * 1_000_000
-    exchange = Exchange(device, request, command_id)
-    if on_exchange is not None:
-        on_exchange(exchange)
-    whole: Any = timeout_ms if timeout_ms is not None else payload.get("timeoutMs", payload.get("timeout_ms"))
-    whole_ms = int(whole) if type(whole) in (int, float) and 0 <= whole < 1e9 else 0
-    return exchange.run(whole_ms + RESULT_MARGIN_MS, until_ns=until_ns)
+    """Run an execution on a device and return its envelope. Blocks, bounded. Raises Failure.
+
+    `timeout_ms` replaces the payload's own; `remaining_ms` is the rest of the caller's time.
+    """
+    until_ns = None if remaining_ms is None else monotonic_ns() + remaining_ms * 1_000_000
+    execution = read_execution(payload, timeout_ms=timeout_ms)
+    message = {"execution": execution.written, "pid": os.getpid(), "traceparent": traceparent}
+    request = DeviceRequest(device, "execute", execution.command_id, **message)
+    if on_request is not None:
+        on_request(request)
+    return request.run(execution.timeout_ms + RESULT_MARGIN_MS, until_ns=until_ns)
 
 
-def ask(device: str, verb: str, *, within_ms: int = LOOK_LIMIT_MS) -> Envelope | None:
-    """Ask the daemon of a device for its status. Return None where there is none. Raises Failure."""
+async def execute_async(device: str, payload: object, **options: Any) -> Envelope:
+    """Do as `execute`, in a thread. A cancellation stops the execution. Raises Failure."""
+    import asyncio
+
+    from ..runtime.command_runner import run_shielded
+
+    requests: list[DeviceRequest] = []
+    working = asyncio.ensure_future(asyncio.to_thread(execute, device, payload, on_request=requests.append, **options))
+    try:
+        return await asyncio.shield(working)  # bounded by the request itself
+    except asyncio.CancelledError:
+        for request in requests:
+            request.cut()
+        await run_shielded(asyncio.wait([working], timeout=CUT_LIMIT_S))
+        if working.done() and not working.cancelled():
+            working.exception()  # that it was cut
+        raise
+
+
+def find_status(device: str) -> Envelope | None:
+    """Return the status of a device's daemon, or None where none runs. Raises Failure."""
     connection = try_connect(device)
     if connection is None:
         return None
     connection.close()
-    exchange = Exchange(device, {"do": verb, "commandId": verb}, verb)
-    return exchange.run(within_ms, until_ns=monotonic_ns() + within_ms * 1_000_000)
+    until_ns = monotonic_ns() + STATUS_LIMIT_MS * 1_000_000
+    return DeviceRequest(device, "status").run(STATUS_LIMIT_MS, until_ns=until_ns)
 
 
 def stop(device: str) -> bool:
-    """Stop the daemon of a device, and all below it; kill them where it does not answer. Return whether there was one.
-    Blocks, for RESULT_MARGIN_MS and then STOP_LIMIT_MS. Raises Failure where something would not die."""
+    """Stop the daemon of a device with all below it, by force where it does not answer. Return whether one ran.
+
+    Blocks for RESULT_MARGIN_MS and then STOP_LIMIT_MS. Raises Failure where a process survives.
+    """
     connection = try_connect(device)
     if connection is None:
         return False
     connection.close()
     try:
-        Exchange(device, {"do": "stop", "commandId": "stop"}, "stop").run(RESULT_MARGIN_MS)
+        DeviceRequest(device, "stop").run(RESULT_MARGIN_MS)
     except Failure as failure:
         killed = failure.context.get("killed")
-        is_gone = failure.code == "DEVICE_LOST"  # it ended while it was told to
+        is_gone = failure.code == "DEVICE_LOST"  # it ended while it read the request
         if not is_gone and not (isinstance(killed, dict) and not killed["survivors"]):
             raise
     return True
 
 
-# --- sockets and daemons --------------------------------------------------------------------------------------
+# --- daemons --------------------------------------------------------------------------------------------------
 
 
 def try_connect(device: str) -> socket.socket | None:
-    """Return a connection to the daemon of a device; None where nobody listens."""
-    path = socket_path(device)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    connection.settimeout(CONNECT_LIMIT_S)
+    """Return a connection to the daemon of a device, or None where none listens."""
     try:
-        with_short_path(path, connection.connect)
+        return connect(f"{stem_of(device)}.sock", CONNECT_LIMIT_S)
     except OSError:
-        connection.close()
         return None
-    return connection
 
 
 def kill_daemon(device: str, connection: socket.socket) -> dict[str, object] | None:
-    """Kill the daemon at the other end, and all below it; remove what it leaves. Return its pid and what would not die;
-    None where this machine does not say who it is. That the connection is open proves that it is still that one."""
-    from ..process.kill import kill_tree
-    from ..process.private_socket import peer_of
+    """Kill the daemon at the other end with all below it, and remove its files. Return its pid and the survivors.
 
+    Returns None where this machine does not report the pid. The open connection proves that it is still the daemon's.
+    """
     pid, user = peer_of(connection)
     if pid in (0, os.getpid()) or user != os.geteuid():
         return None
-    left = kill_tree(pid, lambda wait_ms: pause(wait_ms / 1000))
-    _clean_up_after(device)
-    return {"pid": pid, "survivors": left}
-
-
-def _clean_up_after(device: str) -> None:
-    """Remove what a daemon that was killed has left, unless another one serves by now."""
-    import fcntl
-
-    stem = os.path.join(folder(), stem_of(device))
-    try:
-        lock = os.open(f"{stem}.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_leftovers(stem)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(lock)
+    survivors = kill_tree(pid, lambda wait_ms: pause(wait_ms / 1000))
+    with contextlib.suppress(OSError):  # BlockingIOError: another daemon runs by now
+        lock = os.open(f"{stem_of(device)}.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_leftovers(stem_of(device))
+        finally:
+            os.close(lock)
+    return {"pid": pid, "survivors": survivors}
 
 
 def remove_leftovers(stem: str) -> None:
-    """Remove the socket and the temporary files of this device's last daemon. Only who holds the lock may."""
-    import contextlib
-    import shutil
-
+    """Remove the socket and the temporary files of a device's last daemon. Only the holder of the lock may."""
     for ending in (".sock", ".device"):
         with contextlib.suppress(OSError):
             os.unlink(f"{stem}{ending}")
@@ -350,45 +318,31 @@ def remove_leftovers(stem: str) -> None:
         os.unlink(f"{stem}.tmp")
 
 
-def with_short_path(path: str, use: Callable[[str], object]) -> None:
-    """Call a function with a name of this file that fits into the address of a socket: 107 bytes, and a home may be
-    longer. Raises OSError."""
-    if len(os.fsencode(path)) < 100:
-        use(path)
-        return
-    parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        use(f"/proc/self/fd/{parent}/{os.path.basename(path)}")
-    finally:
-        os.close(parent)
-
-
 def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int | None = None) -> socket.socket:
-    """Start the daemon of a device, unless somebody else does at this moment, and return a connection to it. Raises
-    Failure DEVICE_UNAVAILABLE where none comes up in time."""
-    from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
-    from ..process.unsupervised import start_detached
+    """Start the daemon of a device, unless another process just did, and return a connection to it.
 
-    kind_of(device)  # nothing is started, and kept, for a name that is misspelt
+    Raises Failure DEVICE_UNAVAILABLE where none answers in time.
+    """
+    kind_of(device)  # refuse a misspelt name
     make_private_directory(folder())
-    log = os.path.join(folder(), f"{stem_of(device)}.log")
+    log = f"{stem_of(device)}.log"
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    of_call = (OVERTIME_VARIABLE, STOP_FILE_VARIABLE)
+    environment = {
+        name: text
+        for name, text in os.environ.items()
+        if name.upper().startswith(KEPT_VARIABLES) and name not in of_call
+    }
     try:
-        of_call = (OVERTIME_VARIABLE, STOP_FILE_VARIABLE)
-        environment = {
-            name: text
-            for name, text in os.environ.items()
-            if name.upper().startswith(KEPT_VARIABLES) and name not in of_call
-        }
         start_detached("shotclock.ui.daemon", [device, str(idle_ms)], output_fd=output, environment=environment)
     except OSError as error:
         raise Failure("DEVICE_UNAVAILABLE", f"the daemon of {device} could not be started: {error}") from None
     finally:
         os.close(output)
-    give_up_ns = monotonic_ns() + START_LIMIT_MS * 1_000_000
-    give_up_ns = give_up_ns if until_ns is None else min(give_up_ns, until_ns)
-    while monotonic_ns() < give_up_ns:
+    latest_ns = monotonic_ns() + START_LIMIT_MS * 1_000_000
+    latest_ns = latest_ns if until_ns is None else min(latest_ns, until_ns)
+    while monotonic_ns() < latest_ns:
         if (connection := try_connect(device)) is not None:
             return connection
         pause(CONNECT_PAUSE_S)
-    raise Failure("DEVICE_UNAVAILABLE", f"the daemon of {device} did not come up in time; its log is {log}")
+    raise Failure("DEVICE_UNAVAILABLE", f"the daemon of {device} did not start in time; its log is {log}")

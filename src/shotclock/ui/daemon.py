@@ -1,10 +1,9 @@
-"""The daemon of one device: it keeps the device between commands, gives it to one execution at a time, and holds the
-clock.
+"""The daemon of one device: it keeps the device between commands, for one execution at a time, and holds the clock.
 
     client (waits `timeoutMs` + 5 s)      daemon ── zygotes, supervisor ── process of the device ── browser
 
-It runs no code of a device itself. If it is killed, all below it dies with it, and the next command starts another. It
-ends by itself when nothing was asked of it for a while.
+It runs no code of a device itself. If it is killed, all below it dies too, and the next command starts another. It
+ends by itself after a time without requests.
 
 docs/design.md: R55.
 """
@@ -21,7 +20,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ..core.catalogue import HandlerReference, Operation
@@ -29,43 +28,44 @@ from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, SideEffects, error_entries
 from ..core.trace import parse_trace
-from ..core.value_types import record, replace
+from ..core.value_types import replace, value
+from ..process import private_socket
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory
 from ..process.context import CallListener
-from ..process.private_socket import peer_of
 from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import failure_outcome
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from . import client
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
-from .device_names import kind_of
+from .device import kind_of
 from .devices import RuntimeServices
-from .execution import effects_of_steps
+from .execution import RUN_COMMAND, START_PROGRAM, effects_of_steps
 from .payload import Execution, read_execution
-from .session import RUN_COMMAND, START_PROGRAM
 
-# Of RESULT_MARGIN_MS what the daemon keeps to kill a device process that gives no result, and to answer.
+Send = Callable[..., None]
+
+# The part of RESULT_MARGIN_MS in which the daemon kills a silent device process and answers.
 ANSWER_RESERVE_MS = 200
-# What killing it may take before its caller, who was told so, gives up the daemon as well.
+# The longest kill before the caller, who was told of it, kills the daemon as well.
 KILL_LIMIT_MS = 5_000
-# Between the cancellation of an execution that gave no result and the kill of its process.
+# Between the cancellation of an execution without a result and the kill of its process.
 GRACE_MS = 300
-# How long a daemon waits for the one before it to be gone.
+# The wait for the end of the daemon before this one.
 LOCK_LIMIT_S = 15.0
 LOCK_PAUSE_S = 0.05
-# Whoever connects and says nothing runs this out.
+# The limit of a client that connects and sends nothing, or does not read.
 READ_LIMIT_S = 5.0
 WRITE_LIMIT_S = 5.0
-MOST_REQUEST_BYTES = 256 * 1024
+MAX_REQUEST_BYTES = 256 * 1024
 CLOSE_LIMIT_MS = 2_000
-# Until an execution that was cancelled is gone: its process is killed by then, and seen dead.
+# The wait for a cancelled execution: its process is killed by then, and seen dead.
 CANCEL_LIMIT_S = 6.0
-# How long those who are told that the daemon ends have to read it.
+# The time in which clients read that the daemon ends.
 LEAVE_LIMIT_S = 2.0
 
-_SESSION = "shotclock.ui.session"
+_SESSION = "shotclock.ui.execution"
 
 
 def _operation(name: str, function: str, limit_ms: int, *, mutates: bool) -> Operation:
@@ -75,23 +75,23 @@ def _operation(name: str, function: str, limit_ms: int, *, mutates: bool) -> Ope
 
 OPEN = _operation("ui start", "open_session", START_LIMIT_MS, mutates=False)
 CLOSE = _operation("ui stop", "close_session", CLOSE_LIMIT_MS, mutates=False)
-# The same operation: what an execution may change is declared by its actions.
+# One operation, twice: whether an execution mutates follows from its actions.
 LOOKING = _operation("ui", "run_execution", START_LIMIT_MS, mutates=False)
 CHANGING = _operation("ui", "run_execution", START_LIMIT_MS, mutates=True)
 STATUS = _operation("ui status", "open_session", START_LIMIT_MS, mutates=False)
 
 
 def main(device: str, idle_ms: str) -> None:
-    """Keep a device until it is told to stop, or was idle for long. What goes wrong is on stderr, which is a log."""
-    os.chdir("/")  # whoever started it may want to remove the directory that it was started in
+    """Keep a device until a stop request, or until it was idle for long. Errors go to stderr, which is a log."""
+    os.chdir("/")  # the directory in which it was started may be removed
     make_private_directory(client.folder())
-    stem = os.path.join(client.folder(), client.stem_of(device))
+    stem = client.stem_of(device)
     lock = os.open(f"{stem}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     for _ in range(int(LOCK_LIMIT_S / LOCK_PAUSE_S)):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except BlockingIOError:  # another one serves, comes up, or is on its way out
+        except BlockingIOError:  # another daemon serves, starts or ends
             if (other := client.try_connect(device)) is not None:
                 other.close()
                 return
@@ -109,13 +109,13 @@ def main(device: str, idle_ms: str) -> None:
         asyncio.run(Daemon(device, int(idle_ms), stem, scratch, lock).serve())
     finally:
         client.remove_leftovers(stem)
-        shutil.rmtree(scratch, ignore_errors=True)  # also where somebody has removed what says where it is
+        shutil.rmtree(scratch, ignore_errors=True)  # even if its file was removed
         os._exit(0)
 
 
-@record
+@value
 class _Holder:
-    """The execution that has the device."""
+    """The execution that uses the device."""
 
     execution: Execution
     pid: int
@@ -132,11 +132,11 @@ class _Holder:
         }
 
 
-class _Listener(CallListener):
-    """Hears what an execution says: events to its caller, and programs that its device wants to have run."""
+class _DeviceListener(CallListener):
+    """Listener to the process of the device: events for the caller, and programs to run for the device."""
 
-    def __init__(self, daemon: Daemon, tell: Any) -> None:
-        self._daemon, self._tell = daemon, tell
+    def __init__(self, daemon: Daemon, on_event: Callable[[dict[str, Any]], None]) -> None:
+        self._daemon, self._on_event = daemon, on_event
         self._rest = ""
         self.events: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ class _Listener(CallListener):
             self.events = [*self.events, event][-KEPT_EVENTS:]
             if event["event"] == "stepResult":
                 self.steps.append({name: item for name, item in event.items() if name != "event"})
-            self._tell(event)
+            self._on_event(event)
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
         if question == RUN_COMMAND and isinstance(value, dict):
@@ -159,11 +159,11 @@ class _Listener(CallListener):
 
 
 class Daemon:
-    """One device, its runtime, and those who are connected."""
+    """One device, its runtime and its clients."""
 
     def __init__(self, device: str, idle_ms: int, stem: str, scratch: str, lock: int) -> None:
         self._device, self._idle_ms, self._stem, self._scratch, self._lock = device, idle_ms, stem, scratch, lock
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._listener: socket.socket | None = None
         self._runtime = self._new_runtime()
         self._opened = False
         self._changing = asyncio.Lock()
@@ -189,13 +189,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ending.set)
-        path = f"{self._stem}.sock"
-        client.with_short_path(path, self._listener.bind)
-        os.chmod(path, 0o600)
-        self._listener.listen(64)
-        self._listener.setblocking(False)
+        self._listener = listener = private_socket.listen(f"{self._stem}.sock")
         await self._runtime.__aenter__()
-        loop.add_reader(self._listener.fileno(), self._accept)
+        loop.add_reader(listener.fileno(), self._accept, listener)
         try:
             while not self._ending.is_set():
                 await self._wait_idle()
@@ -203,15 +199,16 @@ class Daemon:
             await self._leave()
 
     def _stop_listening(self) -> None:
-        """Let nobody connect any more: whoever comes now finds nothing, and starts another daemon."""
-        if self._listener.fileno() >= 0:
+        """Accept no more clients: a later one finds no socket, and starts another daemon."""
+        if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
+            self._listener = None
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._stem}.sock")
 
     async def _wait_idle(self) -> None:
-        """Wait until the end is said, or it may have become idle. Bounded by the idle time."""
+        """Wait for a stop request, or until the idle limit may be reached."""
         left_s = (self._last_ns + self._idle_ms * NS_PER_MS - monotonic_ns()) / 1e9
         if left_s <= 0 and self._holder is None:
             self._ending.set()
@@ -224,23 +221,16 @@ class Daemon:
         if self._serving:
             await asyncio.wait(self._serving, timeout=LEAVE_LIMIT_S)
 
-    # --- those who connect ------------------------------------------------------------------------------------
+    # --- clients ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        if peer_of(connection)[1] != os.geteuid():
-            connection.close()
-            return
-        connection.setblocking(False)
-        task = asyncio.ensure_future(self._serve(connection))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+    def _accept(self, listener: socket.socket) -> None:
+        if (connection := private_socket.accept(listener)) is not None:
+            task = asyncio.ensure_future(self._serve(connection))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection, limit=MOST_REQUEST_BYTES)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_REQUEST_BYTES)
         try:
             try:
                 line = await asyncio.wait_for(reader.readline(), READ_LIMIT_S)
@@ -249,31 +239,31 @@ class Daemon:
             except (TimeoutError, ValueError, KeyError, TypeError):
                 return
 
-            def tell(**told: object) -> None:
-                writer.write(json.dumps({"commandId": command_id, **told}).encode() + b"\n")
+            def send(**answer: object) -> None:
+                writer.write(json.dumps({"commandId": command_id, **answer}).encode() + b"\n")
 
-            envelope = await self._answer(verb, request, tell, reader)
-            tell(envelope=envelope.to_dict())
+            envelope = await self._answer(verb, request, send, reader)
+            send(envelope=envelope.to_dict())
             with contextlib.suppress(TimeoutError, OSError):
                 await asyncio.wait_for(writer.drain(), WRITE_LIMIT_S)
-        except ConnectionError:  # it has left
+        except ConnectionError:  # the client has left
             pass
         finally:
             self._last_ns = monotonic_ns()
             writer.close()
 
-    async def _answer(self, verb: str, request: dict[str, Any], tell: Any, reader: asyncio.StreamReader) -> Envelope:
+    async def _answer(self, verb: str, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
         match verb:
             case "execute":
-                return await self._execute(request, tell, reader)
+                return await self._execute(request, send, reader)
             case "start":
                 began_ns = monotonic_ns()
-                tell(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
+                send(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
                 failed = await self._open()
                 call = self._runtime.begin(OPEN, {}, began_ns=began_ns)
                 return failed or await self._runtime.conclude(call, _come_to(self._status()))
             case "stop":
-                tell(mayTakeMs=client.STOP_LIMIT_MS)
+                send(mayTakeMs=client.STOP_LIMIT_MS)
                 call = self._runtime.begin(CLOSE, {}, Clocks(timeout_ms=client.STOP_LIMIT_MS))
                 return await self._runtime.conclude(call, self._stop())
         return await self._runtime.conclude(self._runtime.begin(STATUS, {}), _come_to(self._status()))
@@ -290,13 +280,13 @@ class Daemon:
         return Outcome(Ending.FINISHED, data=data)
 
     async def _stop(self) -> Outcome:
-        """Stop everything of the device, and then the daemon."""
+        """Stop the device, and then the daemon."""
         await self._close_device()
         self._ending.set()
         return Outcome(Ending.FINISHED, data={"device": self._device, "stopped": True})
 
     async def _close_device(self) -> None:
-        """Stop what is under way, close the device, and end all of its processes. Bounded by what each of them is."""
+        """Cancel the running execution, close the device, and end all of its processes. Each step is bounded."""
         self._stop_listening()
         await self._cancel("the device was stopped")
         async with self._changing:
@@ -306,7 +296,7 @@ class Daemon:
             self._opened = False
 
     async def _cancel(self, why: str) -> None:
-        """Cancel the execution that is under way, if one is. Whoever waits for it is told why."""
+        """Cancel the running execution, if any. Its caller receives the reason."""
         call, executing = self._call, self._executing
         if call is None or executing is None or executing.done():
             return
@@ -317,14 +307,14 @@ class Daemon:
     # --- the device -------------------------------------------------------------------------------------------
 
     async def _open(self) -> Envelope | None:
-        """See to it that the device is open. Return the envelope that says why it is not."""
+        """Open the device, unless it is open. Return the envelope of a failure."""
         async with self._changing:
             if self._opened:
                 return None
             # The lock file has content once a daemon has opened the device. Phones and attached apps keep their pages.
             is_fresh = os.fstat(self._lock).st_size > 0 and kind_of(self._device) == "browser"
             call = self._runtime.begin(OPEN, {"device": self._device, "is_fresh": is_fresh})
-            listener = _Listener(self, lambda event: None)
+            listener = _DeviceListener(self, lambda event: None)
             envelope = await self._runtime.conclude(call, self._judge_start(call, listener))
             self._opened = envelope.ok
             if envelope.ok:
@@ -340,11 +330,11 @@ class Daemon:
             message = f"{self._device} could not be started: {problem.message}"
             outcome.problem = replace(problem, code="DEVICE_UNAVAILABLE", message=message, entry=None)
         outcome.side_effects = SideEffects.NONE
-        outcome.survivors, outcome.warnings = (), ()  # what was started for the device is meant to stay
+        outcome.survivors, outcome.warnings = (), ()  # the programs of the device stay
         return outcome
 
     async def _replace(self) -> None:
-        """Kill all of the device; the next execution opens another."""
+        """Kill the device with all its processes; the next execution opens another."""
         async with self._changing:
             if self._opened and not self._ending.is_set():
                 self._opened = False
@@ -356,21 +346,21 @@ class Daemon:
         await self._runtime.__aenter__()
 
     async def run_command(self, argv: list[str], within_ms: int) -> dict[str, object]:
-        """Run a program for a device, in its own tree. Raises Failure."""
+        """Run a program for a device, below the runtime. Raises Failure."""
         output = await RuntimeServices(self._runtime).run_command(argv, within_ms=within_ms)
         stdout = base64.b64encode(output.stdout).decode()
         return {"exit_code": output.exit_code, "stdout": stdout, "stderr": output.stderr}
 
     async def start_program(self, argv: list[str]) -> None:
-        """Start a program for a device that outlives us. Raises Failure."""
+        """Start a program for a device that outlives the daemon. Raises Failure."""
         await RuntimeServices(self._runtime).start_program(argv)
 
     # --- executions -------------------------------------------------------------------------------------------
 
-    async def _execute(self, request: dict[str, Any], tell: Any, reader: asyncio.StreamReader) -> Envelope:
+    async def _execute(self, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
         began_ns, trace = monotonic_ns(), parse_trace(request.get("traceparent"))
         try:
-            execution = read_execution(request.get("execution"), timeout_ms=request.get("timeoutMs"))
+            execution = read_execution(request.get("execution"))
             if self._holder is not None:
                 raise self._conflict(self._holder)
         except Failure as failure:
@@ -383,16 +373,16 @@ class Daemon:
         left, ringing = asyncio.ensure_future(reader.read(1)), None
         try:
             if not self._opened:
-                tell(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
+                send(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
             if (failed := await self._open_for(left)) is not None:
                 return failed
-            tell(begun=True)
+            send(begun=True)
             call = self._call = self._begin(execution, request.get("remainingMs"), began_ns)
             call.caller = trace or call.caller
             ring_s = call.bound.limit_ms / 1000
-            ringing = asyncio.get_running_loop().call_later(ring_s, lambda: tell(mayTakeMs=KILL_LIMIT_MS))
-            work = self._run(execution, call, lambda event: tell(event=event))
-            self._executing = asyncio.ensure_future(work)
+            ringing = asyncio.get_running_loop().call_later(ring_s, lambda: send(mayTakeMs=KILL_LIMIT_MS))
+            listener = _DeviceListener(self, lambda event: send(event=event))
+            self._executing = asyncio.ensure_future(self._run(execution, call, listener))
             await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
             if left.done():
                 await self._cancel("its caller has left")
@@ -404,9 +394,8 @@ class Daemon:
             self._executing = self._call = self._holder = None
 
     async def _open_for(self, left: asyncio.Future[bytes]) -> Envelope | None:
-        """Open the device as `_open` does. Raises ConnectionError where the caller leaves before it is open: it is
-        opened all the same, for the next one, who is not told that somebody has it."""
-        if self._opened:  # as mostly: no turn of the loop in which it is held and not begun
+        """Open the device. Raises ConnectionError where the caller leaves first; the next caller finds it open."""
+        if self._opened:  # the usual case, without a turn of the loop in which the device is held and idle
             return await self._open()
         opening = asyncio.ensure_future(self._open())
         self._opening.add(opening)
@@ -425,9 +414,9 @@ class Daemon:
         return Failure("EXECUTION_CONFLICT_IN_FLIGHT", message, context=context, retry_after_ms=left_ms)
 
     def _begin(self, execution: Execution, remaining_ms: Any, began_ns: int) -> Call:
-        """Start the clocks of an execution: its own time, or what its caller has left, and what is waited for it."""
+        """Begin the call of an execution: its own time or the rest of its caller's, and the margin for the result."""
         within_ms = None
-        if isinstance(remaining_ms, int):  # less what the start of the device took
+        if isinstance(remaining_ms, int):  # minus the time in which the device was opened
             within_ms = max(1, remaining_ms - (monotonic_ns() - began_ns) // NS_PER_MS)
         limit_ms = execution.timeout_ms if within_ms is None else max(1, min(execution.timeout_ms, within_ms))
         clocks = Clocks(timeout_ms=limit_ms + RESULT_MARGIN_MS - ANSWER_RESERVE_MS, grace_ms=GRACE_MS)
@@ -435,8 +424,7 @@ class Daemon:
         operation = CHANGING if execution.mutates else LOOKING
         return self._runtime.begin(operation, arguments, clocks, began_ns=began_ns)
 
-    async def _run(self, execution: Execution, call: Call, tell: Any) -> Envelope:
-        listener = _Listener(self, tell)
+    async def _run(self, execution: Execution, call: Call, listener: _DeviceListener) -> Envelope:
         envelope = await self._runtime.conclude(call, self._judge(execution, call, listener))
         data = envelope.data
         page = data.get("page") if isinstance(data, dict) else None
@@ -444,7 +432,7 @@ class Daemon:
             self._replacing = asyncio.ensure_future(self._replace())  # the answer need not wait for it
         return envelope
 
-    async def _judge(self, execution: Execution, call: Call, listener: _Listener) -> Outcome:
+    async def _judge(self, execution: Execution, call: Call, listener: _DeviceListener) -> Outcome:
         try:
             outcome = await self._runtime.perform(call, listener)
         except asyncio.CancelledError as cancelled:
@@ -463,24 +451,24 @@ def judge_result(
     events: list[dict[str, Any]],
     steps: list[dict[str, Any]],
 ) -> Outcome:
-    """Make the outcome of an execution from what its process gave, or did not give."""
+    """Return the outcome of an execution from the result of its process, if it gave one."""
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
-    known: dict[str, Any] = {"commandId": execution.command_id, "device": device, "events": events}
+    context: dict[str, Any] = {"commandId": execution.command_id, "device": device, "events": events}
     if problem is None:
         result = outcome.value
         if (trouble := find_malformed(execution, result)) is None:
             return _outcome_of_result(result, device)
-        problem = Problem("RESULT_ENVELOPE_MALFORMED", f"the result cannot be read: {trouble}", context=known)
+        problem = Problem("RESULT_ENVELOPE_MALFORMED", f"the result cannot be read: {trouble}", context=context)
         outcome.ending = Ending.FINISHED
     elif problem.code == "TIMEOUT":
         limit_ms = execution.timeout_ms if problem.fired is None else problem.fired.limit_ms
         message = f"{device} gave no result of an execution of {execution.timeout_ms} ms within {limit_ms} ms"
         problem = replace(
-            problem, code="RESULT_ENVELOPE_TIMEOUT", message=message, context=known, suggestion=HINT, entry=None
+            problem, code="RESULT_ENVELOPE_TIMEOUT", message=message, context=context, suggestion=HINT, entry=None
         )
     elif problem.code != "CANCELLED":
         message = f"the process of {device} ended in the middle: {problem.message}"
-        problem = replace(problem, code="DEVICE_LOST", message=message, context=known, entry=None)
+        problem = replace(problem, code="DEVICE_LOST", message=message, context=context, entry=None)
     begun = [event for event in events if event["event"] == "step"]
     last = begun[-1] if begun else None
     outcome.problem = problem
@@ -497,7 +485,7 @@ def judge_result(
         },
         "page": {"state": "lost", "where": None, "next": "none"},
     }
-    if outcome.ending is Ending.CANCELLED:  # it heard that it should stop, and did
+    if outcome.ending is Ending.CANCELLED:  # it obeyed the cancellation
         outcome.data["page"] = {"state": "unknown", "where": None, "next": "same"}
     unfinished = last is not None and len(steps) <= last["index"]
     action = execution.actions[last["index"]] if last is not None and unfinished else None
@@ -515,7 +503,7 @@ def _outcome_of_result(result: Any, device: str) -> Outcome:
         context["device"], suggestion = device, None
         if isinstance(clock := context.get("clock"), dict):
             context["timeout_ms"] = clock["limit_ms"]
-            if error["code"] == "OPERATION_TIMEOUT":  # whose registered hint is about a server
+            if error["code"] == "OPERATION_TIMEOUT":  # its registered hint is about a server
                 suggestion = f"look at data.page; to wait longer, give the {clock['owner']} more time (timeoutMs)"
         problem = Problem(error["code"], error["message"], context=context, suggestion=suggestion)
     warnings = (warning("DEVICE_REPLACED"),) if data["page"].get("state") == "fresh" else ()
@@ -523,7 +511,7 @@ def _outcome_of_result(result: Any, device: str) -> Outcome:
 
 
 def find_malformed(execution: Execution, result: Any) -> str | None:
-    """Return what is wrong with the shape of a result, if anything is."""
+    """Return the first fault in the shape of a result, if any."""
     if not isinstance(result, dict):
         return f"it is {type(result).__name__}, not an object"
     if result.get("commandId") != execution.command_id:

@@ -1,26 +1,24 @@
-"""What a device is: the contract that a browser and a phone keep, and where each kind of device is found.
+"""Devices: their names, and the contract that a browser and a phone keep.
 
-A device is used by one execution at a time, on one event loop, in a process of its own that is killed with all it
-started when it does not answer. So a device has no clock of its own over executions; it keeps the one that each of its
-methods is given.
+A device is used by one execution at a time, on one event loop, in a process of its own that is killed with all its
+children when it does not answer. So a device has no clock over executions; each method keeps its own limit.
 
 The contract of every method that takes `within_ms`:
 
-- It returns or raises within that time. It is cancelled a little later (`execution.GUARD_MS`) and has to let itself be.
-- It raises `Failure` with one of these codes, and a message for whoever wrote the payload:
+- It returns or raises within that time. It is cancelled a little later (`execution.GUARD_MS`) and must obey.
+- It raises `Failure` with one of these codes, and a message for the author of the payload:
 
-      WAIT_TIMEOUT        the node, text or place did not come in that time; the device itself answers, and nothing
-                          was changed
-      NODE_NOT_FOUND      there is no use in waiting: the ref is none of the last snapshot; nothing was changed
-      EVAL_TIMEOUT        the device did not answer a question about what it shows
-      OPERATION_TIMEOUT   the device did not take an order in that time
+      WAIT_TIMEOUT        the node, text or place did not appear in time; the device answers, and nothing was changed
+      NODE_NOT_FOUND      waiting is useless: the ref is not in the last snapshot; nothing was changed
+      EVAL_TIMEOUT        the device did not answer a question about its screen
+      OPERATION_TIMEOUT   the device did not carry out an order in time
       DEVICE_LOST         the page, the browser, the link or the phone is gone
-      ACTION_FAILED       it was tried and refused: not editable, not an address, no such app
+      ACTION_FAILED       the device refused: not editable, not an address, no such app
       ACTION_UNSUPPORTED  this kind of device cannot do that; nothing was tried
 
-  Anything else that it raises is a bug, and is told as one.
-- A node that is not there yet is waited for, up to `within_ms`; one that is there is used at once.
-- What fails may have been done in part. A method never claims otherwise by trying again what changes something.
+  Any other exception is a bug, and is reported as one.
+- It waits up to `within_ms` for a node to appear, and uses a node that is there at once.
+- A failed order may have had a part of its effect, so it is never retried.
 """
 
 from __future__ import annotations
@@ -31,26 +29,37 @@ from typing import Literal, Protocol, cast
 
 from ..core.errors import Failure
 from ..core.value_types import value
-from .device_names import KINDS, kind_of
 from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
+
+# For each part of a device's name before the colon, its module.
+KINDS = {"browser": ".browser", "cdp": ".browser", "android": ".android"}
+DEFAULT_DEVICE = "browser"
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a device. Raises Failure DEVICE_UNAVAILABLE for an unknown one."""
+    kind = name.partition(":")[0]
+    if kind not in KINDS:
+        names = "browser, browser:NAME, cdp:http://127.0.0.1:9222, android, android:SERIAL"
+        raise Failure("DEVICE_UNAVAILABLE", f"there is no device {name!r:.100}; use one of {names}")
+    return kind
 
 
 @value
 class Place:
-    """What a device shows."""
+    """The page or activity that a device shows."""
 
     where: str
     """The address of a page; package and activity of an app. For people: never compared."""
     document: str
-    """The same text for as long as the same document, or the same instance of an activity, is shown; another one after
-    a navigation, a reload, a crash."""
+    """An id of the document or the instance of an activity. It changes with a navigation, a reload and a crash."""
     navigating_to: str | None = None
-    """The address that the page is leaving for; None if it is not. Until that one answers, the page answers nothing."""
+    """The address of a pending navigation. Until it answers, the page does not answer."""
 
 
 @value
 class Snapshot:
-    """What is to be seen, as compact text for models: a line per node, indented below its parent.
+    """The visible nodes as compact text for models: a line per node, indented below its parent.
 
     `- button "Save" [disabled] [ref=e12]`: role, name in quotes, states in brackets, then the ref, which is valid in
     matchers until the next snapshot of this device. Nodes without role, name or text are left out.
@@ -61,8 +70,8 @@ class Snapshot:
 
 
 @value
-class CommandOutput:
-    """The end of a program that a device was allowed to run."""
+class ProgramOutput:
+    """The end of a program that ran for a device."""
 
     exit_code: int
     stdout: bytes
@@ -70,46 +79,44 @@ class CommandOutput:
 
 
 class DeviceServices(Protocol):
-    """What a device may ask of the process that keeps it. A device starts no programs itself."""
+    """Services for a device, which starts no programs itself."""
 
-    async def run_command(self, argv: Sequence[str], *, within_ms: int) -> CommandOutput:
-        """Run a program to its end; whatever it does, it and all it started are gone by then. Raises Failure TIMEOUT,
-        COMMAND_NOT_FOUND and the other codes of `shotclock exec`."""
+    async def run_command(self, argv: Sequence[str], *, within_ms: int) -> ProgramOutput:
+        """Run a program to its end, with all its children. Raises Failure TIMEOUT and the other codes of `exec`."""
         ...
 
     async def start_program(self, argv: Sequence[str]) -> None:
-        """Start a program that is meant to outlive the device and its daemon: a server that all of this machine share.
-        Raises Failure SPAWN_FAILED."""
+        """Start a server that the whole machine shares; it outlives the device. Raises Failure SPAWN_FAILED."""
         ...
 
 
 class Device(Protocol):
     """A browser's page or a phone."""
 
-    kind: str
-    """`browser`, `android`: the first part of its name."""
     is_fresh: bool
-    """Whether it has lost what it showed before, and no result has reported that yet."""
+    """Whether it has lost its earlier page, and no result has reported that yet."""
 
     def place_seen(self) -> Place | None:
-        """Return what it is known to show without asking it; None where that is not known. Does not wait."""
+        """Return the last known place, or None if it may be outdated. Does not wait."""
         ...
 
     def take_notes(self) -> dict[str, object]:
-        """Return, once, what came up by itself since it was last asked, for the data of a step: dialogs, downloads."""
+        """Return and forget the dialogs and downloads since the last call, for the data of a step."""
         ...
 
     async def look(self, within_ms: int) -> Place:
-        """Ask the device what it shows. That it answers is the proof that it still works."""
+        """Ask the device for its place. The answer proves that it still works."""
         ...
 
     async def recover(self, within_ms: int) -> Place:
-        """Make the device usable again after it did not answer, and return what it shows then: the document that was
-        there, where it answers again, else a fresh one. Raises DEVICE_LOST where only another process could help."""
+        """Make a silent device usable again and return its place: the same document, or a fresh one.
+
+        Raises DEVICE_LOST where only a new process helps.
+        """
         ...
 
     async def close(self) -> None:
-        """Let go of the device and of all that was started for it. Its process ends next; what hangs is killed then."""
+        """Close the device. Its process ends next; anything that hangs is killed then."""
         ...
 
     async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
@@ -121,23 +128,23 @@ class Device(Protocol):
         ...
 
     async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
-        """End an app; without an id what is shown now."""
+        """Close an app; without an id the one in the foreground."""
         ...
 
     async def click(self, params: Click, within_ms: int) -> dict[str, object]:
-        """Click, click for long, or focus, the node or the point."""
+        """Click, long-click or focus the node or the point."""
         ...
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        """Put text into a node, in place of what is there or behind it, and press Enter where `submit` is said."""
+        """Enter text into a node, and press Enter if `submit` is set."""
         ...
 
     async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
-        """Press a key of `payload.KEYS` or a character, with its modifiers in front, as in `ctrl+a`."""
+        """Press a key of `payload.KEYS` or a character, after its modifiers, as in `ctrl+a`."""
         ...
 
     async def scroll(self, params: Scroll, within_ms: int) -> bool:
-        """Scroll by `distance_ratio` of what is seen. Return whether anything moved."""
+        """Scroll by `distance_ratio` of the visible part. Return whether anything moved."""
         ...
 
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
@@ -145,29 +152,29 @@ class Device(Protocol):
         ...
 
     async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
-        """Return the text of a label and of the value that belongs to it."""
+        """Return the text of a label and of its value."""
         ...
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
-        """Look once, without waiting for it, whether a node that matches is to be seen."""
+        """Return whether a node that matches is visible now."""
         ...
 
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:
-        """Wait until a node that matches is to be seen, or until none is."""
+        """Wait until a node that matches is visible, or until none is."""
         ...
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
-        """Wait until all that is expected holds at once: package in the foreground, node, address."""
+        """Wait until the expected package, node and address are there at once."""
         ...
 
     async def snapshot(self, within_ms: int) -> Snapshot:
-        """Return what is to be seen. How much of it goes into a result is not the device's to decide."""
+        """Return all visible nodes."""
         ...
 
     async def screenshot(self, within_ms: int) -> bytes:
-        """Return what is to be seen as a PNG."""
+        """Return a PNG of the screen."""
         ...
 
 
@@ -176,22 +183,21 @@ class DeviceEntry:
     """A device of this machine, as `shotclock ui devices` lists it."""
 
     name: str
-    """What `--device` takes."""
+    """The value for `--device`."""
     usable: bool
     detail: str
-    """Its version; what is missing, where it is not usable."""
+    """Its version, or the reason why it is not usable."""
 
 
 class DeviceModule(Protocol):
-    """A module of `device_names.KINDS`: one kind of device."""
+    """A module of KINDS: one kind of device."""
 
     async def open_device(self, name: str, services: DeviceServices) -> Device:
-        """Start or reach the device of this name (`browser`, `android:SERIAL`). Raises Failure DEVICE_UNAVAILABLE with
-        what is missing and how to get it. Its caller bounds it."""
+        """Start or reach a device. Raises Failure DEVICE_UNAVAILABLE with advice. Its caller bounds it."""
         ...
 
     async def find_devices(self, services: DeviceServices) -> list[DeviceEntry]:
-        """Return the devices of this kind, also those that are not usable and why. Starts none. Within 5 s."""
+        """Return the devices of this kind, unusable ones included, within 5 s. Starts none."""
         ...
 
 

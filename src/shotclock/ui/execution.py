@@ -1,35 +1,41 @@
-"""An execution on a device: one action after the other, each in its budget, and a result whatever happens.
+"""An execution on a device: one action after the other, each in its budget, and always a result.
 
-The result is plain data, as it goes from the process of the device to whoever waits for it:
+The result is plain data, sent from the process of the device to the caller:
 
     {"commandId": …, "taskId": …, "status": "success" | "failed" | "partial",
      "stepResults": [{"id": …, "actionType": …, "success": …, "data": {…}}],     every step that ran
-     "position": {"index": 2, "actionId": "wait-1", "completed": 2, "total": 4},  how far it came
+     "position": {"index": 2, "actionId": "wait-1", "completed": 2, "total": 4},
      "page": {"state": "same" | "changed" | "navigating" | "fresh" | "unresponsive" | "lost", "where": …, "next": …},
      "error": null | {"code": …, "message": …, "actionId": …, "clock": {…}},
      "effects": "none" | "partial" | "complete" | "unknown", "durationMs": …}
 
-Its actions end by `timeoutMs`. Only finding out what became of the page, and mending it, may come after that: at most
-4000 ms, less than the margin that whoever waits for the result has.
+The actions end by `timeoutMs`. Examining the page and repairing it may take another 4000 ms at most, which is less
+than the margin in which the caller waits for the result.
+
+The last section is the process of the device. Its functions are operations of the daemon's runtime, called in a host
+process of their own: a function that blocks or leaks ends with that process, and the daemon still answers in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired
 from ..core.envelope import describe_exception
 from ..core.errors import Failure, SideEffects
-from ..core.value_types import record, replace, value
+from ..core.value_types import record, value
 from ..process.clock import monotonic_ns
-from . import budgets
-from .device import Device, Place, Snapshot
+from ..process.context import Context
+from .device import Device, Place, ProgramOutput, Snapshot, module_of
 from .payload import (
+    BEST_EFFORT_MAX_FAILURES,
     DEFAULT_SNAPSHOT_BYTES,
     Action,
     Click,
@@ -48,23 +54,24 @@ from .payload import (
     TakeScreenshot,
     WaitForNavigation,
     WaitForNode,
+    read_execution,
+    usable_ms,
 )
 
 T = TypeVar("T")
 Event = dict[str, object]
 
-# How much later than it was asked to a device is cancelled that did not answer. It may take a last look at the end.
+# A silent device is cancelled this long after the limit of its action: it may take a last look at the end.
 GUARD_MS = 250
-# The same, where it is only asked what it shows, or to become usable again.
+# The same for a look at its place, and for its recovery.
 LOOK_GUARD_MS = 150
-# How long a device that failed has to say what it shows. One that is frozen runs it out.
+# A device that failed has this long to report its place. A frozen one reaches the limit.
 LOOK_MS = 1_000
-# How long one that did not answer has to become usable again. With LOOK_MS less than what is waited for the result.
+# A silent device has this long to recover. With LOOK_MS this is less than the margin for the result.
 RECOVER_MS = 2_400
-# The most of an image that goes into a result; larger ones want a path.
+# Larger images need a path.
 MAX_IMAGE_BYTES = 4_000_000
-
-# A line of a snapshot may have a quarter of it, and so much in any case.
+# A line of a snapshot may fill a quarter of it, and this much in any case.
 MIN_LINE_BYTES = 200
 
 CALLER = "caller"
@@ -74,40 +81,40 @@ _TIMEOUTS = ("WAIT_TIMEOUT", "EVAL_TIMEOUT", "OPERATION_TIMEOUT")
 
 @value
 class StepBudget:
-    """What one step has, and whose clock that is."""
+    """The time of one step, and the clock that limits it."""
 
     limit_ms: int
     owner: str
-    fired: Fired
-    """The clock that rings at its end, as it was set; the time until then is not in it."""
+    clock_ms: int
+    """The whole limit of that clock."""
     since_ns: int
-    """When that clock began."""
+    """The start of that clock."""
 
     def ring(self) -> dict[str, object]:
-        """Return the clock as it rings now."""
+        """Return the clock as it is now."""
         elapsed_ms = (monotonic_ns() - self.since_ns) // NS_PER_MS
-        return replace(self.fired, elapsed_ms=elapsed_ms).as_context()
+        return Fired(ClockKind.TIMEOUT, self.owner, self.clock_ms, elapsed_ms).as_context()
 
 
 @record
 class ExecutionRun:
-    """An execution under way."""
+    """A running execution."""
 
     execution: Execution
     device: Device
     on_event: Callable[[Event], None]
-    """Told of every step as it begins and ends. Does not wait."""
+    """Called when a step begins and when it ends. Does not wait."""
     within_ms: int | None = None
-    """What whoever waits for the result has left, where that is less than the execution's own time."""
+    """The rest of the caller's time."""
 
     async def run(self) -> dict[str, Any]:
-        """Run the actions and return the result. Raises only what cancels it."""
+        """Run the actions and return the result. Raises CancelledError only."""
         execution = self.execution
         started_ns = monotonic_ns()
-        usable_ms = budgets.usable_ms(self._limit_ms)
-        if self._owner == CALLER:  # who waits no longer than that, also for a device that has to be cancelled
-            usable_ms = max(1, usable_ms - 2 * GUARD_MS)
-        deadline = Deadline.after_ms(started_ns, usable_ms)
+        limit_ms = usable_ms(self._limit_ms)
+        if self._owner == CALLER:  # which waits no longer, even for a device that must be cancelled
+            limit_ms = max(1, limit_ms - 2 * GUARD_MS)
+        deadline = Deadline.after_ms(started_ns, limit_ms)
         before = self.device.place_seen()
         if before is None:
             before = await self._glance()
@@ -132,9 +139,8 @@ class ExecutionRun:
             failures.append(error)
             in_a_row += 1
             page = await self._examine(before, started_ns)
-            if execution.mode != "best_effort":
-                break
-            if in_a_row >= budgets.BEST_EFFORT_MAX_FAILURES or page["next"] == "none":
+            may_continue = in_a_row < BEST_EFFORT_MAX_FAILURES and page["next"] != "none"
+            if execution.mode != "best_effort" or not may_continue:
                 break
         if page is None:
             seen = self.device.place_seen()
@@ -155,28 +161,27 @@ class ExecutionRun:
     # --- one step -------------------------------------------------------------------------------------------
 
     def _budget(self, action: Action, deadline: Deadline, started_ns: int) -> StepBudget | None:
-        """Return what the action has: its own budget or its type's, inside what is left of the execution."""
+        """Return the budget of an action: its own or its type's, within the rest of the execution. None: no rest."""
         now_ns = monotonic_ns()
         left_ms = deadline.remaining_ms(now_ns)
         if left_ms <= 0:
             return None
         wanted_ms = action.kind.default_ms if action.limit_ms is None else action.limit_ms
         if wanted_ms <= left_ms:
-            owner = f"action {action.id}"
-            return StepBudget(wanted_ms, owner, Fired(ClockKind.TIMEOUT, owner, wanted_ms, 0), now_ns)
-        return StepBudget(left_ms, self._owner, Fired(ClockKind.TIMEOUT, self._owner, self._limit_ms, 0), started_ns)
+            return StepBudget(wanted_ms, f"action {action.id}", wanted_ms, now_ns)
+        return StepBudget(left_ms, self._owner, self._limit_ms, started_ns)
 
     async def _step(self, action: Action, budget: StepBudget) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the result of one step, and why it failed."""
+        """Return the result of one step, and its error."""
         error: dict[str, Any] | None = None
+        data: dict[str, Any] = {}
         try:
             if isinstance(action.params, SleepParams):
                 data = await _sleep(action.params.duration_ms, budget)
             else:
                 async with asyncio.timeout((budget.limit_ms + GUARD_MS) / 1000):
                     data = await perform(self.device, action, budget.limit_ms)
-        except TimeoutError:
-            # Our own guard: a device says by a Failure that it was waited for in vain.
+        except TimeoutError:  # the guard: a device reports its own timeouts by a Failure
             code = "OPERATION_TIMEOUT" if budget.owner == self._owner else _timeout_code(action)
             message = f"{action.type} {action.id} was not answered within {budget.limit_ms} ms"
             error = {"code": code, "message": message}
@@ -185,28 +190,18 @@ class ExecutionRun:
         except Exception as bug:
             name, text, lines = describe_exception(bug)
             error = {"code": "INTERNAL_ERROR", "message": f"{name}: {text}", "traceback": lines}
-        notes = self.device.take_notes()
-        if error is None:
-            return {
-                "id": action.id,
-                "actionType": action.type,
-                "success": True,
-                "data": data | notes if notes else data,
-            }, None
-        if error["code"] in _TIMEOUTS:
+        if error is not None and error["code"] in _TIMEOUTS:
             error["clock"] = budget.ring()
-        step = {"id": action.id, "actionType": action.type, "success": False, "data": error | notes}
-        return step, {**error, "actionId": action.id, "actionType": action.type}
+        names = {"id": action.id, "actionType": action.type}
+        step = {**names, "success": error is None, "data": (error or data) | self.device.take_notes()}
+        return step, error and {**error, "actionId": action.id, "actionType": action.type}
 
     def _ran_out(self, action: Action, started_ns: int) -> dict[str, Any]:
-        """Say that the execution's time was over before an action began."""
-        limit_ms = self._limit_ms
-        elapsed_ms = (monotonic_ns() - started_ns) // NS_PER_MS
-        fired = Fired(ClockKind.TIMEOUT, self._owner, limit_ms, elapsed_ms)
+        """Return the error of an execution whose time ended before an action began."""
         return {
             "code": "OPERATION_TIMEOUT",
-            "message": f"the {limit_ms} ms of the execution ran out before {action.type} {action.id} began",
-            "clock": fired.as_context(),
+            "message": f"the {self._limit_ms} ms of the execution ended before {action.type} {action.id} began",
+            "clock": StepBudget(0, self._owner, self._limit_ms, started_ns).ring(),
         }
 
     # --- the page -------------------------------------------------------------------------------------------
@@ -218,8 +213,10 @@ class ExecutionRun:
             return None
 
     async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
-        """Find out what is left of the page, after a step that failed or where it is not known, and see to it that the
-        next execution has one. A caller who has no time for that is answered first: the device is replaced then."""
+        """Return the state of the page, after a failed step or if it is unknown, and repair it for the next execution.
+
+        Without enough of the caller's time nothing is repaired: the device is replaced after the answer.
+        """
         state, where = "unresponsive", None if before is None else before.where
         look_ms, may_recover = LOOK_MS, True
         if self.within_ms is not None:
@@ -286,8 +283,7 @@ class ExecutionRun:
 
 
 def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideEffects:
-    """Return what an execution may have changed, from the steps that ran: a step that changes something and failed may
-    have changed anything."""
+    """Return the side effects of the steps that ran. Those of a failed step that mutates are unknown."""
     kinds = {action.id: action.kind for action in execution.actions}
     changing = [step for step in steps if kinds[step["id"]].mutates]
     if not changing:
@@ -312,19 +308,18 @@ def _page(now: Place, before: Place | None) -> dict[str, object]:
 def _timeout_code(action: Action) -> str:
     if action.type in ("wait_for_node", "wait_for_navigation", "scroll_until"):
         return "WAIT_TIMEOUT"
-    is_question = action.type in ("read_text", "read_key_value_pair", "snapshot_ui", "take_screenshot")
-    return "EVAL_TIMEOUT" if is_question else "OPERATION_TIMEOUT"
+    return "OPERATION_TIMEOUT" if action.kind.mutates else "EVAL_TIMEOUT"
 
 
-async def _guarded(asked: Awaitable[T], within_ms: int) -> T:
+async def _guarded(look: Awaitable[T], within_ms: int) -> T:
     async with asyncio.timeout((within_ms + LOOK_GUARD_MS) / 1000):
-        return await asked
+        return await look
 
 
 async def _sleep(duration_ms: int, budget: StepBudget) -> dict[str, object]:
     await asyncio.sleep(min(duration_ms, budget.limit_ms) / 1000)
     if budget.limit_ms < duration_ms:
-        message = f"only {budget.limit_ms} ms were left of the execution, and {duration_ms} were to be slept"
+        message = f"the execution had only {budget.limit_ms} ms left for a sleep of {duration_ms} ms"
         raise Failure("OPERATION_TIMEOUT", message)
     return {"durationMs": duration_ms}
 
@@ -333,8 +328,7 @@ async def _sleep(duration_ms: int, budget: StepBudget) -> dict[str, object]:
 
 
 async def perform(device: Device, action: Action, within_ms: int) -> dict[str, object]:
-    """Do one action on a device. Raises what the device raises, and Failure where an action is more than one order to
-    it."""
+    """Do one action on a device. Raises Failure."""
     match action.params:
         case OpenApp() as params:
             return await device.open_app(params.application_id, within_ms)
@@ -371,7 +365,7 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
 
 
 def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
-    """Return as many lines as fit, how many are left out, and how many were so long that they are cut."""
+    """Return the lines that fit, and the numbers of lines left out and of long lines cut."""
     lines: list[str] = []
     size = lines_cut = 0
     every = snapshot.text.splitlines()
@@ -394,7 +388,7 @@ def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
 
 
 def shorten_texts(texts: list[str], is_all: bool, max_bytes: int) -> dict[str, object]:
-    """Return the texts that fit, the first of them cut where it alone does not, and how many are left out."""
+    """Return the texts that fit, the first one cut if necessary, and the number of texts left out."""
     kept, size = [_cut(texts[0], max_bytes)], _size(texts[0])
     for text in texts[1:]:
         size += _size(text)
@@ -414,7 +408,7 @@ def _size(text: str) -> int:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return what fits of a text, with … at its end where it does not; nothing where there is no room for that."""
+    """Return the text, or as much as fits with … at its end; nothing if there is no room for that."""
     if _size(text) <= most:
         return text
     room = most - len("…".encode())
@@ -422,7 +416,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _cut_line(line: str, most: int) -> str:
-    """Cut the line of a node; its ref stays, which may stand behind a long name."""
+    """Cut the line of a node, but keep its ref, which may follow a long name."""
     kept = _cut(line, most)
     if kept == line or not (found := _REF.search(line, len(kept) - 1)):
         return kept
@@ -457,19 +451,77 @@ async def _keep_image(image: bytes, path: str | None) -> dict[str, object]:
     data: dict[str, object] = {"mimeType": "image/png", "bytes": len(image)}
     if path is None:
         if len(image) > MAX_IMAGE_BYTES:
-            message = f"the image has {len(image)} bytes; at most {MAX_IMAGE_BYTES} go into a result: give a path"
+            message = f"the image has {len(image)} bytes; a result holds at most {MAX_IMAGE_BYTES}: set a path"
             raise Failure("ACTION_FAILED", message)
         return data | {"image": base64.b64encode(image).decode()}
     if not os.path.isabs(path):
-        raise Failure("ACTION_FAILED", f"the path of a screenshot must be absolute, and is {path!r}")
+        raise Failure("ACTION_FAILED", f"the path of a screenshot must be absolute, not {path!r}")
     try:
-        await asyncio.to_thread(_write, path, image)
+        await asyncio.to_thread(Path(path).write_bytes, image)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = getattr(error, "strerror", None) or error
         raise Failure("ACTION_FAILED", f"the image cannot be written to {path}: {why}") from error
     return data | {"path": path}
 
 
-def _write(path: str, image: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(image)
+# --- the process of the device --------------------------------------------------------------------------------
+
+RUN_COMMAND = "command"
+"""The question by which a device has the daemon run a program."""
+START_PROGRAM = "program"
+"""The question by which a device has the daemon start a program that outlives both."""
+
+
+class _DaemonServices:
+    """Services that ask the daemon, through the current call."""
+
+    def __init__(self) -> None:
+        self.ctx: Context | None = None
+
+    async def run_command(self, argv: Sequence[str], *, within_ms: int) -> ProgramOutput:
+        answer: Any = await self._ask(RUN_COMMAND, {"argv": list(argv), "within_ms": within_ms})
+        return ProgramOutput(answer["exit_code"], base64.b64decode(answer["stdout"]), answer["stderr"])
+
+    async def start_program(self, argv: Sequence[str]) -> None:
+        await self._ask(START_PROGRAM, list(argv))
+
+    async def _ask(self, question: str, request: object) -> object:
+        if self.ctx is None:
+            raise RuntimeError("a device may only ask during a call")
+        return await self.ctx.ask(question, request)
+
+
+_services = _DaemonServices()
+_devices: dict[str, Device] = {}
+
+
+async def open_session(device: str, is_fresh: bool, ctx: Context) -> dict[str, object]:
+    """Open the device, unless it is open. Raises Failure DEVICE_UNAVAILABLE.
+
+    `is_fresh`: it replaces a device whose pages are gone.
+    """
+    _services.ctx = ctx
+    if device not in _devices:
+        _devices[device] = await module_of(device).open_device(device, _services)
+        _devices[device].is_fresh = is_fresh
+    place = _devices[device].place_seen()
+    return {"device": device, "where": None if place is None else place.where}
+
+
+async def run_execution(device: str, execution: dict[str, Any], within_ms: int | None, ctx: Context) -> dict[str, Any]:
+    """Run an execution on the device and return its result. Each event is a line of text to the daemon."""
+    _services.ctx = ctx
+    if device not in _devices:
+        raise Failure("DEVICE_LOST", f"{device} is no longer open in this process")
+
+    def send(event: Event) -> None:
+        ctx.write(json.dumps(event) + "\n")
+
+    return await ExecutionRun(read_execution(execution), _devices[device], send, within_ms).run()
+
+
+async def close_session(device: str, ctx: Context) -> None:
+    """Close the device, if it is open."""
+    _services.ctx = ctx
+    if (opened := _devices.pop(device, None)) is not None:
+        await opened.close()

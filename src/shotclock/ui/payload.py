@@ -1,9 +1,10 @@
-"""The payload of an execution: strict objects, every problem at once, each with its path.
+"""The payload of an execution: declared actions, budgets that nest, and every problem reported with its path.
 
     {"commandId": "…", "taskId": "…", "source": "…", "expectedFormat": "android-ui-automator", "timeoutMs": 30000,
      "actions": [{"id": "snap", "type": "snapshot_ui"}]}
 
-`read_execution` is the only way to an `Execution`: what is of this type is valid, and its budgets fit.
+Each action is declared once, as a class of `Params`; payloads, `shotclock ui` and the MCP tools follow from it.
+`read_execution` is the only way to an `Execution`: an object of this type is valid, and its budgets fit.
 
 docs/design.md: R54.
 """
@@ -12,251 +13,278 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from ..core.errors import Failure
-from ..core.validation import Before, Part, ValidationError, field
+from ..core.clocks import reserve_ms_for
+from ..core.errors import Failure, SideEffects
+from ..core.validation import After, Before, Limits, Part, ValidationError, field
 from ..core.value_types import value
-from . import budgets
-from .aliases import use_documented_names
-from .budgets import ActionBudget, Misfit
 
 Mode = Literal["direct", "artifact_compiled", "best_effort"]
 MODES: tuple[Mode, ...] = ("direct", "artifact_compiled", "best_effort")
+EXPECTED_FORMAT = "android-ui-automator"
 
-MAX_ID_LENGTH = 128
-MAX_SOURCE_LENGTH = 64
-MAX_MATCHER_LENGTH = 512
-MAX_URI_LENGTH = 2_048
+MIN_TIMEOUT_MS = 1_000
+MAX_TIMEOUT_MS = 120_000
+DEFAULT_TIMEOUT_MS = 30_000
+MAX_ACTIONS = 50
+MAX_PAYLOAD_BYTES = 64_000
+# `best_effort` continues after failures, up to these limits.
+BEST_EFFORT_MAX_TIMEOUT_MS = 180_000
+BEST_EFFORT_MAX_STEPS = 30
+BEST_EFFORT_MAX_FAILURES = 5
+
+MAX_INTERACTION_MS = 30_000
+MAX_WAIT_MS = 60_000
+MAX_NAVIGATION_MS = 30_000
+# The longest sleep that fits in the longest execution.
+MAX_SLEEP_MS = MAX_TIMEOUT_MS - reserve_ms_for(MAX_TIMEOUT_MS)
+# The budget of an action that declares none, if the execution has that much left.
+DEFAULT_BUDGET_MS = 10_000
+
 MAX_SNAPSHOT_BYTES = 64_000
 DEFAULT_SNAPSHOT_BYTES = 24_000
-MAX_SCROLLS = 50
-DEFAULT_SCROLLS = 20
 
-_MODIFIERS = ("ctrl", "alt", "shift", "meta")
 KEYS = (
     "back", "home", "recents", "enter", "tab", "escape", "backspace", "delete", "space", "arrow_up", "arrow_down",
     "arrow_left", "arrow_right", "page_up", "page_down", "move_home", "move_end",
 )  # fmt: skip
 
 
+def max_timeout_ms(mode: object) -> int:
+    return BEST_EFFORT_MAX_TIMEOUT_MS if mode == "best_effort" else MAX_TIMEOUT_MS
+
+
+def usable_ms(timeout_ms: int) -> int:
+    """Return the time that the actions of an execution share: all of it but the reserve for the result."""
+    return timeout_ms - reserve_ms_for(timeout_ms)
+
+
+def timeout_for(needed_ms: int) -> int:
+    """Return the shortest execution whose actions share at least this much."""
+    timeout_ms = max(MIN_TIMEOUT_MS, needed_ms)
+    while usable_ms(timeout_ms) < needed_ms:
+        timeout_ms += needed_ms - usable_ms(timeout_ms)
+    return timeout_ms
+
+
 # --- values -------------------------------------------------------------------------------------------------
 
 
-def _milliseconds(written: Any) -> int:
-    """Return a number of milliseconds. Raises ValueError for what is no finite, whole number."""
-    if type(written) is not int and (type(written) is not float or not math.isfinite(written)):
-        raise ValueError("must be a finite number")
-    if written != int(written):
+@value
+class Help:
+    """The text about a param, and its name as an option of `shotclock ui` and a parameter of an MCP tool."""
+
+    text: str
+    name: str = ""
+    """The option's name, if it is not that of the param."""
+    flags: Mapping[str, tuple[object, str]] = {}
+    """Flags instead of one option: for each the value that it sets, and its text."""
+    by_place: bool = False
+    only_cli: bool = False
+
+
+def _finite(written: object) -> int | float:
+    if type(written) is int or (type(written) is float and math.isfinite(written)):
+        return written
+    raise ValueError("must be a finite number")
+
+
+def _milliseconds(written: object) -> int:
+    number = _finite(written)
+    if number != int(number):
         raise ValueError("must be a whole number of milliseconds")
-    return int(written)
+    return int(number)
 
 
-def _budget_up_to(limit_ms: int, *, least_ms: int = 1) -> Before:
-    def read(written: Any) -> int:
-        ms = _milliseconds(written)
-        if ms < least_ms:
-            raise ValueError("must be greater than 0" if least_ms else "must not be negative")
-        if ms > limit_ms:
-            raise ValueError(f"must not exceed {limit_ms}")
-        return ms
-
-    return Before(read, int)
+def _decimal(written: object) -> float:
+    return float(max(-1e6, min(_finite(written), 1e6)))  # a longer integer has no float; every limit is below
 
 
-def _text_up_to(limit: int) -> Before:
-    def read(written: Any) -> Any:
-        if isinstance(written, str) and not written.strip():
-            raise ValueError("must not be blank")
-        if isinstance(written, str) and len(written) > limit:
-            raise ValueError(f"must have at most {limit} characters")
-        return written
-
-    return Before(read, str)
+def _check_key(key: str) -> str:
+    *modifiers, last = key.lower().split("+") if len(key) > 1 else [key]
+    if any(each not in ("ctrl", "alt", "shift", "meta") for each in modifiers) or not (last in KEYS or len(last) == 1):
+        raise ValueError(f"{key!r:.40} is no key: use one of {', '.join(KEYS)}, or a character, after ctrl+, alt+, …")
+    return key
 
 
-def _key(written: Any) -> Any:
-    if not isinstance(written, str):
-        raise ValueError("must be the name of a key")
-    *modifiers, key = written.lower().split("+") if len(written) > 1 else [written]
-    if any(each not in _MODIFIERS for each in modifiers) or not (key in KEYS or len(key) == 1):
-        raise ValueError(f"{written!r:.40} is no key: one of {', '.join(KEYS)}, or a character, behind ctrl+, alt+, …")
-    return written
+Interaction = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_INTERACTION_MS)]
+Wait = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_WAIT_MS)]
+Navigation = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_NAVIGATION_MS)]
+Sleep = Annotated[int, Before(_milliseconds, int), Limits(ge=0, le=MAX_SLEEP_MS)]
+TextSize = Annotated[int, Limits(ge=1, le=MAX_SNAPSHOT_BYTES)]
+Point = Annotated[float, Before(_decimal, float), Limits(ge=0, le=100_000)]
+Identifier = Annotated[str, Limits(max_length=128, pattern=r"\S")]
+MatcherText = Annotated[str, Limits(max_length=512, pattern=r"\S")]
+Address = Annotated[str, Limits(max_length=2_048, pattern=r"\S")]
+Direction = Literal["up", "down", "left", "right"]
 
 
-def _ratio(written: Any) -> Any:
-    if type(written) not in (int, float) or not 0.05 <= written <= 1:
-        raise ValueError("must be between 0.05 and 1")
-    return float(written)
-
-
-def _count_up_to(limit: int) -> Before:
-    def read(written: Any) -> Any:
-        if type(written) is not int or not 1 <= written <= limit:
-            raise ValueError(f"must be a whole number between 1 and {limit}")
-        return written
-
-    return Before(read, int)
-
-
-def _coordinate(written: Any) -> float:
-    if type(written) not in (int, float) or not 0 <= written <= 100_000:
-        raise ValueError("must be a number between 0 and 100000")
-    return float(written)
-
-
-Sleep = Annotated[int, _budget_up_to(budgets.MAX_SLEEP_MS, least_ms=0)]
-Interaction = Annotated[int, _budget_up_to(budgets.MAX_INTERACTION_MS)]
-Wait = Annotated[int, _budget_up_to(budgets.MAX_WAIT_MS)]
-Navigation = Annotated[int, _budget_up_to(budgets.MAX_NAVIGATION_MS)]
-MatcherText = Annotated[str, _text_up_to(MAX_MATCHER_LENGTH)]
-Identifier = Annotated[str, _text_up_to(MAX_ID_LENGTH)]
+def _timeout() -> Any:
+    return field(default=None, keys=("timeoutMs",))
 
 
 class Matcher(Part):
-    """What a node must be like. All that is said must hold; the first node that fits is meant."""
+    """The criteria for a node. All of them must hold; the first visible node that fits is used."""
 
-    text_equals: MatcherText | None = field(default=None, keys=("textEquals",))
-    text_contains: MatcherText | None = field(default=None, keys=("textContains",))
-    resource_id: MatcherText | None = field(default=None, keys=("resourceId",))
-    role: MatcherText | None = None
-    content_desc_equals: MatcherText | None = field(default=None, keys=("contentDescEquals",))
+    ref: Annotated[MatcherText | None, Help("The node's ref in the last snapshot, as in [ref=e12].")] = None
+    text_equals: Annotated[MatcherText | None, Help("The node's text.", "text")] = field(
+        default=None, keys=("textEquals",)
+    )
+    text_contains: Annotated[MatcherText | None, Help("A part of the node's text.")] = field(
+        default=None, keys=("textContains",)
+    )
+    resource_id: Annotated[MatcherText | None, Help("The node's test id or resource id.", "id")] = field(
+        default=None, keys=("resourceId",)
+    )
+    role: Annotated[MatcherText | None, Help("The node's role: button, link, textbox, …")] = None
+    content_desc_equals: Annotated[MatcherText | None, Help("The node's label or description.", "label")] = field(
+        default=None, keys=("contentDescEquals",)
+    )
     content_desc_contains: MatcherText | None = field(default=None, keys=("contentDescContains",))
-    css: MatcherText | None = None
-    ref: MatcherText | None = None
-    """A node of the last snapshot, as in `[ref=e12]`."""
+    css: Annotated[MatcherText | None, Help("A CSS selector, on a browser.")] = None
 
     def check_together(self) -> None:
         if not self.criteria:
-            raise ValueError(f"must have at least one of {', '.join(_MATCHER_KEYS)}")
+            keys = ", ".join(info.keys[0] for info in self.model_fields.values())
+            raise ValueError(f"must have at least one of {keys}")
 
     @property
     def criteria(self) -> dict[str, str]:
-        """Return what must hold, by the name that it has in the payload."""
+        """Return the criteria, by their names in the payload."""
         return {name: text for name, text in self.model_dump().items() if text is not None}
 
     def describe(self) -> str:
         return ", ".join(f"{name}={text!r}" for name, text in self.criteria.items())
 
 
-_MATCHER_KEYS = tuple(info.keys[0] for info in Matcher.model_fields.values())
-
-
 class Coordinate(Part):
     """A point on the screen or in the viewport, from its upper left."""
 
-    x: Annotated[float, Before(_coordinate, float)]
-    y: Annotated[float, Before(_coordinate, float)]
+    x: Point
+    y: Point
 
 
 # --- actions ------------------------------------------------------------------------------------------------
 
 
 class Params(Part):
-    """The params of one type of action."""
+    """The params of one type of action. A param without a `Help` is only for payloads."""
 
 
 class OpenApp(Params):
-    application_id: Identifier = field(keys=("applicationId",))
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    application_id: Annotated[Identifier, Help("An address, or the id of an app.", "target", by_place=True)] = field(
+        keys=("applicationId",)
+    )
+    timeout_ms: Interaction | None = _timeout()
 
 
 class OpenUri(Params):
-    uri: Annotated[str, _text_up_to(MAX_URI_LENGTH)]
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    uri: Annotated[Address, Help("An address, or the id of an app.", "target", by_place=True)]
+    timeout_ms: Interaction | None = _timeout()
 
 
 class CloseApp(Params):
     application_id: Identifier | None = field(default=None, keys=("applicationId",))
-    """On a browser there is only its page."""
 
 
 class Click(Params):
     matcher: Matcher | None = None
-    coordinate: Coordinate | None = None
-    click_type: Literal["default", "long_click", "focus"] = field(default="default", keys=("clickType",))
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    coordinate: Annotated[Coordinate | None, Help("A point instead of a node.", "at", only_cli=True)] = None
+    click_type: Annotated[
+        Literal["default", "long_click", "focus"],
+        Help("", flags={"long": ("long_click", "Make a long click."), "focus": ("focus", "Only focus the node.")}),
+    ] = field(default="default", keys=("clickType",))
+    timeout_ms: Interaction | None = _timeout()
 
     def check_together(self) -> None:
         if (self.matcher is None) == (self.coordinate is None):
-            raise ValueError("must have either a matcher or a coordinate")
+            raise ValueError("must have either a matcher (ref, text, id, role, label, css) or a coordinate")
         if self.coordinate is not None and self.click_type == "focus":
-            raise ValueError("a coordinate cannot be focused: give a matcher")
+            raise ValueError("cannot focus a coordinate: use a matcher")
 
 
 class EnterText(Params):
     matcher: Matcher
-    text: str
-    clear: bool = True
-    """Whether the text replaces what is there."""
-    submit: bool = False
-    """Whether Enter is pressed behind it."""
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    text: Annotated[str, Help("The text to enter.", "words", by_place=True)]
+    clear: Annotated[bool, Help("", flags={"keep": (False, "Append to the present text.")})] = True
+    submit: Annotated[bool, Help("Press Enter afterwards.")] = False
+    timeout_ms: Interaction | None = _timeout()
 
 
 class PressKey(Params):
-    key: Annotated[str, Before(_key, str)]
+    key: Annotated[str, After(_check_key), Help("enter, back, arrow_down, ctrl+a, a character, …", by_place=True)]
 
 
 class Scroll(Params):
-    direction: Literal["up", "down", "left", "right"] = "down"
+    direction: Annotated[Direction, Help("up, down, left or right [down].", by_place=True)] = "down"
     container: Matcher | None = None
-    distance_ratio: Annotated[float, Before(_ratio, float)] = field(default=0.7, keys=("distanceRatio",))
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    distance_ratio: Annotated[float, Before(_decimal, float)] = field(
+        default=0.7, keys=("distanceRatio",), ge=0.05, le=1
+    )
+    timeout_ms: Interaction | None = _timeout()
 
 
 class ScrollUntil(Params):
     matcher: Matcher
-    direction: Literal["up", "down", "left", "right"] = "down"
+    direction: Annotated[Direction, Help("up, down, left or right [down].", by_place=True)] = "down"
     container: Matcher | None = None
-    max_scrolls: Annotated[int, _count_up_to(MAX_SCROLLS)] = field(default=DEFAULT_SCROLLS, keys=("maxScrolls",))
-    timeout_ms: Wait | None = field(default=None, keys=("timeoutMs",))
+    max_scrolls: int = field(default=20, keys=("maxScrolls",), ge=1, le=50)
+    timeout_ms: Wait | None = _timeout()
 
 
 class ReadText(Params):
     matcher: Matcher
-    all: bool = False
-    max_bytes: Annotated[int, _count_up_to(MAX_SNAPSHOT_BYTES)] = field(
-        default=DEFAULT_SNAPSHOT_BYTES, keys=("maxBytes",)
-    )
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    all: Annotated[bool, Help("Read all nodes that match.")] = False
+    max_bytes: TextSize = field(default=DEFAULT_SNAPSHOT_BYTES, keys=("maxBytes",))
+    timeout_ms: Interaction | None = _timeout()
 
 
 class ReadKeyValuePair(Params):
-    label_matcher: Matcher = field(keys=("labelMatcher", "matcher"))
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    label_matcher: Matcher = field(keys=("labelMatcher",))
+    timeout_ms: Interaction | None = _timeout()
 
 
 class SnapshotUi(Params):
-    max_bytes: Annotated[int, _count_up_to(MAX_SNAPSHOT_BYTES)] = field(
+    max_bytes: Annotated[TextSize, Help("The most text to return, in bytes [24000].")] = field(
         default=DEFAULT_SNAPSHOT_BYTES, keys=("maxBytes",)
     )
     format: Literal["text", "ascii"] = "text"
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    timeout_ms: Interaction | None = _timeout()
 
 
 class TakeScreenshot(Params):
-    path: Annotated[str, _text_up_to(MAX_URI_LENGTH)] | None = None
-    """Where the image is written; not said, it is in the result."""
-    timeout_ms: Interaction | None = field(default=None, keys=("timeoutMs",))
+    path: Annotated[
+        Address | None,
+        Help("The file to write; without it, the image is in the result.", "file", by_place=True, only_cli=True),
+    ] = None
+    timeout_ms: Interaction | None = _timeout()
 
 
 class SleepParams(Params):
-    duration_ms: Sleep = field(keys=("durationMs",))
+    duration_ms: Annotated[Sleep, Help("The milliseconds to sleep.", "ms", by_place=True)] = field(keys=("durationMs",))
 
 
 class WaitForNode(Params):
     matcher: Matcher
-    state: Literal["visible", "hidden"] = "visible"
-    timeout_ms: Wait | None = field(default=None, keys=("timeoutMs",))
+    state: Annotated[
+        Literal["visible", "hidden"], Help("", flags={"hidden": ("hidden", "Wait until no such node is visible.")})
+    ] = "visible"
+    timeout_ms: Annotated[Wait | None, Help("The longest wait, in ms [10000, at most 60000].", "timeout")] = _timeout()
 
 
 class WaitForNavigation(Params):
-    expected_package: Identifier | None = field(default=None, keys=("expectedPackage",))
+    expected_package: Annotated[Identifier | None, Help("The app in the foreground.", "app")] = field(
+        default=None, keys=("expectedPackage",)
+    )
     expected_node: Matcher | None = field(default=None, keys=("expectedNode",))
-    expected_url: Annotated[str, _text_up_to(MAX_URI_LENGTH)] | None = field(default=None, keys=("expectedUrl",))
-    """The whole address, or with `*` for any text a pattern of it."""
-    timeout_ms: Navigation = field(keys=("timeoutMs",))
+    expected_url: Annotated[Address | None, Help("The address, with * for any text.", "url")] = field(
+        default=None, keys=("expectedUrl",)
+    )
+    timeout_ms: Annotated[Navigation, Help("The longest wait, in ms, at most 30000. Required.", "timeout")] = field(
+        keys=("timeoutMs",)
+    )
 
     def check_together(self) -> None:
         if self.expected_package is None and self.expected_node is None and self.expected_url is None:
@@ -265,31 +293,31 @@ class WaitForNavigation(Params):
 
 @value
 class ActionType:
-    """One type of action: its params, and what it does to whom."""
+    """One type of action: its params and its effect."""
 
     params: type[Params]
     mutates: bool
-    """Whether it may change anything, on the device or behind it."""
+    """Whether it may change anything, on the device or on a server."""
     is_wait: bool = False
-    """Whether its budget is one that has to follow those of the other waits."""
-    default_ms: int = budgets.DEFAULT_INTERACTION_MS
+    """Whether its budget adds to those of the other waits. An interaction ends as soon as its node is found."""
+    default_ms: int = DEFAULT_BUDGET_MS
 
 
 ACTION_TYPES: dict[str, ActionType] = {
     "open_app": ActionType(OpenApp, True),
-    "open_uri": ActionType(OpenUri, True, default_ms=budgets.MAX_INTERACTION_MS),
+    "open_uri": ActionType(OpenUri, True, default_ms=MAX_INTERACTION_MS),
     "close_app": ActionType(CloseApp, True),
     "click": ActionType(Click, True),
     "enter_text": ActionType(EnterText, True),
     "press_key": ActionType(PressKey, True),
     "scroll": ActionType(Scroll, True),
-    "scroll_until": ActionType(ScrollUntil, True, is_wait=True, default_ms=budgets.MAX_INTERACTION_MS),
+    "scroll_until": ActionType(ScrollUntil, True, is_wait=True, default_ms=MAX_INTERACTION_MS),
     "read_text": ActionType(ReadText, False),
     "read_key_value_pair": ActionType(ReadKeyValuePair, False),
     "snapshot_ui": ActionType(SnapshotUi, False),
     "take_screenshot": ActionType(TakeScreenshot, False),
     "sleep": ActionType(SleepParams, False, is_wait=True),
-    "wait_for_node": ActionType(WaitForNode, False, is_wait=True, default_ms=budgets.DEFAULT_WAIT_MS),
+    "wait_for_node": ActionType(WaitForNode, False, is_wait=True),
     "wait_for_navigation": ActionType(WaitForNavigation, False, is_wait=True),
 }
 
@@ -298,7 +326,7 @@ ACTION_TYPES: dict[str, ActionType] = {
 
 @value
 class Action:
-    """One action that is valid."""
+    """One valid action."""
 
     id: str
     type: str
@@ -310,30 +338,24 @@ class Action:
 
     @property
     def limit_ms(self) -> int | None:
-        """Return the budget that it says itself; a sleep has what it sleeps."""
+        """Return the budget that the action declares; for a sleep, its duration."""
         if isinstance(self.params, SleepParams):
             return self.params.duration_ms
         return cast("int | None", getattr(self.params, "timeout_ms", None))
 
-    @property
-    def budget(self) -> ActionBudget | None:
-        limit_ms = self.limit_ms
-        return None if limit_ms is None else ActionBudget(limit_ms, self.kind.is_wait)
-
 
 @value
 class Execution:
-    """A payload that is valid, and whose budgets fit."""
+    """A valid payload whose budgets fit."""
 
     command_id: str
     task_id: str
     source: str
-    expected_format: str
     timeout_ms: int
     mode: Mode
     actions: tuple[Action, ...]
     written: dict[str, Any]
-    """The payload under the documented names, as it goes to a device and is shown."""
+    """The payload as it is sent to a device and shown."""
 
     @property
     def mutates(self) -> bool:
@@ -341,7 +363,7 @@ class Execution:
 
     @property
     def plan(self) -> dict[str, object]:
-        """Return what would be done, in short."""
+        """Return the summary that `--dry-run` shows."""
         return {
             "commandId": self.command_id,
             "timeoutMs": self.timeout_ms,
@@ -350,10 +372,10 @@ class Execution:
         }
 
 
-class _ExecutionPart(Part):
+class _PayloadPart(Part):
     command_id: Identifier = field(keys=("commandId",))
     task_id: Identifier = field(keys=("taskId",))
-    source: Annotated[str, _text_up_to(MAX_SOURCE_LENGTH)]
+    source: Annotated[str, Limits(max_length=64, pattern=r"\S")]
     expected_format: Literal["android-ui-automator", "aria"] = field(keys=("expectedFormat",))
     timeout_ms: Any = field(keys=("timeoutMs",))
     mode: Mode = "direct"
@@ -366,180 +388,160 @@ class _ActionPart(Part):
     params: dict[str, Any] = field(default={})
 
 
-class PayloadProblems:
-    """Every problem with a payload, in the order in which it is read."""
+class _PayloadReader:
+    """Reader of one payload. It notes every problem, in reading order."""
 
-    def __init__(self) -> None:
-        self._found: list[dict[str, str]] = []
+    def __init__(self, payload: dict[str, Any]) -> None:
+        self._payload = payload
+        self._mode = payload.get("mode")
+        self._problems: list[dict[str, str]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._found)
+    def read(self) -> Execution:
+        payload = self._payload
+        self._check_size()
+        head = self._check(_PayloadPart, payload, "")
+        timeout_ms = self._read_timeout(payload["timeoutMs"]) if "timeoutMs" in payload else None
+        written = payload.get("actions")
+        actions = self._read_actions(written) if isinstance(written, list) else None
+        if timeout_ms is not None and actions is not None:
+            self._check_budgets(timeout_ms, actions)
+        if self._problems or head is None or timeout_ms is None or actions is None:
+            raise refuse_payload(self._problems)
+        payload = {**payload, "timeoutMs": timeout_ms}
+        return Execution(head.command_id, head.task_id, head.source, timeout_ms, head.mode, tuple(actions), payload)
 
-    def note(self, path: str, message: str, action: tuple[Any, Any] = (None, None)) -> None:
+    def _note(self, path: str, message: str, action: object = None) -> None:
         problem = {"path": path, "message": message}
-        for name, known in zip(("actionId", "actionType"), action, strict=True):
-            if isinstance(known, str):
-                problem[name] = known
-        if problem not in self._found:
-            self._found.append(problem)
+        for name, key in (("actionId", "id"), ("actionType", "type")):
+            if isinstance(action, dict) and isinstance(action.get(key), str):
+                problem[name] = action[key]
+        if problem not in self._problems:
+            self._problems.append(problem)
 
-    def failure(self) -> Failure:
-        """Return the refusal: the first problem is its message and its details, the others stand beside it."""
-        first = self._found[0]
-        details = {name: text for name, text in first.items() if name != "message"}
-        errors = [{"field": each["path"] or "execution", "message": each["message"]} for each in self._found]
-        message = first["message"] if len(self._found) == 1 else f"{first['message']} (and {len(self._found) - 1} more)"
-        return Failure(
-            "EXECUTION_VALIDATION_FAILED", message, context={**details, "problems": self._found, "errors": errors}
-        )
+    def _check(self, part: type[Part], written: object, path: str, action: object = None, prefix: str = "") -> Any:
+        """Return the part, or None after every problem with it is noted."""
+        if not isinstance(written, dict):
+            self._note(path, f"{path} must be an object", action)
+            return None
+        try:
+            return part.model_validate(written)
+        except ValidationError as error:
+            for each in error.errors():
+                name = ".".join(map(str, each["loc"]))
+                place = ".".join(filter(None, (path, name)))
+                self._note(place, f"{(prefix + name).rstrip('.')} {_phrase(each)}".strip(), action)
+            return None
+
+    def _check_size(self) -> None:
+        try:
+            size = len(json.dumps(self._payload, separators=(",", ":"), ensure_ascii=False).encode())
+        except (TypeError, ValueError, RecursionError):
+            self._note("", "the payload is not JSON")
+            return
+        if size > MAX_PAYLOAD_BYTES:
+            self._note("", f"the payload has {size} bytes; at most {MAX_PAYLOAD_BYTES} are accepted")
+
+    def _read_timeout(self, written: object) -> int | None:
+        most = max_timeout_ms(self._mode)
+        try:
+            ms = _milliseconds(written)
+            if not MIN_TIMEOUT_MS <= ms <= most:
+                raise ValueError(f"must be between {MIN_TIMEOUT_MS} and {most}")
+        except ValueError as error:
+            self._note("timeoutMs", f"timeoutMs {error}")
+            return None
+        return ms
+
+    def _read_actions(self, written: list[Any]) -> list[Action] | None:
+        """Return the actions, or None where one of them is wrong."""
+        best_effort = self._mode == "best_effort"
+        most = BEST_EFFORT_MAX_STEPS if best_effort else MAX_ACTIONS
+        if not 1 <= len(written) <= most:
+            mode = " in mode best_effort" if best_effort else ""
+            self._note("actions", f"actions must have between 1 and {most} entries{mode}, and has {len(written)}")
+        places: dict[str, int] = {}
+        actions: list[Action] = []
+        for place, each in enumerate(written[:MAX_ACTIONS]):
+            if (action := self._read_action(each, f"actions.{place}")) is not None:
+                actions.append(action)
+            name = each.get("id") if isinstance(each, dict) else None
+            if isinstance(name, str) and (first := places.setdefault(name, place)) != place:
+                self._note(f"actions.{place}.id", f"id {name!r} is also the id of actions.{first}", each)
+        return actions if len(actions) == len(written) else None
+
+    def _read_action(self, written: Any, path: str) -> Action | None:
+        head = self._check(_ActionPart, written, path, written)
+        action_type = written.get("type") if isinstance(written, dict) else None
+        if not isinstance(action_type, str):
+            return None
+        if (kind := ACTION_TYPES.get(action_type)) is None:
+            message = f"unknown action type {action_type!r:.80}; the types are {', '.join(ACTION_TYPES)}"
+            self._note(f"{path}.type", message, written)
+            return None
+        params = written.get("params", {})
+        if isinstance(params, dict):
+            params = self._check(kind.params, params, f"{path}.params", written, f"{action_type} params.")
+        return None if head is None or params is None else Action(head.id, head.type, params)
+
+    def _check_budgets(self, timeout_ms: int, actions: list[Action]) -> None:
+        """Note every budget that exceeds the execution, and their sum where each fits by itself."""
+        usable = usable_ms(timeout_ms)
+
+        def advice(needed_ms: int) -> str:
+            has = f"an execution of this timeoutMs has {usable} ms for its actions"
+            return f"{has}: raise timeoutMs to {timeout_for(needed_ms)} at least, or wait for less"
+
+        fits = True
+        for place, action in enumerate(actions):
+            if (limit_ms := action.limit_ms or 0) > usable:
+                fits = False
+                name = "durationMs" if action.type == "sleep" else "timeoutMs"
+                message = f"{action.type} params.{name} of {limit_ms} ms does not fit; {advice(limit_ms)}"
+                self._note(f"actions.{place}.params.{name}", message, {"id": action.id, "type": action.type})
+        waits = [action for action in actions if action.kind.is_wait and action.limit_ms]
+        total = sum(action.limit_ms or 0 for action in waits)
+        if fits and total > usable:
+            parts = ", ".join(f"{action.id} {action.limit_ms}" for action in waits)
+            message = f"the waits and sleeps run in sequence and take up to {total} ms ({parts}); {advice(total)}"
+            self._note("timeoutMs", message)
 
 
-def read_execution(written: Any, *, timeout_ms: Any = None) -> Execution:
-    """Return the execution that a payload describes, with its `timeoutMs` replaced by `timeout_ms` where that is given.
+def read_execution(written: object, *, timeout_ms: object = None) -> Execution:
+    """Return the execution of a payload; `timeout_ms` replaces its `timeoutMs`.
 
-    Raises Failure EXECUTION_VALIDATION_FAILED with every problem of the payload and of what replaces a part of it.
+    Raises Failure EXECUTION_VALIDATION_FAILED with every problem.
     """
-    problems = PayloadProblems()
-    payload = use_documented_names(written)
-    if isinstance(payload, dict):
-        size = _size_of(payload)
-        if size is None:
-            problems.note("", "the payload is not JSON")
-        elif size > budgets.MAX_PAYLOAD_BYTES:
-            problems.note("", f"the payload has {size} bytes; at most {budgets.MAX_PAYLOAD_BYTES} are taken")
-    head = _check(_ExecutionPart, payload, "", problems)
-    mode = payload.get("mode", "direct") if isinstance(payload, dict) else "direct"
-    own_ms = _read_timeout(payload["timeoutMs"], mode, problems) if _has(payload, "timeoutMs") else None
-    if timeout_ms is not None:
-        own_ms = _read_timeout(timeout_ms, mode, problems)
-    actions = _read_actions(payload.get("actions") if isinstance(payload, dict) else None, mode, problems)
-    if own_ms is not None and all(action is not None for action in actions):
-        _check_budgets(own_ms, [action for action in actions if action is not None], problems)
-    if problems or head is None:
-        raise problems.failure()
-    assert own_ms is not None
-    payload = {**payload, "timeoutMs": own_ms}
-    checked = tuple(action for action in actions if action is not None)
-    return Execution(
-        head.command_id, head.task_id, head.source, head.expected_format, own_ms, head.mode, checked, payload
-    )
+    if not isinstance(written, dict):
+        raise refuse_payload([{"path": "", "message": "the payload must be an object"}])
+    return _PayloadReader(written if timeout_ms is None else {**written, "timeoutMs": timeout_ms}).read()
 
 
-def parse_payload(text: str | bytes) -> Any:
-    """Return the JSON of a payload. Raises Failure EXECUTION_VALIDATION_FAILED for what is none."""
+def parse_payload(text: str | bytes) -> object:
+    """Return the JSON of a payload. Raises Failure EXECUTION_VALIDATION_FAILED."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        problems = PayloadProblems()
-        problems.note("", f"the payload is not JSON: {error}")
-        raise problems.failure() from None
+        raise refuse_payload([{"path": "", "message": f"the payload is not JSON: {error}"}]) from None
 
 
-def _has(payload: Any, key: str) -> bool:
-    return isinstance(payload, dict) and key in payload
+def refuse_payload(problems: list[dict[str, str]]) -> Failure:
+    """Return the refusal: the first problem is its message and its details."""
+    first, more = problems[0], len(problems) - 1
+    details = {name: text for name, text in first.items() if name != "message"}
+    errors = [{"field": each["path"] or "execution", "message": each["message"]} for each in problems]
+    message = first["message"] + (f" (and {more} more)" if more else "")
+    context = {**details, "problems": problems, "errors": errors}
+    return Failure("EXECUTION_VALIDATION_FAILED", message, context=context, side_effects=SideEffects.NONE)
 
 
-def _size_of(payload: Any) -> int | None:
-    """Return the bytes of the payload as it is sent; None where it cannot be."""
-    try:
-        return len(json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode())
-    except (TypeError, ValueError, RecursionError, UnicodeEncodeError):
-        return None
-
-
-def _read_timeout(written: Any, mode: object, problems: PayloadProblems) -> int | None:
-    best_effort = mode == "best_effort"
-    most = budgets.BEST_EFFORT_MAX_TIMEOUT_MS if best_effort else budgets.MAX_TIMEOUT_MS
-    try:
-        ms = _milliseconds(written)
-        if not budgets.MIN_TIMEOUT_MS <= ms <= most:
-            raise ValueError(f"must be between {budgets.MIN_TIMEOUT_MS} and {most}")
-    except ValueError as error:
-        problems.note("timeoutMs", f"timeoutMs {error}")
-        return None
-    return ms
-
-
-def _read_actions(written: Any, mode: object, problems: PayloadProblems) -> list[Action | None]:
-    """Return the actions, None for those that are wrong."""
-    if not isinstance(written, list):
-        return [None]
-    most = budgets.BEST_EFFORT_MAX_STEPS if mode == "best_effort" else budgets.MAX_ACTIONS
-    if not 1 <= len(written) <= most:
-        where = " in mode best_effort" if mode == "best_effort" else ""
-        problems.note("actions", f"actions must have between 1 and {most} entries{where}, and has {len(written)}")
-    actions: list[Action | None] = []
-    seen: dict[str, int] = {}
-    for position, each in enumerate(written[: budgets.MAX_ACTIONS]):
-        path = f"actions.{position}"
-        names = (each.get("id"), each.get("type")) if isinstance(each, dict) else (None, None)
-        part = _check(_ActionPart, each, path, problems, names)
-        action_id, action_type = names
-        if isinstance(action_id, str) and seen.setdefault(action_id, position) != position:
-            message = f"id {action_id!r} is used before, by actions.{seen[action_id]}"
-            problems.note(f"{path}.id", message, names)
-            part = None
-        known = ACTION_TYPES.get(action_type) if isinstance(action_type, str) else None
-        if isinstance(action_type, str) and known is None:
-            problems.note(f"{path}.type", f"unknown action type {action_type!r:.80}", names)
-        params = None
-        if known is not None:
-            given = each.get("params", {})
-            if isinstance(given, dict):
-                params = _check(known.params, given, f"{path}.params", problems, names, f"{action_type} params.")
-        actions.append(None if part is None or params is None else Action(part.id, part.type, params))
-    return actions
-
-
-def _check_budgets(timeout_ms: int, actions: list[Action], problems: PayloadProblems) -> None:
-    for misfit in budgets.find_misfits(timeout_ms, [action.budget for action in actions]):
-        needs = _fits(misfit)
-        if misfit.position is None:
-            waits = ", ".join(
-                f"{action.id} {action.limit_ms}" for action in actions if action.kind.is_wait and action.limit_ms
-            )
-            message = f"the waits and sleeps follow each other and take up to {misfit.needed_ms} ms ({waits}); {needs}"
-            problems.note("timeoutMs", message)
-            continue
-        action = actions[misfit.position]
-        name = "durationMs" if action.type == "sleep" else "timeoutMs"
-        message = f"{action.type} params.{name} of {misfit.needed_ms} ms does not fit; {needs}"
-        problems.note(f"actions.{misfit.position}.params.{name}", message, (action.id, action.type))
-
-
-def _fits(misfit: Misfit) -> str:
-    has = f"an execution of this timeoutMs has {misfit.usable_ms} ms for its actions"
-    return f"{has}: raise timeoutMs to {misfit.fits_in_ms} at least, or wait for less"
-
-
-def _check(
-    part: type[Any],
-    written: Any,
-    path: str,
-    problems: PayloadProblems,
-    action: tuple[Any, Any] = (None, None),
-    prefix: str = "",
-) -> Any:
-    """Return the part that was written, or None after every problem with it is noted."""
-    if not isinstance(written, dict):
-        problems.note(path, f"{path or 'the payload'} must be an object", action)
-        return None
-    try:
-        return part.model_validate(written)
-    except ValidationError as error:
-        for each in error.errors():
-            loc = [str(step) for step in each["loc"]]
-            name = ".".join(loc)
-            where = ".".join(filter(None, (path, name)))
-            problems.note(where, _message(each, prefix + name if name else prefix.rstrip(".")), action)
-        return None
-
-
-_TYPES = {
+_PHRASES = {
     "string_type": "must be text",
     "string_unicode": "must be text that is valid Unicode",
+    "string_too_long": "must have at most {} characters",
+    "string_pattern_mismatch": "must not be blank",
     "int_type": "must be a whole number",
-    "float_type": "must be a number",
+    "less_than_equal": "must not exceed {}",
+    "greater_than_equal": "must be at least {}",
     "bool_type": "must be true or false",
     "list_type": "must be a list",
     "dict_type": "must be an object",
@@ -549,12 +551,10 @@ _TYPES = {
 }
 
 
-def _message(problem: dict[str, Any], name: str) -> str:
-    kind, said = problem["type"], str(problem["msg"])
-    if kind == "value_error":
-        said = said.removeprefix("Value error, ")
-    elif kind == "literal_error":
-        said = f"must be one of {problem['ctx']['expected'].replace(' or ', ', ')}"
-    else:
-        said = _TYPES.get(kind, said)
-    return f"{name} {said}".strip()
+def _phrase(problem: dict[str, Any]) -> str:
+    """Return a problem in the words of the payload's contract."""
+    kind, message = problem["type"], str(problem["msg"])
+    if kind == "literal_error":
+        return f"must be one of {problem['ctx']['expected'].replace(' or ', ', ')}"
+    limit = next((word for word in message.split() if word.replace(".", "").isdigit()), "")
+    return _PHRASES[kind].format(limit) if kind in _PHRASES else message.removeprefix("Value error, ")
