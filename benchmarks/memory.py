@@ -24,7 +24,7 @@ SETTLE_S = 1.0
 
 def our_growth() -> float:
     async def run() -> float:
-        operation = Operation("sleep", sleep_async)
+        operation = Operation("sleep", sleep_async, isolation="inline")
         clocks = Clocks.of(timeout="50s", grace="0ms")
         async with Runtime() as runtime:
             first = asyncio.ensure_future(runtime.call(operation, {}, clocks))  # everything lazy is in place

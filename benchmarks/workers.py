@@ -93,7 +93,7 @@ async def _measure(peers: dict[str, Start], rounds: int, count: int) -> Table:
             },
             rounds,
         )
-    bars = {"pebble": Bar(1.5, at_least=True), "billiard": Bar(1.0, at_least=True)}
+    bars = {"pebble": Bar(1.0, at_least=True)}
     rows = [
         compared(
             "throughput",

@@ -404,12 +404,11 @@ class App:
         return self
 
     def _operations(self) -> list[Operation]:
-        """Return the operations of the commands: by reference for workers, and as functions for those that ask for a
-        loop or a thread of this very process."""
+        """Return the operations of the commands: by reference for worker processes, as functions for this process."""
         made = []
         for spec in self._commands.values():
             operation = spec.operation()
-            if operation.place != "process":
+            if operation.place == "inline":
                 operation = replace(operation, handler=self._functions[spec.name])
             made.append(operation)
         return made

@@ -83,7 +83,7 @@ def _add_tool(verb: Verb) -> None:
     tool.__doc__ = "\n".join([verb.text, "", "Args:", *lines, f"    device: {DEVICE_TEXT}"])
     tool.__annotations__ = {**hints, "return": dict[str, Any]}
     tool.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(mutates=verb.mutates, isolation="loop")(tool)
+    app.command(mutates=verb.mutates, isolation="shared")(tool)
 
 
 def _parameter_name(each: Input) -> str:
@@ -94,7 +94,7 @@ for _name in ("open", "snapshot", "click", "type", "wait", "screenshot"):
     _add_tool(VERBS[_name])
 
 
-@app.command(isolation="loop")
+@app.command(isolation="shared")
 async def ui_execute(
     execution: dict[str, Any],
     ctx: Context,
@@ -117,7 +117,7 @@ async def ui_execute(
     return await _run(execution, device, ctx, timeout_ms)
 
 
-@app.command(mutates=False, isolation="loop")
+@app.command(mutates=False, isolation="shared")
 async def ui_expect(
     text: str,
     ctx: Context,

@@ -22,8 +22,8 @@ async def async_command() -> None: ...
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no such isolation": ({"isolation": "container"}, "isolation must be one of"),
-    "a loop for a sync function": ({"isolation": "loop"}, "not async"),
+    "no such isolation": ({"isolation": "container"}, "must be one of"),
+    "a loop for a sync function": ({"isolation": "shared"}, "not async"),
     "destructive without an effect": ({"destructive": True, "mutates": False}, "destructive"),
     "no place at all": ({"concurrency": 0}, "at least 1"),
     "a lock on nothing": ({"single_flight": "device:{device}"}, "device"),
@@ -69,9 +69,10 @@ def test_an_option_that_does_not_exist_is_a_type_error(app: App):
         app.command(tiemout="5s")(sync_command)
 
 
-def test_an_async_function_has_no_thread(app: App):
-    with pytest.raises(ValueError, match="async"):
-        app.command(isolation="thread")(async_command)
+def test_withdrawn_isolations_are_refused_with_the_new_word(app: App):
+    for isolation, instead in (("loop", "'shared'"), ("thread", "'process'")):
+        with pytest.raises(ValueError, match=instead):
+            app.command(isolation=isolation)(async_command)  # type: ignore[call-overload]
 
 
 def test_two_commands_of_one_name_are_one_too_many(app: App):
@@ -232,7 +233,7 @@ def test_apps_of_one_name_do_not_take_each_others_calls():
     for number in (1, 2):
         app = App("twin", default_timeout="5s")
 
-        @app.command(isolation="loop")
+        @app.command(isolation="inline")
         async def which(number: int = number) -> int:
             return number
 
@@ -259,7 +260,7 @@ def test_the_version_in_an_envelope_is_the_apps_where_the_contract_can_hold_it(
 ):
     app = App("versioned", version=version, default_timeout="5s")
 
-    @app.command(isolation="loop")
+    @app.command(isolation="inline")
     async def nothing() -> None: ...
 
     meta = validate_envelope(asyncio.run(app.call("nothing")).to_dict())["meta"]

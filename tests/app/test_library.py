@@ -43,7 +43,7 @@ async def sleeps_async(folder: Path) -> None:
         (folder / "tidied").touch()
 
 
-@app.command(mutates=False, isolation="loop")
+@app.command(mutates=False, isolation="inline")
 async def shares(thing: Any) -> str:
     return type(thing).__name__
 

@@ -255,7 +255,7 @@ def test_a_failure_of_one_argument_is_a_code_where_it_is_a_word_in_capitals_and_
 
 def test_a_failure_comes_back_from_another_process_whole():
     failure = Failure(
-        "REFUSED",
+        "PERMISSION_DENIED",
         "not today",
         data={"a": [1]},
         context={"who": "me"},

@@ -67,8 +67,8 @@ def test_every_field_of_interruption_is_in_the_reference_with_its_default_and_no
 
 
 def test_every_member_of_the_context_is_in_the_reference_and_no_other() -> None:
-    attributes = {name for name in inspect.signature(Context.__init__).parameters if not name.startswith("on_")}
-    hidden = {"self", "is_stopping", "skipped_steps", "trace"}
+    attributes = set(inspect.signature(Context.__init__).parameters)
+    hidden = {"self", "link", "skipped_steps", "trace"}
     members = {name for name in vars(Context) if not name.startswith("_")} | (attributes - hidden)
     assert {name.partition("(")[0] for name in named(section("Context"))} == members
 

@@ -20,23 +20,20 @@ from tests.runtime.work import FOREVER_S
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
 CLOCKS = Clocks.of("1s", grace="400ms")
-RUNTIMES: dict[str, dict[str, Any]] = {
-    "host process": {"host_process": True, "preload": ["tests.runtime.guests"], "workers": 1},
-    "own loop": {},
-    "shared loop": {"share_loop": True},
-}
-everywhere = pytest.mark.parametrize("where", RUNTIMES)
+PLACES = ["shared", "inline"]
+everywhere = pytest.mark.parametrize("where", PLACES)
 
 
 @asynccontextmanager
-async def a_runtime(where: str) -> AsyncIterator[Runtime]:
-    async with Runtime(**RUNTIMES[where]) as runtime:
-        assert (await runtime.call(op("noop"), clocks=Clocks.of("40s"))).value == 1  # whatever its imports take
+async def a_runtime(where: Any) -> AsyncIterator[Runtime]:
+    async with Runtime(preload=["tests.runtime.guests"], workers=1) as runtime:
+        noop = await runtime.call(op("noop", where), clocks=Clocks.of("40s"))  # whatever its imports take
+        assert noop.value == 1
         yield runtime
 
 
-def op(name: str) -> Operation:
-    return Operation(name, getattr(guests, name))
+def op(name: str, where: Any) -> Operation:
+    return Operation(name, getattr(guests, name), isolation=where)
 
 
 @everywhere
@@ -51,14 +48,14 @@ def op(name: str) -> Operation:
         "starts_one_in_an_executor",
     ],
 )
-def test_what_a_call_started_is_gone_when_its_time_is_up(where: str, adversary: str, tmp_path: Path) -> None:
+def test_what_a_call_started_is_gone_when_its_time_is_up(where: Any, adversary: str, tmp_path: Path) -> None:
     async def scenario() -> Envelope:
         async with a_runtime(where) as runtime:
-            envelope = await runtime.call(op(adversary), {"folder": str(tmp_path)}, CLOCKS)
+            envelope = await runtime.call(op(adversary, where), {"folder": str(tmp_path)}, CLOCKS)
             assert (tmp_path / "ready").exists()
             (tmp_path / "ready").unlink()  # of the host, which lives on
             assert not marked(tmp_path), envelope
-            assert (await runtime.call(op("noop"), clocks=CLOCKS)).value == 1
+            assert (await runtime.call(op("noop", where), clocks=CLOCKS)).value == 1
             return envelope
 
     envelope = run(scenario(), within=60)
@@ -67,11 +64,13 @@ def test_what_a_call_started_is_gone_when_its_time_is_up(where: str, adversary: 
 
 
 @everywhere
-def test_what_a_call_started_is_gone_when_its_caller_leaves(where: str, tmp_path: Path) -> None:
+def test_what_a_call_started_is_gone_when_its_caller_leaves(where: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_runtime(where) as runtime:
             long = Clocks.of("30s", grace="400ms")
-            calling = asyncio.ensure_future(runtime.call(op("waits_beside_an_orphan"), {"folder": str(tmp_path)}, long))
+            calling = asyncio.ensure_future(
+                runtime.call(op("waits_beside_an_orphan", where), {"folder": str(tmp_path)}, long)
+            )
             await soon(lambda: mark_of(tmp_path, "ready"), within=20)
             calling.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -83,17 +82,19 @@ def test_what_a_call_started_is_gone_when_its_caller_leaves(where: str, tmp_path
 
 
 @everywhere
-def test_only_the_processes_of_the_call_that_ends_are_stopped(where: str, tmp_path: Path) -> None:
+def test_only_the_processes_of_the_call_that_ends_are_stopped(where: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_runtime(where) as runtime:
             folders = [tmp_path / "short", tmp_path / "long"]
             for folder in folders:
                 folder.mkdir()
             long = asyncio.ensure_future(
-                runtime.call(op("waits_beside_an_orphan"), {"folder": str(folders[1])}, Clocks.of("30s", grace="0ms"))
+                runtime.call(
+                    op("waits_beside_an_orphan", where), {"folder": str(folders[1])}, Clocks.of("30s", grace="0ms")
+                )
             )
             await soon(lambda: mark_of(folders[1], "ready"), within=20)
-            short = await runtime.call(op("waits_beside_an_orphan"), {"folder": str(folders[0])}, CLOCKS)
+            short = await runtime.call(op("waits_beside_an_orphan", where), {"folder": str(folders[0])}, CLOCKS)
             assert short.code == "TIMEOUT"
             for folder in folders:
                 (folder / "ready").unlink()
@@ -107,10 +108,10 @@ def test_only_the_processes_of_the_call_that_ends_are_stopped(where: str, tmp_pa
 
 
 @everywhere
-def test_what_a_call_keeps_running_for_those_after_it_is_named(where: str, tmp_path: Path) -> None:
+def test_what_a_call_keeps_running_for_those_after_it_is_named(where: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_runtime(where) as runtime:
-            envelope = await runtime.call(op("leaves_a_child"), {"folder": str(tmp_path)}, CLOCKS)
+            envelope = await runtime.call(op("leaves_a_child", where), {"folder": str(tmp_path)}, CLOCKS)
             assert envelope.ok and [process["pid"] for process in envelope.meta["survivors"]] == [envelope.value]
             os.kill(envelope.value, signal.SIGKILL)
             with suppress(ChildProcessError):  # the host's, or collected already
@@ -119,31 +120,19 @@ def test_what_a_call_keeps_running_for_those_after_it_is_named(where: str, tmp_p
     run(scenario(), within=60)
 
 
-@pytest.mark.parametrize("where", ["own loop", "host process"])
+@pytest.mark.parametrize("where", ["inline"])
 def test_what_an_abandoned_call_started_is_gone_and_what_it_starts_later_does_not_live(
-    where: str, tmp_path: Path
+    where: Any, tmp_path: Path
 ) -> None:
     async def scenario() -> Envelope:
         async with a_runtime(where) as runtime:
-            nap = asyncio.ensure_future(runtime.call(op("naps"), {"ms": 4000}, Clocks.of("30s")))  # spares its host
-            envelope = await runtime.call(op("swallows_beside_a_child"), {"folder": str(tmp_path)}, CLOCKS)
+            nap = asyncio.ensure_future(runtime.call(op("naps", where), {"ms": 4000}, Clocks.of("30s")))
+            envelope = await runtime.call(op("swallows_beside_a_child", where), {"folder": str(tmp_path)}, CLOCKS)
             (tmp_path / "ready").unlink()
             assert not marked(tmp_path), envelope
             await soon((tmp_path / "another").exists)
             await soon(lambda: not marked(tmp_path), within=1)
             await nap
-            return envelope
-
-    envelope = run(scenario(), within=60)
-    assert (envelope.code, envelope.ending, envelope.meta["survivors"]) == ("TIMEOUT", "abandoned", [])
-
-
-def test_what_a_call_that_blocks_its_loop_started_is_gone_although_the_call_is_not(tmp_path: Path) -> None:
-    async def scenario() -> Envelope:
-        async with a_runtime("own loop") as runtime:
-            envelope = await runtime.call(op("blocks_beside_a_child"), {"folder": str(tmp_path)}, CLOCKS)
-            (tmp_path / "ready").unlink()
-            assert not marked(tmp_path)
             return envelope
 
     envelope = run(scenario(), within=60)
@@ -162,7 +151,7 @@ def test_a_runtime_that_a_handler_was_the_first_to_need_lives_on(tmp_path: Path)
                 return "never"
 
             assert (
-                await runtime.call(Operation("calls", calls), clocks=Clocks.of("4s", grace="0ms"))
+                await runtime.call(Operation("calls", calls, isolation="inline"), clocks=Clocks.of("4s", grace="0ms"))
             ).code == "TIMEOUT"
             assert (await runtime.call("noop", clocks=Clocks.of("4s"))).value == 1
             assert (await runtime.run(["true"], Clocks.of("4s"))).ok
@@ -173,8 +162,10 @@ def test_a_runtime_that_a_handler_was_the_first_to_need_lives_on(tmp_path: Path)
 def test_processes_that_are_no_calls_are_left_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         with subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_S})"]) as own:
-            async with a_runtime("own loop") as runtime:
-                await runtime.call(op("waits_for_a_child"), {"folder": str(tmp_path)}, Clocks.of("500ms", grace="0ms"))
+            async with a_runtime("inline") as runtime:
+                await runtime.call(
+                    op("waits_for_a_child", "inline"), {"folder": str(tmp_path)}, Clocks.of("500ms", grace="0ms")
+                )
             assert own.poll() is None
             own.kill()
 

@@ -46,7 +46,7 @@ async def async_(words: str) -> str:
     process = await asyncio.create_subprocess_exec(*json.loads(words), stdout=subprocess.PIPE)
     return (await process.communicate())[0].decode()
 
-@app.command(timeout="20s", isolation="loop")
+@app.command(timeout="20s", isolation="shared")
 async def loop(words: str) -> str:
     process = await asyncio.create_subprocess_exec(*json.loads(words), stdout=subprocess.PIPE)
     return (await process.communicate())[0].decode()

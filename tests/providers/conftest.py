@@ -16,9 +16,8 @@ import pytest
 from shotclock.core.clocks import Clocks, Deadline
 from shotclock.core.trace import TraceContext
 from shotclock.process.clock import monotonic_ns
-from shotclock.process.context import Scope
+from shotclock.process.context import Scope, current_scope
 from shotclock.providers.provider import Provider, StepCall
-from shotclock.runtime.loop_call import current_scope
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
 from shotclock.workflow.step_executor import AnsweredTry, try_step

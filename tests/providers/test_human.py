@@ -25,10 +25,9 @@ from shotclock.core.trace import TraceContext
 from shotclock.inbox.access import Principal
 from shotclock.inbox.inbox import Inbox
 from shotclock.process.clock import monotonic_ns
-from shotclock.process.context import Scope
+from shotclock.process.context import Scope, current_scope
 from shotclock.providers.human import HumanProvider
 from shotclock.providers.provider import StepCall
-from shotclock.runtime.loop_call import current_scope
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
 from shotclock.store.store import Store

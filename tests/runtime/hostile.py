@@ -73,7 +73,7 @@ async def crashes(how: str) -> None:
     operations.crashes(how)
 
 
-@app.command(isolation="loop")
+@app.command(isolation="shared")
 async def crashes_on_a_shared_loop(how: str) -> None:
     operations.crashes(how)
 

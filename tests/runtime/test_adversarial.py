@@ -51,8 +51,8 @@ DEAD_WITHIN_S = 5.0
 NOOP = Operation("noop", operations.noop)
 NOOPS = (
     NOOP,
-    Operation("noop_async", operations.noop_async),
-    Operation("noop_thread", operations.noop, isolation="thread"),
+    Operation("noop_shared", operations.noop_async, isolation="shared"),
+    Operation("noop_inline", operations.noop_async, isolation="inline"),
 )
 NEXT_CALL = Clocks.of("5s")
 
@@ -424,36 +424,6 @@ def awaits_recv(end: contextlib.ExitStack) -> Any:
     return handler
 
 
-def blocks_asleep(end: contextlib.ExitStack) -> Any:
-    released = threading.Event()
-    end.callback(released.set)
-    return lambda: released.wait(work.FOREVER_S)
-
-
-def blocks_spinning(end: contextlib.ExitStack) -> Any:
-    released = threading.Event()
-    end.callback(released.set)
-
-    def spin() -> None:
-        while not released.is_set():
-            pass
-
-    return spin
-
-
-def blocks_in_recv(end: contextlib.ExitStack) -> Any:
-    ours, theirs = socket.socketpair()
-    end.callback(theirs.close)
-    return lambda: ours.recv(1)
-
-
-def blocks_on_a_lock(end: contextlib.ExitStack) -> Any:
-    lock = threading.Lock()
-    lock.acquire()
-    end.callback(lock.release)
-    return lambda: lock.acquire(timeout=work.FOREVER_S)
-
-
 def swallows_every_exception(end: contextlib.ExitStack) -> Any:
     released = threading.Event()
     end.callback(released.set)
@@ -482,65 +452,29 @@ def awaits_in_finally(end: contextlib.ExitStack) -> Any:
     return handler
 
 
-def blocks_in_finally(end: contextlib.ExitStack) -> Any:
-    block = blocks_asleep(end)
-
-    async def handler() -> None:
-        try:
-            await asyncio.sleep(work.FOREVER_S)
-        finally:
-            block()
-
-    return handler
-
-
-def on_a_loop(make: Callable[[contextlib.ExitStack], Any]) -> Any:
-    """The blocking function as an async handler that never gives its loop a turn."""
-
-    def make_async(end: contextlib.ExitStack) -> Any:
-        block = make(end)
-
-        async def handler() -> None:
-            block()
-
-        return handler
-
-    return make_async
-
-
-# What makes the handler, where it runs, how it ends, and whether it uses up the grace.
-UNKILLABLE = {
-    "loop-awaits_sleep": (awaits_sleep, "loop", "cancelled", False),
-    "loop-awaits_a_lock": (awaits_a_lock, "loop", "cancelled", False),
-    "loop-awaits_recv": (awaits_recv, "loop", "cancelled", False),
-    "loop-blocks_asleep": (on_a_loop(blocks_asleep), "loop", "abandoned", False),
-    "loop-blocks_spinning": (on_a_loop(blocks_spinning), "loop", "abandoned", False),
-    "loop-blocks_in_recv": (on_a_loop(blocks_in_recv), "loop", "abandoned", False),
-    "loop-blocks_on_a_lock": (on_a_loop(blocks_on_a_lock), "loop", "abandoned", False),
-    "loop-swallows_everything": (swallows_every_exception, "loop", "abandoned", True),
-    "loop-awaits_in_finally": (awaits_in_finally, "loop", "abandoned", True),
-    "loop-blocks_in_finally": (blocks_in_finally, "loop", "abandoned", True),
-    # A thread can only be asked, through ctx.stopping, so it always has the grace to answer.
-    "thread-blocks_asleep": (blocks_asleep, "thread", "abandoned", True),
-    "thread-blocks_spinning": (blocks_spinning, "thread", "abandoned", True),
-    "thread-blocks_in_recv": (blocks_in_recv, "thread", "abandoned", True),
-    "thread-blocks_on_a_lock": (blocks_on_a_lock, "thread", "abandoned", True),
+# What makes the handler, how it ends, and whether it uses up the grace.
+INLINE = {
+    "awaits_sleep": (awaits_sleep, "cancelled", False),
+    "awaits_a_lock": (awaits_a_lock, "cancelled", False),
+    "awaits_recv": (awaits_recv, "cancelled", False),
+    "swallows_everything": (swallows_every_exception, "abandoned", True),
+    "awaits_in_finally": (awaits_in_finally, "abandoned", True),
 }
 
 
-@pytest.mark.parametrize(("make", "place", "ending", "ignores"), UNKILLABLE.values(), ids=UNKILLABLE.keys())
-def test_whatever_a_handler_in_our_process_does_its_caller_is_answered(
-    make: Any, place: Any, ending: str, ignores: bool, validate_envelope: Validate
+@pytest.mark.parametrize(("make", "ending", "ignores"), INLINE.values(), ids=INLINE.keys())
+def test_whatever_an_inline_handler_awaits_its_caller_is_answered(
+    make: Any, ending: str, ignores: bool, validate_envelope: Validate
 ) -> None:
     async def scenario() -> dict[str, Any]:
         async with Runtime() as runtime:
             with contextlib.ExitStack() as end:
                 clocks = Clocks(timeout_ms=TIMEOUT_MS, grace_ms=GRACE_MS if ignores else LONG_GRACE_MS)
-                operation = Operation("adversary", make(end), isolation=place)
+                operation = Operation("adversary", make(end), isolation="inline")
                 envelope, took_ms = await timed(runtime.call(operation, clocks=clocks))
                 assert took_ms - envelope.meta["duration_ms"] < 2000
                 assert runtime.counts.abandoned == len(runtime.orphans) == (ending == "abandoned")
-                await works_again(runtime, *NOOPS[1:])
+                await works_again(runtime, NOOPS[2])
             # Once it comes back after all, nobody hears of it, and it no longer counts.
             await soon(lambda: not runtime.orphans)
             assert runtime.counts.late == (ending == "abandoned")
@@ -554,41 +488,20 @@ def test_whatever_a_handler_in_our_process_does_its_caller_is_answered(
     on_time(attempt, beyond_ms=GRACE_MS if ignores else 0)
 
 
-def test_a_thread_that_heeds_stopping_ends_without_being_abandoned(validate_envelope: Validate) -> None:
-    async def scenario() -> dict[str, Any]:
-        async with Runtime() as runtime:
-            operation = Operation("polite", operations.works_until_asked_to_stop, isolation="thread")
-            clocks = Clocks(timeout_ms=TIMEOUT_MS, grace_ms=LONG_GRACE_MS)
-            envelope = await runtime.call(operation, clocks=clocks)
-            assert runtime.counts.abandoned == 0
-            return envelope.to_dict()
-
-    def attempt(number: int) -> dict[str, Any]:
-        envelope = validate_envelope(run(scenario()))
-        assert_timed_out(envelope, "cancelled", TIMEOUT_MS)
-        return envelope
-
-    on_time(attempt)
-
-
-@pytest.mark.parametrize("place", ["loop", "thread"])
-def test_a_handler_in_our_process_that_holds_the_gil_delays_the_answer_only_while_it_holds_it(
-    place: Any, validate_envelope: Validate
+def test_an_inline_handler_that_holds_the_gil_delays_the_answer_only_while_it_holds_it(
+    validate_envelope: Validate,
 ) -> None:
     """Nothing in a process runs without the GIL; code that may do this belongs into a worker."""
     held_ms = TIMEOUT_MS + 200
 
-    def hold() -> None:
+    async def hold() -> None:
         ctypes.PyDLL(None).usleep(held_ms * 1000)
-
-    async def hold_async() -> None:
-        hold()
 
     async def scenario() -> dict[str, Any]:
         async with Runtime() as runtime:
-            operation = Operation("gil", hold_async if place == "loop" else hold, isolation=place)
+            operation = Operation("gil", hold, isolation="inline")
             envelope = await runtime.call(operation, clocks=Clocks(timeout_ms=TIMEOUT_MS, grace_ms=GRACE_MS))
-            await works_again(runtime, *NOOPS[1:])
+            await works_again(runtime, NOOPS[2])
             return envelope.to_dict()
 
     def attempt(number: int) -> dict[str, Any]:
@@ -609,11 +522,11 @@ ROUNDS = 100
     [
         ("process", 0, 30, 10),
         ("process", 60, 30, 10),
-        ("loop", 60, 30, 10),
-        ("thread", 60, 30, 10),
+        ("shared", 60, 30, 10),
+        ("inline", 60, 30, 10),
         ("command", 60, 50, 40),  # it has to start first
     ],
-    ids=["process-killed at once", "process-with grace", "loop", "thread", "command"],
+    ids=["process-killed at once", "process-with grace", "shared", "inline", "command"],
 )
 def test_a_result_that_arrives_right_at_the_deadline_is_answered_once_and_truthfully(
     place: Any, grace_ms: int, edge_ms: int, spread_ms: int, tmp_path: Path, validate_envelope: Validate
@@ -632,7 +545,7 @@ def answers_at_the_deadline(
     place: Any, edge_ms: int, spread_ms: int, grace_ms: int, notes: Path, validate_envelope: Validate
 ) -> list[Envelope]:
     told: list[Envelope] = []
-    handler = operations.note_async if place == "loop" else operations.note
+    handler = operations.note_async if place in ("shared", "inline") else operations.note
 
     async def scenario() -> list[Envelope]:
         envelopes = []
@@ -690,8 +603,8 @@ def test_a_timeout_of_three_billion_milliseconds_neither_rings_at_once_nor_overf
             arguments = {"path": path, "number": 7, "nap_ms": 100}
             return [
                 await runtime.call(Operation("note", operations.note), arguments, long),
-                await runtime.call(Operation("note", operations.note_async), arguments, long),
-                await runtime.call(Operation("note", operations.note, isolation="thread"), arguments, long),
+                await runtime.call(Operation("note", operations.note_async, isolation="shared"), arguments, long),
+                await runtime.call(Operation("note", operations.note_async, isolation="inline"), arguments, long),
                 await runtime.run(["sleep", "0.1"], long),
             ]
 

@@ -34,7 +34,7 @@ Validate = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def op(name: str, **more: Any) -> Operation:
-    return Operation(name, getattr(guests, name), **more)
+    return Operation(name, getattr(guests, name), **{"isolation": "shared", **more})
 
 
 NOOP = op("noop")
@@ -43,7 +43,7 @@ NOOP = op("noop")
 @contextlib.asynccontextmanager
 async def a_runtime(**options: Any) -> AsyncIterator[Runtime]:
     preload = ["tests.runtime.guests"]
-    async with Runtime(host_process=True, preload=preload, workers=1, **options) as runtime:
+    async with Runtime(preload=preload, workers=1, **options) as runtime:
         await works(runtime)  # the host is up: what is measured is the call alone
         yield runtime
 
@@ -133,8 +133,9 @@ def test_what_a_handler_prints_does_not_reach_our_stdout(tmp_path: Path) -> None
         "from shotclock import Operation, Runtime\n"
         "from tests.runtime import guests\n"
         "async def main():\n"
-        "    async with Runtime(host_process=True, preload=['tests.runtime.guests']) as runtime:\n"
-        "        envelope = await runtime.call(Operation('prints', guests.prints), {'text': 'noise'})\n"
+        "    async with Runtime(preload=['tests.runtime.guests']) as runtime:\n"
+        "        prints = Operation('prints', guests.prints, isolation='shared')\n"
+        "        envelope = await runtime.call(prints, {'text': 'noise'})\n"
         "        print('answer', envelope.value)\n"
         "asyncio.run(main())\n"
     )
@@ -167,7 +168,9 @@ def test_what_returned_may_leave_children_which_live_and_die_with_the_host(tmp_p
 def test_a_handler_known_by_reference_runs_in_the_host_whether_asked_for_or_not() -> None:
     async def scenario() -> None:
         async with Runtime(preload=["tests.runtime.guests"], workers=1) as runtime:
-            pid = Operation("pid", HandlerReference("tests.runtime.guests", "own_pid", is_async=True))
+            pid = Operation(
+                "pid", HandlerReference("tests.runtime.guests", "own_pid", is_async=True), isolation="shared"
+            )
             assert (await runtime.call(pid, clocks=SOON)).value not in (None, os.getpid())
 
     run(scenario())
@@ -176,32 +179,33 @@ def test_a_handler_known_by_reference_runs_in_the_host_whether_asked_for_or_not(
 @pytest.mark.slow
 def test_a_command_of_an_app_is_found_by_its_name() -> None:
     reference = HandlerReference("tests.runtime.guests", "handler_of:shout", is_async=True)
-    envelope = one_call(Operation("shout", reference), {"value": 5})
+    envelope = one_call(Operation("shout", reference, isolation="shared"), {"value": 5})
     assert envelope.value == 5, envelope
 
 
 @pytest.mark.slow
 def test_a_reference_that_cannot_be_found_is_told_and_nothing_runs(validate_envelope: Validate) -> None:
-    envelope = one_call(Operation("x", HandlerReference("tests.runtime.guests", "nowhere", is_async=True)))
+    reference = HandlerReference("tests.runtime.guests", "nowhere", is_async=True)
+    envelope = one_call(Operation("x", reference, isolation="shared"))
     validate_envelope(envelope.to_dict())
     assert (envelope.code, envelope.ending) == ("HANDLER_NOT_IMPORTABLE", "not_started")
     assert "nowhere" in envelope.error["message"]
 
 
 @pytest.mark.slow
-def test_a_reference_cannot_run_in_a_thread_of_this_process(validate_envelope: Validate) -> None:
-    reference = HandlerReference("tests.runtime.operations", "noop")
-    envelope = one_call(Operation("x", reference, isolation="thread"))
+def test_a_reference_cannot_run_inline(validate_envelope: Validate) -> None:
+    reference = HandlerReference("tests.runtime.operations", "noop_async", is_async=True)
+    envelope = one_call(Operation("x", reference, isolation="inline"))
     validate_envelope(envelope.to_dict())
     assert (envelope.code, envelope.ending) == ("HANDLER_NOT_IMPORTABLE", "not_started")
-    assert "thread" in envelope.error["message"]
+    assert "inline" in envelope.error["message"]
 
 
 @pytest.mark.slow
 def test_a_closure_cannot_run_in_a_host_process_and_is_told_so() -> None:
     async def closure() -> None: ...
 
-    assert one_call(Operation("closure", closure)).code == "HANDLER_NOT_IMPORTABLE"
+    assert one_call(Operation("closure", closure, isolation="shared")).code == "HANDLER_NOT_IMPORTABLE"
 
 
 # --- calls that fail by themselves ----------------------------------------------------------------
@@ -352,16 +356,15 @@ class Reader(CallListener):
         return sum(value)
 
 
-# In the host process, in a worker of its own, and on a loop of this process.
-PLACES = [({"host_process": True}, "loop"), ({}, "process"), ({}, "loop")]
+PLACES = ["shared", "process", "inline"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "isolation"), PLACES)
-def test_text_and_questions_reach_whoever_attends_the_call(options: dict[str, Any], isolation: Any) -> None:
+@pytest.mark.parametrize("isolation", PLACES)
+def test_text_and_questions_reach_whoever_attends_the_call(isolation: Any) -> None:
     async def scenario() -> tuple[Envelope, Envelope, Reader]:
         reader = Reader()
-        async with Runtime(workers=1, **options) as runtime:
+        async with Runtime(workers=1) as runtime:
             operation = op("writes_and_asks", isolation=isolation)
             known = await runtime.call(operation, clocks=SOON, listener=reader)
             return known, await runtime.call(operation, clocks=SOON), reader
@@ -372,11 +375,11 @@ def test_text_and_questions_reach_whoever_attends_the_call(options: dict[str, An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "isolation"), PLACES)
-def test_text_is_a_sign_of_life_and_is_there_when_the_call_has_stalled(options: dict[str, Any], isolation: Any) -> None:
+@pytest.mark.parametrize("isolation", PLACES)
+def test_text_is_a_sign_of_life_and_is_there_when_the_call_has_stalled(isolation: Any) -> None:
     async def scenario() -> tuple[Envelope, Reader]:
         reader = Reader()
-        async with Runtime(workers=1, **options) as runtime:
+        async with Runtime(workers=1) as runtime:
             await runtime.call(op("noop", isolation=isolation), clocks=SOON)
             operation = op("writes_then_falls_silent", isolation=isolation)
             clocks = Clocks.of("15s", idle="700ms", grace="200ms")
@@ -414,8 +417,8 @@ def test_further_calls_are_made_by_the_runtime_inside_the_callers_deadline(opera
     async def scenario() -> Envelope:
         known = [
             Operation("worker", operations.echo),
-            Operation("loop", guests.echo),
-            Operation("slow", guests.naps),
+            Operation("loop", guests.echo, isolation="shared"),
+            Operation("slow", guests.naps, isolation="shared"),
         ]
         async with a_runtime(operations=known) as runtime:
             arguments = {"ms": 60_000} if operation == "slow" else {"value": [1]}
@@ -451,7 +454,7 @@ def test_when_a_caller_in_the_host_is_cancelled_the_call_it_waits_for_is_stopped
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(waiting, 3)
-            (host,) = runtime._children.async_pool()._all
+            (host,) = runtime._children.shared()._all
             await soon(lambda: not host.host_calls, within=2)
             await works(runtime)
 
@@ -813,7 +816,7 @@ def test_a_caller_that_is_cancelled_stops_the_work_within_its_grace(adversary: s
                 await asyncio.wait_for(call, 5)
             took_ms = (time.perf_counter() - began) * 1000
             assert adversary == "sleeps" or not marked(tmp_path)
-            (host,) = runtime._children.async_pool()._all
+            (host,) = runtime._children.shared()._all
             assert not host.host_calls
             await works(runtime)
             return took_ms
@@ -824,7 +827,7 @@ def test_a_caller_that_is_cancelled_stops_the_work_within_its_grace(adversary: s
 @pytest.mark.slow
 def test_a_caller_that_leaves_before_the_host_is_up_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with Runtime(host_process=True, preload=["tests.runtime.guests"]) as runtime:
+        async with Runtime(preload=["tests.runtime.guests"]) as runtime:
             call = asyncio.create_task(runtime.call(op("sleeps"), {"folder": str(tmp_path)}, SOON))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -840,7 +843,7 @@ def test_a_caller_that_leaves_before_the_host_is_up_leaves_nothing_behind(tmp_pa
 @pytest.mark.slow
 def test_a_bell_that_rings_before_the_host_is_up_means_that_nothing_began(tmp_path: Path) -> None:
     async def scenario() -> list[Envelope]:
-        async with Runtime(host_process=True, preload=["tests.runtime.guests"]) as runtime:
+        async with Runtime(preload=["tests.runtime.guests"]) as runtime:
             arguments = {"folder": str(tmp_path)}
             bell = runtime.call(op("sleeps"), arguments, Clocks.of("5ms"))
             queue = runtime.call(op("sleeps"), arguments, Clocks.of("10s", queue="5ms"))
@@ -925,8 +928,8 @@ def test_when_the_runtime_is_killed_the_host_and_everything_below_it_dies(tmp_pa
         "from shotclock import Clocks, Operation, Runtime\n"
         "from tests.runtime import guests\n"
         "async def main():\n"
-        "    async with Runtime(host_process=True, preload=['tests.runtime.guests']) as runtime:\n"
-        "        operation = Operation('daemonises', guests.daemonises)\n"
+        "    async with Runtime(preload=['tests.runtime.guests']) as runtime:\n"
+        "        operation = Operation('daemonises', guests.daemonises, isolation='shared')\n"
         "        await runtime.call(operation, {'folder': sys.argv[1]}, Clocks.of('60s'))\n"
         "asyncio.run(main())\n"
     )
@@ -967,7 +970,7 @@ def test_hosts_that_die_while_they_start_are_not_started_without_end(monkeypatch
         self.kill(async_pool.Fate.DIED)
 
     async def scenario() -> Envelope:
-        async with Runtime(host_process=True, preload=["tests.runtime.guests"]) as runtime:
+        async with Runtime(preload=["tests.runtime.guests"]) as runtime:
             monkeypatch.setattr(async_pool.AsyncWorker, "__init__", die_at_once)
             envelope = await runtime.call(NOOP, clocks=Clocks.of("15s"))
             monkeypatch.setattr(async_pool.AsyncWorker, "__init__", init)

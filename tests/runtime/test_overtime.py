@@ -18,7 +18,7 @@ from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.core.overtime import Overtime, OvertimePolicy
 from shotclock.runtime.call import Call
-from shotclock.runtime.control import act_on, control_of, live_calls
+from shotclock.runtime.control import control_of, live_calls
 from shotclock.runtime.runtime import Runtime
 from tests.runtime import long_work
 
@@ -27,15 +27,16 @@ pytestmark = pytest.mark.slow
 SYNC_AND_ASYNC = [
     pytest.param(long_work.counts, "process", id="worker"),
     pytest.param(long_work.counts_on_a_loop, "process", id="async worker"),
-    pytest.param(long_work.counts_on_a_loop, "loop", id="loop"),
-    pytest.param(long_work.counts, "thread", id="thread"),
+    pytest.param(long_work.counts_on_a_loop, "shared", id="shared"),
+    pytest.param(long_work.counts_on_a_loop, "inline", id="inline"),
 ]
 DEAF = [
     pytest.param(long_work.is_deaf, "process", "killed", id="worker"),
     pytest.param(long_work.is_deaf_on_a_loop, "process", "killed", id="async worker"),
-    pytest.param(long_work.is_deaf_on_a_loop, "loop", "cancelled", id="loop"),
+    pytest.param(long_work.is_deaf_on_a_loop, "shared", "cancelled", id="shared"),
+    pytest.param(long_work.is_deaf_on_a_loop, "inline", "cancelled", id="inline"),
 ]
-MOVABLE = SYNC_AND_ASYNC[:3]
+MOVABLE = SYNC_AND_ASYNC
 EXTENDS = """echo '{"extend": "600ms", "reason": "seen"}'"""
 
 
@@ -110,7 +111,8 @@ def test_work_that_takes_no_notice_is_stopped_when_its_wind_down_is_over_and_wha
     [
         pytest.param(long_work.keeps_what_json_changes, "process", id="worker"),
         pytest.param(long_work.keeps_what_json_changes_on_a_loop, "process", id="async worker"),
-        pytest.param(long_work.keeps_what_json_changes_on_a_loop, "loop", id="loop"),
+        pytest.param(long_work.keeps_what_json_changes_on_a_loop, "shared", id="shared"),
+        pytest.param(long_work.keeps_what_json_changes_on_a_loop, "inline", id="inline"),
     ],
 )
 def test_what_json_changes_of_a_partial_result_is_listed(handler, isolation):
@@ -263,8 +265,8 @@ def test_what_an_observer_takes_is_charged_to_the_budget():
     [
         pytest.param(long_work.asks, "process", id="worker"),
         pytest.param(long_work.asks_on_a_loop, "process", id="async worker"),
-        pytest.param(long_work.asks_on_a_loop, "loop", id="loop"),
-        pytest.param(long_work.asks, "thread", id="thread"),
+        pytest.param(long_work.asks_on_a_loop, "shared", id="shared"),
+        pytest.param(long_work.asks_on_a_loop, "inline", id="inline"),
     ],
 )
 def test_a_call_can_ask_for_overtime_and_knows_what_it_got(handler, isolation):
@@ -283,7 +285,8 @@ def test_a_call_can_ask_for_overtime_and_knows_what_it_got(handler, isolation):
     [
         pytest.param(long_work.starts_what_asks, "process", id="worker"),
         pytest.param(long_work.starts_what_asks_on_a_loop, "process", id="async worker"),
-        pytest.param(long_work.starts_what_asks_on_a_loop, "loop", id="loop"),
+        pytest.param(long_work.starts_what_asks_on_a_loop, "shared", id="shared"),
+        pytest.param(long_work.starts_what_asks_on_a_loop, "inline", id="inline"),
     ],
 )
 def test_a_command_that_a_function_starts_asks_for_the_call_of_that_function(handler, isolation, tmp_path, monkeypatch):
@@ -296,7 +299,7 @@ def test_a_command_that_a_function_starts_asks_for_the_call_of_that_function(han
     assert (request["asked_by"], request["granted_ms"], data["data"]["granted_ms"]) == ("call", 700, 700)
 
 
-@pytest.mark.parametrize("isolation", ["process", "loop"])
+@pytest.mark.parametrize("isolation", ["process", "shared", "inline"])
 def test_calls_beside_each_other_ask_each_for_itself_and_one_that_may_have_none_for_nobody(
     isolation, tmp_path, monkeypatch
 ):
@@ -456,7 +459,7 @@ def test_a_thousand_calls_with_overtime_pending_cost_no_thread_and_no_process_ea
 
     async def scenario(runtime: Runtime) -> tuple[int, int]:
         policy = {"observer": "none", "budget": "10s"}
-        operation = Operation("nap", nap, isolation="loop", clocks=Clocks.of("50s", soft="40s"), overtime=policy)
+        operation = Operation("nap", nap, isolation="inline", clocks=Clocks.of("50s", soft="40s"), overtime=policy)
         calls = [asyncio.ensure_future(runtime.call(operation)) for _ in range(1000)]
         await until_live("nap")
         grown = threading.active_count(), len(psutil.Process().children(recursive=True))
@@ -504,18 +507,3 @@ def test_a_command_is_asked_by_the_signal_that_it_wants():
     envelope = run(scenario)
     data: Any = envelope.data
     assert data["stdout"] == "interrupted\n"
-
-
-def test_a_call_that_is_waited_for_on_another_loop_is_wound_down_there():
-    async def scenario(runtime: Runtime) -> Envelope:
-        runtime.register(Operation("inside", long_work.counts_on_a_loop, isolation="loop", clocks=Clocks.of("50s")))
-        outer = Operation("outer", long_work.calls_on_a_loop, isolation="loop", clocks=Clocks.of("60s"))
-        calling = asyncio.ensure_future(runtime.call(outer))
-        inner = await until_live("inside")
-        assert inner.loop is not asyncio.get_running_loop()
-        await act_on(inner, lambda control: control.wind_down("alice", "enough"))
-        return await calling
-
-    envelope = run(scenario)
-    data: Any = envelope.data
-    assert envelope.ok and data["data"]["stopped"] and data["meta"]["partial"] is True

@@ -8,7 +8,6 @@ import resource
 import select
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,13 +101,17 @@ def open_descriptors() -> int:
 # --- answers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("handler", [forks_and_falls_through, forks_and_falls_through_on_a_loop])
-def test_a_function_that_forks_and_comes_back_twice_answers_once(handler: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("handler", "isolation"), [(forks_and_falls_through, "process"), (forks_and_falls_through_on_a_loop, "shared")]
+)
+def test_a_function_that_forks_and_comes_back_twice_answers_once(handler: Callable[..., Any], isolation: Any) -> None:
     async def scenario() -> list[Any]:
-        async with a_runtime(host_process=True) as runtime:
+        async with a_runtime() as runtime:
             found = []
             for number in range(1, 4):
-                envelope = await runtime.call(Operation("forks", handler), {"number": number}, SOON)
+                envelope = await runtime.call(
+                    Operation("forks", handler, isolation=isolation), {"number": number}, SOON
+                )
                 found.append(envelope.value)
                 found.append((await runtime.call("echo", {"value": number}, SOON)).value)
             return found
@@ -483,8 +486,8 @@ def test_all_spare_supervisors_may_be_killed_at_once() -> None:
 
 def test_a_queue_that_is_too_long_is_not_taken_for_imports_that_hang() -> None:
     async def scenario() -> list[int]:
-        async with a_runtime(host_process=True) as runtime:
-            guest = Operation("pid", guests.own_pid)
+        async with a_runtime() as runtime:
+            guest = Operation("pid", guests.own_pid, isolation="shared")
             first = (await runtime.call(guest, clocks=SOON)).value
             runtime._children.pool().preloaded.started_ns -= 2 * pool_module.IMPORT_LIMIT_NS  # as if it were that old
             zygote = psutil.Process(first).parent().parent()
@@ -503,8 +506,11 @@ def test_a_queue_that_is_too_long_is_not_taken_for_imports_that_hang() -> None:
 
 def test_a_host_that_is_gone_holds_no_descriptor(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with a_runtime(host_process=True) as runtime:
-            blocks, noop = Operation("blocks", guests.blocks), Operation("noop", guests.noop)
+        async with a_runtime() as runtime:
+            blocks, noop = (
+                Operation("blocks", guests.blocks, isolation="shared"),
+                Operation("noop", guests.noop, isolation="shared"),
+            )
             assert (await runtime.call(noop, clocks=SOON)).ok
             before = open_descriptors()
             for _ in range(3):
@@ -518,40 +524,18 @@ def test_a_host_that_is_gone_holds_no_descriptor(tmp_path: Path) -> None:
 # --- closing ----------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_guard_was_still_thinking_when_the_runtime_closed_is_answered_and_starts_nothing() -> None:
-    thinking, done_thinking = threading.Event(), threading.Event()
-
-    async def thinks(*_: object) -> None:
-        thinking.set()
-        while not done_thinking.is_set():
-            await asyncio.sleep(0.002)
-
-    async def scenario() -> Envelope:
-        async with a_runtime() as runtime:
-            assert (await runtime.call("noop", clocks=SOON)).ok
-            handler = Operation("guarded", operations.noop, guards=(thinks,))
-            call = asyncio.create_task(runtime.call(handler, clocks=Clocks.of(0)))
-            await soon(thinking.is_set)
-            closing = asyncio.create_task(runtime.close())
-            await soon(lambda: runtime._closed)
-            done_thinking.set()
-            await asyncio.wait([closing], timeout=10)
-            return await asyncio.wait_for(call, 5)
-
-    envelope = run(scenario())
-    assert (envelope.ok, envelope.ending) == (False, "not_started")
-
-
 def test_closing_does_not_say_that_somebody_else_has_killed_what_it_killed(tmp_path: Path) -> None:
     async def scenario() -> list[str | None]:
-        async with a_runtime(workers=2, most_workers=2, host_process=True) as runtime:
+        async with a_runtime(workers=2, most_workers=2) as runtime:
             assert await runtime.warm_up()
             folders = [tmp_path / name for name in ("worker", "host")]
             for folder in folders:
                 folder.mkdir()
             calls = [
                 asyncio.create_task(runtime.call("sleeps", {"folder": str(folders[0])}, SOON)),
-                asyncio.create_task(runtime.call(Operation("g", guests.sleeps), {"folder": str(folders[1])}, SOON)),
+                asyncio.create_task(
+                    runtime.call(Operation("g", guests.sleeps, isolation="shared"), {"folder": str(folders[1])}, SOON)
+                ),
             ]
             busy = await soon(lambda: mark_of(folders[0], "ready"))
             await soon(lambda: mark_of(folders[1], "ready"))
@@ -571,13 +555,13 @@ def test_what_runs_while_the_runtime_closes_is_stopped_by_it_although_a_host_is_
     were_gone = []
 
     async def scenario() -> tuple[str | None, str | None]:
-        async with a_runtime(workers=1, most_workers=1, host_process=True) as runtime:
+        async with a_runtime(workers=1, most_workers=1) as runtime:
             crowd = Operation("crowd", work.has_fifty_children)
             running = asyncio.create_task(runtime.call(crowd, {"folder": str(tmp_path)}, SOON))
             busy = await soon(lambda: mark_of(tmp_path, "ready"))
             busy.parent().parent().suspend()  # the zygote: what is asked of it from here on does not come
-            coming = asyncio.create_task(runtime.call(Operation("noop", guests.noop), clocks=SOON))
-            await soon(lambda: runtime._children.async_pool()._all)
+            coming = asyncio.create_task(runtime.call(Operation("noop", guests.noop, isolation="shared"), clocks=SOON))
+            await soon(lambda: runtime._children.shared()._all)
             (worker,) = runtime._children.pool()._all
             close = Preloaded.close
             monkeypatch.setattr(Preloaded, "close", lambda self: were_gone.append(worker.gone.done()) or close(self))
@@ -666,8 +650,9 @@ def test_work_that_was_being_stopped_already_when_closing_lost_its_supervisor_is
     tmp_path: Path, handler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> Envelope:
-        async with a_runtime(host_process=True) as runtime:
-            running = asyncio.create_task(runtime.call(Operation("g", handler), {"folder": str(tmp_path)}, SOON))
+        operation = Operation("g", handler, isolation="process" if handler is work.sleeps else "shared")
+        async with a_runtime() as runtime:
+            running = asyncio.create_task(runtime.call(operation, {"folder": str(tmp_path)}, SOON))
             supervisor = (await soon(lambda: mark_of(tmp_path, "ready"))).parent()
             supervisor.suspend()  # it hears no order, and nobody wakes it
             monkeypatch.setattr(command_runner, "signal_supervisor", lambda pid, number: None)
@@ -676,7 +661,7 @@ def test_work_that_was_being_stopped_already_when_closing_lost_its_supervisor_is
                 (worker,) = pool._all
                 worker.stop(worker.task, "soft")
             else:
-                pool = runtime._children.async_pool()
+                pool = runtime._children.shared()
                 (worker,) = pool._all
                 worker.kill(Fate.CROWDED_OUT)
             closing = asyncio.create_task(runtime.close())
@@ -710,9 +695,9 @@ def test_what_is_killed_by_closing_is_not_said_to_be_lost_when_its_supervisor_go
 def test_closing_that_is_cancelled_still_leaves_nothing() -> None:
     async def scenario() -> None:
         before, others = open_descriptors(), psutil.Process().children()
-        runtime = await a_runtime(host_process=True).__aenter__()
+        runtime = await a_runtime().__aenter__()
         assert (await runtime.call("noop", clocks=SOON)).ok
-        assert (await runtime.call(Operation("noop", guests.noop), clocks=SOON)).ok
+        assert (await runtime.call(Operation("noop", guests.noop, isolation="shared"), clocks=SOON)).ok
         assert (await runtime.run(["true"], SOON)).ok
         closing = asyncio.create_task(runtime.close())
         await asyncio.sleep(0)

@@ -85,13 +85,13 @@ OPERATIONS = [
     Operation("says_it_lives", operations.says_it_lives),
     Operation("silent", operations.is_silent),
     Operation("raises", operations.raises),
-    Operation("guest_noop", guests.noop),
-    Operation("guest_echo", guests.echo),
-    Operation("guest_naps", guests.naps),
-    Operation("guest_blocks", guests.blocks),
-    Operation("guest_swallows", guests.swallows),
-    Operation("guest_crashes", guests.crashes),
-    Operation("guest_asks", guests.asks_further),
+    Operation("guest_noop", guests.noop, isolation="shared"),
+    Operation("guest_echo", guests.echo, isolation="shared"),
+    Operation("guest_naps", guests.naps, isolation="shared"),
+    Operation("guest_blocks", guests.blocks, isolation="shared"),
+    Operation("guest_swallows", guests.swallows, isolation="shared"),
+    Operation("guest_crashes", guests.crashes, isolation="shared"),
+    Operation("guest_asks", guests.asks_further, isolation="shared"),
 ]
 
 
@@ -137,7 +137,6 @@ class Round:
             preload=["tests.runtime.operations", "tests.runtime.guests", __name__],
             workers=self.warm,
             most_workers=self.most,
-            host_process=self.hosts,
         ) as runtime:
             if self.dice.random() < 0.7:
                 await runtime.warm_up()

@@ -64,12 +64,12 @@ async def swallows_cancellation(folder: str) -> None:
 remembered: list[str] = []
 
 
-@app.command(isolation="loop", timeout=0)
+@app.command(isolation="shared", timeout=0)
 async def swallows_beside_others(folder: str) -> None:
     await swallows_cancellation(folder)
 
 
-@app.command(isolation="loop", timeout=0, grace="700ms")
+@app.command(isolation="shared", timeout=0, grace="700ms")
 async def swallows_through_its_grace(folder: str) -> None:
     await swallows_cancellation(folder)
 
@@ -79,7 +79,7 @@ def ignores_through_its_grace(folder: str) -> None:
     work.swallows_everything(folder)
 
 
-@app.command(isolation="loop", timeout=0)
+@app.command(isolation="shared", timeout=0)
 async def blocks_others(folder: str) -> None:
     work.sleeps(folder)
 
@@ -92,18 +92,18 @@ async def waits_for_a_child(folder: str) -> None:
     await child.wait()
 
 
-@app.command(isolation="loop", timeout="15s")
+@app.command(isolation="shared", timeout="15s")
 async def waits_for_a_child_beside_others(folder: str) -> None:
     await waits_for_a_child(folder)
 
 
-@app.command(isolation="loop", timeout="15s")
+@app.command(isolation="shared", timeout="15s")
 async def blocks_others_for(seconds: float) -> str:
     time.sleep(seconds)
     return "done"
 
 
-@app.command(isolation="loop", timeout="10s")
+@app.command(isolation="shared", timeout="10s")
 async def remembers(what: str) -> list[str]:
     remembered.append(what)
     return remembered

@@ -10,12 +10,12 @@ from mcp.server import _streamable_http_modern as modern_transport
 from shotclock.core.catalogue import Catalogue, CommandSpec, HandlerReference, Interruption
 from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope, Problem
-from shotclock.core.errors import Ending
+from shotclock.core.errors import Ending, Failure
 from shotclock.core.trace import TraceContext
 from shotclock.core.value_types import as_dict
 from shotclock.runtime.call import OURSELVES, Call, CallRequest, Outcome, admit, answer
 from shotclock.server.client_messages import INTERVAL_S, ProgressReports
-from shotclock.server.serve import backstop_warnings, thread_warnings
+from shotclock.server.serve import backstop_warnings, refuse_inline
 from shotclock.server.tool_calls import ToolCallMiddleware, read_request_meta, render_result
 from shotclock.server.tools import tools_of
 from tests.server.client import MODERN, run, timed
@@ -200,10 +200,10 @@ def test_a_backstop_that_rings_before_a_tools_own_clock_is_warned_of(limit_ms: i
     assert all("'long'" in line for line in warnings)
 
 
-def test_a_tool_that_asks_for_a_thread_is_warned_of() -> None:
-    catalogue = Catalogue("c", "1", commands=(spec("a", isolation="thread"), spec("b", isolation="process")))
-    (line,) = thread_warnings(catalogue)
-    assert "'a'" in line
+def test_a_tool_on_the_servers_own_loop_is_refused() -> None:
+    refuse_inline(Catalogue("c", "1", commands=(spec("a", isolation="inline", on_mcp=False), spec("b"))))
+    with pytest.raises(Failure, match="a: isolation='inline'"):
+        refuse_inline(Catalogue("c", "1", commands=(spec("a", isolation="inline"), spec("b", isolation="process"))))
 
 
 def test_terms_without_a_word_of_ours_say_nothing() -> None:

@@ -17,9 +17,9 @@ from .clocks import Clocks
 from .proposal_request import Policy
 from .value_types import as_dict, entity, field, fields_of, value
 
-Isolation = Literal["auto", "process", "loop", "thread"]
-RunsIn = Literal["process", "loop", "thread"]
-Guard = Callable[..., Any]
+Isolation = Literal["auto", "process", "shared", "inline"]
+RunsIn = Literal["process", "shared", "inline"]
+_WITHDRAWN = {"loop": "use 'shared'", "thread": "use 'process', or 'inline' for an async function"}
 OvertimeKeys = dict[str, Any] | bool | str | None
 
 
@@ -42,7 +42,8 @@ Handler = Callable[..., Any] | HandlerReference
 
 @entity(frozen=True)
 class Operation:
-    """A handler with a name. `auto` isolates sync functions in a killable process, async ones on a loop."""
+    """A handler with a name, and where it runs: in a worker `process` (the default, `auto`), in the `shared` process of
+    all such async handlers, or `inline` on the caller's event loop."""
 
     name: str
     handler: Handler
@@ -51,7 +52,6 @@ class Operation:
     """Whether it may change anything. Not said means yes: an envelope must not promise what nobody declared."""
     idempotent: bool = False
     clocks: Clocks = field(default_factory=Clocks)
-    guards: tuple[Guard, ...] = ()
     overtime: OvertimeKeys = None
     """As it is written: see `core/overtime.py`."""
     min_time_ms: int = 0
@@ -65,14 +65,13 @@ class Operation:
         if not callable(self.handler) and not isinstance(self.handler, HandlerReference):
             raise TypeError(f"the handler of {self.name!r} cannot be called")
         if self.isolation not in get_args(Isolation):
-            raise ValueError(f"{self.name!r}: isolation must be one of {', '.join(get_args(Isolation))}")
+            hint = _WITHDRAWN.get(self.isolation, f"it must be one of {', '.join(get_args(Isolation))}")
+            raise ValueError(f"{self.name!r}: there is no isolation {self.isolation!r}: {hint}")
         handler = self.handler
         is_async = handler.is_async if isinstance(handler, HandlerReference) else inspect.iscoroutinefunction(handler)
-        if self.isolation == "loop" and not is_async:
-            raise ValueError(f"{self.name!r} is not async: isolate it in a 'process' or a 'thread'")
-        if self.isolation == "thread" and is_async:
-            raise ValueError(f"{self.name!r} is async: run it on a 'loop', or in a 'process' to make it killable")
-        place: RunsIn = ("loop" if is_async else "process") if self.isolation == "auto" else self.isolation
+        if self.isolation in ("shared", "inline") and not is_async:
+            raise ValueError(f"{self.name!r} is not async: isolate it in a 'process'")
+        place: RunsIn = "process" if self.isolation == "auto" else self.isolation
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "place", place)
 
@@ -179,12 +178,11 @@ class CommandSpec:
         return {**as_dict(self), **plain}
 
     def operation(self) -> Operation:
-        """Return its operation. Commands run where they can be killed, async ones as well, unless they ask for
-        something else."""
+        """Return its operation."""
         return Operation(
             self.name,
             self.handler,
-            isolation="process" if self.isolation == "auto" else self.isolation,
+            isolation=self.isolation,
             mutates=self.mutates,
             idempotent=self.idempotent,
             clocks=self.clocks,

@@ -177,8 +177,6 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "install it, or give its path"),
         ErrorEntry("COMMAND_NOT_EXECUTABLE", 7, 403, False, NONE, "The file is there but may not be executed.",
                    "make it executable, or run it through its interpreter"),
-        ErrorEntry("REFUSED", 7, 403, False, NONE, "A guard refused the call; nothing ran.",
-                   "see error.message for which guard and why"),
         ErrorEntry("DEPTH_EXCEEDED", 4, 508, False, NONE, "Commands called each other too deeply; most likely a loop.",
                    "break the cycle of operations calling each other"),
         # By the names of the contract's exit codes, for what a handler finds out while it runs.
@@ -295,7 +293,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("RESULT_INVALID", 1, 500, False, UNKNOWN, "The result is not of the type that the command declares.",
                    "correct the function or its return annotation; data is what it returned"),
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
-                   "define it at the top level of an importable module, or ask for isolation='loop' or 'thread'"),
+                   "define it at the top level of an importable module, or use isolation='inline' if it is async"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",
                    "a bug in the handler: its traceback is on stderr; to give callers a message, raise Failure(text)"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",

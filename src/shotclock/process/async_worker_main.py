@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import mmap
 import os
 import select
@@ -103,7 +102,7 @@ class _AsyncWorker:
         its number."""
         context = options.get("context")
         number = _number.get() if context is None else context.get(_number, 0)
-        if number and inspect.iscoroutine(work):
+        if number and isinstance(work, types.CoroutineType):
             work = _trace_task(work, self.words, number)
         return asyncio.Task(work, loop=loop, **options)
 
@@ -216,7 +215,7 @@ class _Call(RunningCall):
     def send_news(self, message: Progress | Partial | Step) -> None:
         self._worker.send_or_drop(message)
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self._worker.send_from_anywhere(Wrote(self.number, text))
 
     def is_stopping(self) -> bool:
@@ -243,9 +242,9 @@ class _Call(RunningCall):
                 reply = bound
             else:
                 result = bound()
-                if inspect.iscoroutine(result):
+                if isinstance(result, types.CoroutineType):
                     result = await _trace_handler(result, words, self.number)
-                elif inspect.isawaitable(result):
+                elif hasattr(result, "__await__"):
                     words[RUNNING] = 0
                     result = await result
                 words[RUNNING] = self.number

@@ -98,6 +98,18 @@ class Stopped(BaseException):
     """
 
 
+class CallLink(Protocol):
+    """The runtime's side of a handler's context."""
+
+    def is_stopping(self) -> bool: ...
+    def progress(self, done: float, total: float | None, unit: str | None) -> None: ...
+    def step(self, name: str) -> None: ...
+    def write(self, text: str) -> None: ...
+    def keep(self, result: object) -> None: ...
+    def ask(self, question: str, value: object) -> Any: ...
+    def call(self, operation: Any, arguments: Mapping[str, object], clocks: Clocks) -> Any: ...
+
+
 class Context:
     """The call as its handler sees it. A parameter named `ctx` receives it.
 
@@ -106,33 +118,20 @@ class Context:
 
     def __init__(
         self,
-        *,
         name: str,
         request_id: str,
         deadline: Deadline | None,
         depth: int,
-        on_progress: Progress,
-        on_call: Callable[[str, Mapping[str, object], Clocks], Any],
-        is_stopping: Callable[[], bool],
-        on_step: Callable[[str], None],
-        on_ask: Callable[[str, object], Any],
-        on_partial: Callable[[object], None],
-        on_write: Callable[[str], None],
         trace: Traced,
+        link: CallLink,
         skipped_steps: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.request_id = request_id
         self.deadline = deadline
         self.depth = depth
-        self._on_progress = on_progress
-        self._on_call = on_call
-        self._is_stopping = is_stopping
-        self._on_step = on_step
-        self._on_ask = on_ask
-        self._on_partial = on_partial
-        self._on_write = on_write
         self._trace = trace
+        self._link = link
         self._skipped_steps = skipped_steps
 
     @property
@@ -143,7 +142,7 @@ class Context:
     @property
     def stopping(self) -> bool:
         """Return whether the call has been asked to wind down: its soft clock rang, or it is being stopped."""
-        return self._is_stopping()
+        return self._link.is_stopping()
 
     def remaining_ms(self) -> int | None:
         """Return what is left before the bell; None where there is none."""
@@ -160,41 +159,41 @@ class Context:
         message = unit if message is None else message
         if message is not None and not isinstance(message, str):
             raise TypeError(f"ctx.progress: the message is a text, not a {type(message).__name__}")
-        self._on_progress(_number("done", done), None if total is None else _number("total", total), message)
+        self._link.progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def keep(self, partial: object) -> None:
         """Keep the result so far (plain JSON data, instead of what was kept before): where the call is stopped before
         it returns, this is the envelope's `data`, marked `partial`. It counts as a sign of life."""
-        self._on_partial(partial)
+        self._link.keep(partial)
 
     def request_overtime(self, reason: str, by: object) -> Any:
         """Ask for more time before the soft clock rings, and return how many milliseconds were granted: 0 where that
         was declined. Await it if async. Raises Failure NOT_EXTENDABLE where the call may have none."""
         if not str(reason).strip():
             raise ValueError("ctx.request_overtime: say why")
-        return self._on_ask(OVERTIME, (parse_duration_ms(by), str(reason)))
+        return self._link.ask(OVERTIME, (parse_duration_ms(by), str(reason)))
 
     def step(self, name: str) -> bool:
         """Begin a declared step. Return False where the caller resumes from a later one: it was done before, skip
         it."""
         if name in self._skipped_steps:
             return False
-        self._on_step(name)
+        self._link.step(name)
         return True
 
     def write(self, text: str) -> None:
         """Hand a piece of text to the caller as it comes. It is kept if the call is stopped. It is a sign of life, also
         where it is empty."""
-        self._on_write(text)
+        self._link.write(text)
 
     def ask(self, question: str, value: object) -> Any:
         """Ask the caller something that only it can answer or do. Await it if async. Raises Failure where the caller
         does."""
-        return self._on_ask(question, value)
+        return self._link.ask(question, value)
 
     def checkpoint(self, state: object) -> Any:
         """Keep what is done so far (plain JSON data): once this returns it survives a crash. Await it if async."""
-        return self._on_ask("checkpoint", state)
+        return self._link.ask("checkpoint", state)
 
     def restore(self, fingerprint: object = "") -> Any:
         """Return the state this same invocation kept before it was interrupted, or None. Await it if async.
@@ -202,11 +201,11 @@ class Context:
         The fingerprint stands for the input (a digest, a modification time, a count): what was kept for another one
         is discarded, with a warning.
         """
-        return self._on_ask("restore", str(fingerprint))
+        return self._link.ask("restore", str(fingerprint))
 
     def call(self, operation: Any, arguments: Mapping[str, object] | None = None, **clocks: Any) -> Any:
         """Call another operation inside this call's deadline. Clocks as in `Clocks.of`: timeout="5s", …"""
-        return self._on_call(operation, arguments or {}, Clocks.of(**clocks))
+        return self._link.call(operation, arguments or {}, Clocks.of(**clocks))
 
 
 def _number(name: str, given: Any) -> float:

@@ -161,19 +161,13 @@ class RunningCall:
     def context(self, function: Callable[..., Any]) -> Context:
         request = self.request
         self._context = Context(
-            name=request.name,
-            request_id=request.request_id,
-            deadline=self.deadline,
-            depth=request.depth,
-            on_progress=self._progress,
-            on_call=self.call,
-            is_stopping=self.is_stopping,
-            on_step=self._step,
-            on_ask=self.ask,
-            on_partial=self._keep,
-            on_write=self._write,
-            trace=self.trace,
-            skipped_steps=request.skipped_steps,
+            request.name,
+            request.request_id,
+            self.deadline,
+            request.depth,
+            self.trace,
+            self,
+            request.skipped_steps,
         )
         return self._context
 
@@ -182,20 +176,20 @@ class RunningCall:
         if self._context is not None and message.request_id == self.request.request_id:
             self._context.deadline = Deadline(message.bell_ns)
 
-    def _keep(self, partial: object) -> None:
+    def keep(self, partial: object) -> None:
         try:
             plain, changes = to_valid_json(partial)
         except NotSerializable as error:
             raise TypeError(f"ctx.keep takes plain data: {error}") from None
         self.send_news(Partial(self.number, pickle.dumps(plain), changes))
 
-    def _progress(self, done: float, total: float | None, unit: str | None) -> None:
+    def progress(self, done: float, total: float | None, unit: str | None) -> None:
         self.send_news(Progress(self.number, done, total, unit))
 
-    def _step(self, name: str) -> None:
+    def step(self, name: str) -> None:
         self.send_news(Step(self.number, name))
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
         self.send(Wrote(self.number, text))
 
     # --- what an async function asks: its loop goes on meanwhile ---------------------------------------------

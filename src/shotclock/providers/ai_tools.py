@@ -23,12 +23,11 @@ from ..core.json_values import as_text
 from ..core.value_types import entity, field, value
 from ..process.clock import monotonic_ns
 from ..process.command_task import LOOKED_AT
-from ..process.context import CallListener, Scope
+from ..process.context import CallListener, Scope, current_scope
 from ..process.kill import VERIFY_LIMIT_MS
 from ..runtime import commands
 from ..runtime.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ..runtime.command_runner import REPORT_MARGIN_MS, InteractiveProcess, run_shielded
-from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import timeout_problem
 from ..runtime.runtime import Runtime
 from .provider import StepCall, duration_ms

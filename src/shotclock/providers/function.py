@@ -272,7 +272,7 @@ async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | N
     if target.module is not None:
         real_folder = await asyncio.to_thread(os.path.realpath, step.folder)
         program = program._replace(path=(real_folder, *(program.path or ())[1:]))
-    runtime = Runtime(program=program, host_process=True, environment=dict(step.env))
+    runtime = Runtime(program=program, environment=dict(step.env))
     await runtime.__aenter__()
     try:
         catalogue = await learn(runtime, target)

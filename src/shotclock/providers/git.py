@@ -20,9 +20,8 @@ from ..core.errors import Ending, SideEffects
 from ..core.validation import field
 from ..core.value_types import replace, value
 from ..process.clock import monotonic_ns
-from ..process.context import Scope
+from ..process.context import Scope, current_scope
 from ..runtime.call import Call, Outcome, wound_down_problem
-from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
 from .git_checkout import NO_REPOSITORY, CheckoutFolder, InTheWay, InvalidRepository, Repository, ref_problem

@@ -25,8 +25,8 @@ from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..inbox.person_wait import RunWait, ask_and_wait
 from ..process.clock import monotonic_ns, wall_time
+from ..process.context import current_scope
 from ..runtime.call import Call, Outcome, no_time_left
-from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import Aside, Provider, StepCall, StepPart, StepResult, StepType, bounded_by_run

@@ -82,8 +82,7 @@ class WorkflowProvider(Provider):
     step_type = WORKFLOW
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        from ..process.context import Scope
-        from ..runtime.loop_call import current_scope
+        from ..process.context import Scope, current_scope
 
         outer = current_scope.get()
         depth = -1 if outer is None else outer.depth

@@ -8,8 +8,8 @@ The way of one call:
      4                       approve: inbox/approval asks a person; the clocks stand still
      5                       run as a job: dispatch/job_client, in a process of its own (job_runner)
      6                       run under a key: dispatch/idempotency
-     7  runtime/runtime      perform: depth, time left, limits (dispatch/concurrency_limits), guards
-     8  runtime/executor     a warm worker (worker_pool), or loop_call and async_pool for handlers on a loop
+     7  runtime/runtime      perform: depth, time left, limits (dispatch/concurrency_limits)
+     8  runtime/executor     a worker or the shared process (worker_pool), or the caller's loop (inline_call)
      9  process/worker_main  arguments checked, function run; process/supervisor holds its clock and kills
     10  runtime/outcomes     what came back becomes an Outcome
     11  runtime/runtime      conclude: answered once (runtime/call.answer), observers and approvals told

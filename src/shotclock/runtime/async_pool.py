@@ -30,10 +30,9 @@ from ..process.call_processes import Survivors
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
 from ..process.messages import Done
-from .async_worker import HEARD_LIMIT_NS, KILL_LIMIT_S, AsyncWorker, Fate, HostCall
+from .async_worker import HEARD_LIMIT_NS, HEARD_LIMIT_S, KILL_LIMIT_S, STARVED_TRIES, AsyncWorker, Fate, HostCall
 from .call import Outcome
 from .command_runner import run_shielded
-from .loop_call import HEARD_LIMIT_S, STARVED_TRIES
 from .outcomes import crash_outcome
 from .preloaded_zygote import Preloaded
 from .worker_pool import IMPORT_LIMIT_NS, RESPAWN_PAUSE_S, WARM_UP_PAUSE_S, closing_outcome

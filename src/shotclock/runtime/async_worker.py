@@ -33,12 +33,17 @@ from ..process.zygote import HOST
 from .call import Outcome, wound_down_problem
 from .command_runner import REPORT_MARGIN_MS
 from .idle_clock import LONGEST_DELAY_S, NOT_YET, IdleClock
-from .loop_call import HEARD_LIMIT_S, MARGIN_MS, STARVED_S, STARVED_TRIES
+from .inline_call import MARGIN_MS
 from .outcomes import stalled_problem, timeout_problem, worker_outcome
 from .preloaded_zygote import Preloaded
 from .worker_pool import RESPAWN_PAUSE_S
 from .worker_process import ProcessCall, WorkerProcess
 
+# A loop that has not heard a cancellation, and has not moved for so long, is blocked. A healthy one takes microseconds.
+HEARD_LIMIT_S = 0.05
+# If our own timer was this late, the machine is short of CPU and the silence proves nothing yet.
+STARVED_S = 0.02
+STARVED_TRIES = 3
 HEARD_LIMIT_NS = int(HEARD_LIMIT_S * 1e9)
 # How long a call may lie in a worker that shows no sign of life before it goes to another. Longer than on a loop of
 # this process: what the worker keeps in its memory is not in the other one.

@@ -158,18 +158,13 @@ def timeout_problem(call: Call, elapsed_ns: int) -> Problem:
     return Problem("TIMEOUT", f"{call.name} timed out after {format_duration(fired.limit_ms)}", fired=fired)
 
 
-class TimedOut:
-    """The same, said when somebody asks. One object: where ten thousand time out together, two for each would set off
-    the garbage collector between the deadline and the answers."""
-
-    __slots__ = ("_call", "_elapsed_ns")
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._elapsed_ns = monotonic_ns() - call.started_ns
-
-    def __call__(self) -> Problem:
-        return timeout_problem(self._call, self._elapsed_ns)
+def limit_problem(call: Call, kind: ClockKind) -> Problem:
+    """Return the problem of a call that was stopped by this limit."""
+    if kind is ClockKind.IDLE:
+        return stalled_problem(call)
+    if kind is ClockKind.SOFT:
+        return wound_down_problem(call)
+    return timeout_problem(call, monotonic_ns() - call.started_ns)
 
 
 def stalled_problem(call: Call) -> Problem:

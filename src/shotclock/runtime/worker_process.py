@@ -31,7 +31,6 @@ from ..process.kernel import DeadlineTimer
 from ..process.messages import Answer, Ask, Done, NeverMind, Partial, Progress, Run, Skipped, Step, WindDown, Wrote
 from ..process.worker_main import CLOSE_CALL_NS
 from ..process.zygote import WORKER, kill_what_lost_its_supervisor
-from .asyncio_private import Waiter
 from .call import Call, Outcome, Work, WorkView
 from .command_runner import Patience
 from .commands import warn_left_behind
@@ -48,8 +47,8 @@ MOST_AHEAD = 64
 # Reads of what is in a worker's socket, several times what fits into one. It may go on writing, and would never end.
 MOST_READS = 16
 
-FurtherCall = Callable[[Call, int, str, Mapping[str, object], Clocks], Awaitable[Envelope]]
-"""Makes a call inside another call, which is at this depth."""
+OnCall = Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
+"""Makes a call inside the one that runs."""
 
 
 class ProcessCall(Work):
@@ -59,15 +58,14 @@ class ProcessCall(Work):
         self,
         call: Call,
         handler: Handler,
-        arguments: Mapping[str, object],
         depth: int,
         listener: CallListener,
-        on_call: FurtherCall,
+        on_call: OnCall,
     ) -> None:
         """Pickle the arguments. Raises what pickle raises: such arguments never leave, and cost no worker."""
         self.call = call
         self._handler = handler
-        self._arguments = pickle.dumps(dict(arguments))
+        self._arguments = pickle.dumps(dict(call.arguments or {}))
         self.depth = depth
         self.listener = listener
         self.on_call = on_call
@@ -351,7 +349,7 @@ async def _answer_call(inside: ProcessCall, message: messages.FurtherCall) -> by
     except Exception as error:
         envelope = answer_unopenable(message.name, error)
     else:
-        envelope = await inside.on_call(inside.call, inside.depth, message.name, arguments, Clocks(**message.limits))
+        envelope = await inside.on_call(message.name, arguments, Clocks(**message.limits))
     try:
         return pickle.dumps(envelope)
     except Exception:  # the value cannot be pickled; its JSON form always can
@@ -364,7 +362,7 @@ async def _answer_call(inside: ProcessCall, message: messages.FurtherCall) -> by
 class Task(ProcessCall):
     """One call on its way to a worker and back."""
 
-    done: Waiter[Outcome]
+    done: asyncio.Future[Outcome]
     message: bytes
     give_up_ns: float
     """When waiting for a worker ends."""
@@ -377,7 +375,7 @@ class Task(ProcessCall):
     def prepare(self, pool: Owner) -> None:
         """Make it ready to wait for a worker."""
         self._pool = pool
-        self.done = Waiter(pool.loop)
+        self.done = pool.loop.create_future()
         self.message = self.pack()
         bell, queue_ms = self.call.bound.bell, self.call.clocks.queue_ms
         bell_ns = bell.at_ns if bell is not None else inf
@@ -412,7 +410,8 @@ class Task(ProcessCall):
 
     def resolve(self, outcome: Outcome) -> None:
         """Answer the call. The first answer counts: a result and a kill may cross, and only one is delivered."""
-        self.done.set_result(outcome)
+        if not self.done.done():
+            self.done.set_result(outcome)
 
 
 class Vacant(NamedTuple):

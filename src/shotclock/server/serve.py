@@ -128,7 +128,6 @@ def serve_target(text: str, options: Options) -> int:
     target = parse_target(text)
     runtime = Runtime(
         program=target.program,
-        host_process=True,
         most_workers=share_descriptors(MOST_WORKERS)[0],
     )
     return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
@@ -220,7 +219,6 @@ def serve_app(
         program=app.program,
         clocks=app.clocks,
         workers=app.workers or DEFAULT_WARM,
-        host_process=True,
         most_workers=share_descriptors(MOST_WORKERS)[0],
     )
 
@@ -250,13 +248,12 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
     ]
 
 
-def thread_warnings(catalogue: Catalogue) -> list[str]:
-    """Warn of commands in threads: a thread of this process would be one that runs the app's code."""
-    return [
-        f"{spec.name!r} declares isolation='thread', which a server does not offer: use 'process', or make it async"
-        for spec in catalogue.commands
-        if spec.on_mcp and spec.isolation == "thread"
-    ]
+def refuse_inline(catalogue: Catalogue) -> None:
+    """Raise Failure for commands on the caller's loop: it would be the server's own."""
+    names = [spec.name for spec in catalogue.commands if spec.on_mcp and spec.isolation == "inline"]
+    if names:
+        message = f"{', '.join(names)}: isolation='inline' is not offered by a server: use 'process' or 'shared'"
+        raise Failure("TARGET_UNUSABLE", message)
 
 
 class _Serving:
@@ -290,6 +287,7 @@ class _Serving:
                 catalogue = await self._unless_stopped(learning)
                 if catalogue is None:
                     return self._signals.exit_code
+                refuse_inline(catalogue)
                 elicitation = catalogue.elicitation or self._options.elicitation
                 catalogue = replace(catalogue, elicitation=elicitation, is_served=True)
                 dispatcher = Dispatcher(catalogue, self._runtime, program=self._program)
@@ -300,7 +298,7 @@ class _Serving:
                     await self._unless_stopped(self._runtime.warm_up(WARM_UP_S))
                     server = McpServer(dispatcher, self._options.operation_timeout_ms)
                     limit_ms = server.operation_timeout_ms
-                    for line in backstop_warnings(catalogue, limit_ms) + thread_warnings(catalogue):
+                    for line in backstop_warnings(catalogue, limit_ms):
                         complaints.say(line)
                     if sock is not None:
                         await self._serve_http(server, sock, complaints)

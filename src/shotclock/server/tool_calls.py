@@ -36,9 +36,8 @@ from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import ANONYMOUS, Principal
 from ..process.clock import monotonic_ns
-from ..process.context import Scope
+from ..process.context import Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
-from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
 from .client_messages import ProgressReports, ask_while_waiting, decider_at, input_required, may_answer, take_answers
 from .tools import (

@@ -35,14 +35,13 @@ from ..core.trace import TraceContext
 from ..core.value_types import replace, value
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
-from ..process.context import Scope
+from ..process.context import Scope, current_scope
 from ..process.kernel import DeadlineTimer
 from ..providers.provider import ForeignProposal, Providers, RunServices
 from ..providers.workflow import NestedRun
 from ..runtime import control_channel
 from ..runtime.call import Call, WindDown, admit
 from ..runtime.control import calls_inside, control_of, enter, leave, live_calls
-from ..runtime.loop_call import current_scope
 from ..runtime.runtime import Runtime
 from ..store.store import Store
 from ..workflow.engine import describe_news, move_steps, name_nested_run

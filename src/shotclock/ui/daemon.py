@@ -70,7 +70,8 @@ _SESSION = "shotclock.ui.execution"
 
 def _operation(name: str, function: str, limit_ms: int, *, mutates: bool) -> Operation:
     clocks = Clocks(timeout_ms=limit_ms, grace_ms=GRACE_MS)
-    return Operation(name, HandlerReference(_SESSION, function, is_async=True), mutates=mutates, clocks=clocks)
+    handler = HandlerReference(_SESSION, function, is_async=True)
+    return Operation(name, handler, isolation="shared", mutates=mutates, clocks=clocks)
 
 
 OPEN = _operation("ui start", "open_session", START_LIMIT_MS, mutates=False)
@@ -180,7 +181,6 @@ class Daemon:
         environment = {**os.environ, "TMPDIR": self._scratch}
         return Runtime(
             operations=(OPEN, CLOSE, CHANGING),
-            host_process=True,
             program=Program(imports=(_SESSION,)),
             environment=environment,
         )

@@ -25,7 +25,7 @@ from ..inbox.inbox import Inbox
 from ..inbox.overtime_question import ask_person
 from ..process import kernel
 from ..process.clock import monotonic_ns, wall_ns, wall_time
-from ..process.context import Scope
+from ..process.context import Scope, current_scope
 from ..process.kernel import is_alive, this_process
 from ..providers.provider import STEP_TYPES, Aside, ForeignProposal, Providers, RunServices, StepPart
 from ..providers.workflow import NestedRun
@@ -41,7 +41,6 @@ from ..runtime.call import (
 )
 from ..runtime.control import calls_inside, control_of, enter, leave
 from ..runtime.control_channel import runs as running_runs
-from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime

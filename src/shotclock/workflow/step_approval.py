@@ -33,12 +33,12 @@ from ..inbox.access import Principal
 from ..inbox.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
 from ..inbox.person_wait import NOT_BOUND, RunWait, action_changed, ask_and_wait, refusal_outcome
+from ..process.context import current_scope
 from ..providers.command import CommandStep, ToolStep
 from ..providers.mcp import McpStep
 from ..providers.provider import STEP_TYPES, Approval, StepPart, duration_ms
 from ..providers.workflow import WorkflowStep
 from ..runtime.call import Outcome, admit, answer
-from ..runtime.loop_call import current_scope
 from .lint import approved_files, digests_of
 from .plan import overtime_of
 from .scheduler import RunContext

@@ -31,7 +31,7 @@ from ..core.value_types import record, replace
 from ..core.visible_text import one_line
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
-from ..process.context import Scope, Traced
+from ..process.context import Scope, Traced, current_scope
 from ..providers.command import CommandStep, ToolStep
 from ..providers.provider import (
     STEP_TYPES,
@@ -46,7 +46,6 @@ from ..providers.provider import (
 from ..providers.workflow import RunFile, WorkflowStep
 from ..runtime.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
 from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
-from ..runtime.loop_call import current_scope
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from . import templates
