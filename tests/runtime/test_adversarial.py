@@ -909,8 +909,9 @@ def test_a_caller_whose_own_loop_is_blocked_does_not_delay_the_kill(surface: str
 
 @pytest.mark.parametrize("surface", ["exec", "command step", "function step"])
 def test_work_that_stops_its_caller_and_all_guards_is_ended_and_answered_for(
-    surface: str, tmp_path: Path, validate_envelope: Validate
+    surface: str, tmp_path: Path, validate_envelope: Validate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     folder = tmp_path / "marks"
     folder.mkdir()
     work_words = command("stops_its_caller", folder)
