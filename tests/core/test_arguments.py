@@ -5,7 +5,6 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -93,10 +92,10 @@ def test_a_function_that_takes_more_gets_more_and_still_has_its_own_checked():
     assert fields(signature.check({"a": 1})[1]) == {"name"}
 
 
-@pytest.mark.parametrize("extra", ["p0", "p1", "self", "model_config", "__class__", "__dict__", "", "ä", "a.b"])
-def test_a_function_that_takes_more_gets_it_under_any_name(extra: str):
-    accepted, problems = signature_of(open_ended).check({"name": "mine", extra: 7})
-    assert (accepted, problems) == ({"name": "mine", extra: 7}, [])
+def test_a_function_that_takes_more_gets_it_under_any_name():
+    for extra in ["p0", "p1", "self", "model_config", "__class__", "__dict__", "", "ä", "a.b"]:
+        accepted, problems = signature_of(open_ended).check({"name": "mine", extra: 7})
+        assert (accepted, problems) == ({"name": "mine", extra: 7}, [])
 
 
 def test_the_context_is_injected_and_cannot_be_passed_from_outside():
@@ -112,9 +111,9 @@ def test_the_context_may_be_a_keyword_among_others():
     assert signature.check({"name": "x", "more": 1}) == ({"name": "x", "more": 1}, [])
 
 
-@pytest.mark.parametrize("function", [order, open_ended, untyped, nothing])
-def test_a_function_without_the_word_gets_no_context(function: Any):
-    assert not signature_of(function).wants_context
+def test_a_function_without_the_word_gets_no_context():
+    for function in [order, open_ended, untyped, nothing]:
+        assert not signature_of(function).wants_context
 
 
 def test_without_annotations_anything_goes():
@@ -128,14 +127,14 @@ AWKWARD = (
 ).split()
 
 
-@pytest.mark.parametrize("name", AWKWARD)
-def test_a_parameter_may_have_any_name_the_language_allows(name: str):
-    namespace: dict[str, Any] = {}
-    exec(f"def named(first: int, {name}: int, last: int = 3): pass", namespace)
-    signature = signature_of(namespace["named"])
-    assert signature.check({"first": 1, name: "2"}) == ({"first": 1, name: 2, "last": 3}, [])
-    assert fields(signature.check({"first": 1})[1]) == {name}
-    assert fields(signature.check({"first": 1, name: "x", "last": "y"})[1]) == {name, "last"}
+def test_a_parameter_may_have_any_name_the_language_allows():
+    for name in AWKWARD:
+        namespace: dict[str, Any] = {}
+        exec(f"def named(first: int, {name}: int, last: int = 3): pass", namespace)
+        signature = signature_of(namespace["named"])
+        assert signature.check({"first": 1, name: "2"}) == ({"first": 1, name: 2, "last": 3}, [])
+        assert fields(signature.check({"first": 1})[1]) == {name}
+        assert fields(signature.check({"first": 1, name: "x", "last": "y"})[1]) == {name, "last"}
 
 
 def test_many_awkward_names_together_do_not_get_in_each_others_way():
@@ -150,10 +149,10 @@ def any_number(*numbers: int) -> None: ...
 def unknown_type(a: "Nowhere") -> None: ...  # noqa: F821
 
 
-@pytest.mark.parametrize("function", [positional_only, any_number, unknown_type])
-def test_a_signature_that_cannot_be_called_by_name_or_not_be_understood_is_refused_when_built(function: Any):
-    with pytest.raises(TypeError, match=function.__name__):
-        signature_of(function)
+def test_a_signature_that_cannot_be_called_by_name_or_not_be_understood_is_refused_when_built():
+    for function in [positional_only, any_number, unknown_type]:
+        with pytest.raises(TypeError, match=function.__name__):
+            signature_of(function)
 
 
 def annotated(count: Annotated[int, Field(gt=0)], mode: Literal["a", "b"] = "a", where: Path = Path("/")) -> None:
@@ -197,11 +196,11 @@ def test_arbitrary_arguments_are_accepted_or_explained_and_never_raise(function:
         function(**accepted)
 
 
-@pytest.mark.parametrize("arguments", [{1: 2}, {None: 1}, {b"name": 1}, {(): 1}], ids=str)
-@pytest.mark.parametrize("function", [order, open_ended, nothing])
-def test_names_that_are_no_text_are_explained_too(function: Any, arguments: Any):
-    accepted, problems = signature_of(function).check(arguments)
-    assert accepted == {} and problems
+def test_names_that_are_no_text_are_explained_too():
+    for arguments in [{1: 2}, {None: 1}, {b"name": 1}, {(): 1}]:
+        for function in [order, open_ended, nothing]:
+            accepted, problems = signature_of(function).check(arguments)
+            assert accepted == {} and problems
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -224,9 +223,8 @@ class Model(BaseModel):
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
+def test_what_python_has_and_json_has_not_is_written_in_the_usual_way():
+    for value, written in [
         ({1, 2}, [1, 2]),
         ((1, "a"), [1, "a"]),
         (Path("/tmp/x"), "/tmp/x"),
@@ -239,11 +237,8 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
         (Model(path=Path("/")), {"path": "/"}),
         ({1: "a", Colour.RED: "b"}, {"1": "a", "red": "b"}),
         (b"text", "dGV4dA=="),
-    ],
-    ids=repr,
-)
-def test_what_python_has_and_json_has_not_is_written_in_the_usual_way(value: object, written: object):
-    assert to_jsonable(value) == written
+    ]:
+        assert to_jsonable(value) == written
 
 
 def endless() -> list[Any]:
@@ -259,13 +254,11 @@ def deep() -> list[Any]:
     return nested
 
 
-@pytest.mark.parametrize(
-    "make", [object, lambda: [object()], lambda: len, lambda: {"f": len}, lambda: (endless(),), endless, deep]
-)
-def test_what_cannot_be_written_is_refused_with_its_type_and_the_reason(make: Callable[[], object]):
-    value = make()
-    with pytest.raises(NotSerializable, match=f"a {type(value).__name__} cannot be put into JSON: ."):
-        to_jsonable(value)
+def test_what_cannot_be_written_is_refused_with_its_type_and_the_reason():
+    for make in [object, lambda: [object()], lambda: len, lambda: {"f": len}, lambda: (endless(),), endless, deep]:
+        value = make()
+        with pytest.raises(NotSerializable, match=f"a {type(value).__name__} cannot be put into JSON: ."):
+            to_jsonable(value)
 
 
 @given(
@@ -336,10 +329,10 @@ def test_no_name_of_a_field_is_lost_because_it_cannot_be_read():
     assert sorted(written.values()) == [1, 2, 3] and changes
 
 
-@pytest.mark.parametrize("value", [endless(), deep(), {"a": [object()]}], ids=type)
-def test_a_result_that_cannot_be_written_is_refused_as_before(value: object):
-    with pytest.raises(NotSerializable):
-        to_valid_json(value)
+def test_a_result_that_cannot_be_written_is_refused_as_before():
+    for value in [endless(), deep(), {"a": [object()]}]:
+        with pytest.raises(NotSerializable):
+            to_valid_json(value)
 
 
 @given(ANY_CHARACTER, ANY_CHARACTER)
@@ -391,17 +384,17 @@ def same(a: object, b: object) -> bool:
     return repr(a) == repr(b) and type(a) is type(b)
 
 
-@pytest.mark.parametrize("function", PLAIN, ids=lambda function: function.__name__)
-def test_the_schema_of_plain_types_is_the_one_that_pydantic_writes(function: Any):
-    from shotclock.core.arguments import Signature, plain_schema
+def test_the_schema_of_plain_types_is_the_one_that_pydantic_writes():
+    for function in PLAIN:
+        from shotclock.core.arguments import Signature, plain_schema
 
-    signature = Signature(function)
-    assert signature._model is None, "pydantic was not asked"
-    theirs = signature.build_model().model_json_schema(by_alias=True)
-    theirs.pop("title")
-    assert signature.json_schema() == {"properties": {}, **theirs}
-    returned = typing.get_type_hints(function)["return"]
-    assert plain_schema(returned) == TypeAdapter(returned).json_schema(mode="serialization")
+        signature = Signature(function)
+        assert signature._model is None, "pydantic was not asked"
+        theirs = signature.build_model().model_json_schema(by_alias=True)
+        theirs.pop("title")
+        assert signature.json_schema() == {"properties": {}, **theirs}
+        returned = typing.get_type_hints(function)["return"]
+        assert plain_schema(returned) == TypeAdapter(returned).json_schema(mode="serialization")
 
 
 @given(st.data())
@@ -463,12 +456,12 @@ _FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("place", range(len(_FUNCTIONS)))
-def test_parameters_are_those_that_inspect_finds(place: int) -> None:
-    function: Any = _FUNCTIONS[place]
-    kinds = {"by place or name": "POSITIONAL_OR_KEYWORD", "by name": "KEYWORD_ONLY", "rest": "VAR_KEYWORD"}
-    expected = [
-        (each.name, each.kind.name, ... if each.default is each.empty else each.default)
-        for each in inspect.signature(function).parameters.values()
-    ]
-    assert [(each.name, kinds[each.kind], each.default) for each in parameters_of(function)] == expected
+def test_parameters_are_those_that_inspect_finds() -> None:
+    for place in range(len(_FUNCTIONS)):
+        function: Any = _FUNCTIONS[place]
+        kinds = {"by place or name": "POSITIONAL_OR_KEYWORD", "by name": "KEYWORD_ONLY", "rest": "VAR_KEYWORD"}
+        expected = [
+            (each.name, each.kind.name, ... if each.default is each.empty else each.default)
+            for each in inspect.signature(function).parameters.values()
+        ]
+        assert [(each.name, kinds[each.kind], each.default) for each in parameters_of(function)] == expected

@@ -52,11 +52,11 @@ def test_the_timeout_may_be_given_without_its_name():
     assert Clocks.of("30s") == Clocks(timeout_ms=30_000)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("bad", ["soon", "-1s", "30", "1s1s", 30, float("nan"), True, b"1s", ""], ids=repr)
-def test_a_bad_duration_is_refused_with_the_name_of_its_clock(name: str, bad: object):
-    with pytest.raises(DurationError, match=rf"^{name}: "):
-        Clocks.of(**{other: "1s" for other in NAMES if other != name}, **{name: bad})
+def test_a_bad_duration_is_refused_with_the_name_of_its_clock():
+    for name in NAMES:
+        for bad in ["soon", "-1s", "30", "1s1s", 30, float("nan"), True, b"1s", ""]:
+            with pytest.raises(DurationError, match=rf"^{name}: "):
+                Clocks.of(**{other: "1s" for other in NAMES if other != name}, **{name: bad})
 
 
 @given(clocks)

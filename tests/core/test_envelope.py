@@ -61,29 +61,27 @@ def as_json_holds_it(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_every_code_with_every_ending_and_declaration_makes_a_valid_envelope(code: str, validate_envelope: Validate):
-    for ending, mutates, idempotent in product(Ending, (False, True), (False, True)):
-        envelope = built(Problem(code, "why"), ending=ending, mutates=mutates, idempotent=idempotent)
-        said = validate_envelope(json.loads(envelope.to_json()))
-        assert not said["ok"] and not envelope.ok
-        assert said["error"]["code"] == envelope.code == code
-        assert said["meta"]["exit_code"] == envelope.exit_code == error_entry(code).exit_code
-        assert said["meta"]["ending"] == envelope.ending == ending.value
-        assert said["error"]["suggestion"] == error_entry(code).hint
-        if ending is Ending.NOT_STARTED or not mutates:
-            assert said["meta"]["side_effects"] == "none"
-        if said["error"]["retryable"]:
-            assert error_entry(code).retryable
-            assert said["meta"]["side_effects"] == "none" or idempotent
+def test_every_code_with_every_ending_and_declaration_makes_a_valid_envelope(validate_envelope: Validate):
+    for code in CODES:
+        for ending, mutates, idempotent in product(Ending, (False, True), (False, True)):
+            envelope = built(Problem(code, "why"), ending=ending, mutates=mutates, idempotent=idempotent)
+            said = validate_envelope(json.loads(envelope.to_json()))
+            assert not said["ok"] and not envelope.ok
+            assert said["error"]["code"] == envelope.code == code
+            assert said["meta"]["exit_code"] == envelope.exit_code == error_entry(code).exit_code
+            assert said["meta"]["ending"] == envelope.ending == ending.value
+            assert said["error"]["suggestion"] == error_entry(code).hint
+            if ending is Ending.NOT_STARTED or not mutates:
+                assert said["meta"]["side_effects"] == "none"
+            if said["error"]["retryable"]:
+                assert error_entry(code).retryable
+                assert said["meta"]["side_effects"] == "none" or idempotent
 
 
-@pytest.mark.parametrize(("ending", "mutates"), list(product(Ending, (False, True))))
-def test_every_ending_without_a_problem_makes_a_valid_envelope(
-    ending: Ending, mutates: bool, validate_envelope: Validate
-):
-    said = validate_envelope(json.loads(built(ending=ending, mutates=mutates).to_json()))
-    assert said["ok"] and said["error"] is None and said["meta"]["exit_code"] == 0
+def test_every_ending_without_a_problem_makes_a_valid_envelope(validate_envelope: Validate):
+    for ending, mutates in list(product(Ending, (False, True))):
+        said = validate_envelope(json.loads(built(ending=ending, mutates=mutates).to_json()))
+        assert said["ok"] and said["error"] is None and said["meta"]["exit_code"] == 0
 
 
 @given(
@@ -140,12 +138,12 @@ def test_whatever_happened_the_envelope_is_valid_one_line_of_ascii_and_reads_bac
         assert said["error"]["context"]["clock"]["limit_ms"] == problem.fired.limit_ms
 
 
-@pytest.mark.parametrize("text", ["\0", "\n", "\r\n", "\u2028", "\x1b[31m", "\x7f", "𝄞", '"\\'])
-def test_text_that_could_break_a_line_or_a_writer_reads_back_exactly(text: str):
-    line = built(data={text: text}).to_json()
-    line.encode("ascii")
-    assert "\n" not in line and "\r" not in line
-    assert json.loads(line)["data"] == {text: text}
+def test_text_that_could_break_a_line_or_a_writer_reads_back_exactly():
+    for text in ["\0", "\n", "\r\n", "\u2028", "\x1b[31m", "\x7f", "𝄞", '"\\']:
+        line = built(data={text: text}).to_json()
+        line.encode("ascii")
+        assert "\n" not in line and "\r" not in line
+        assert json.loads(line)["data"] == {text: text}
 
 
 def test_a_problem_cannot_exit_0():
@@ -153,13 +151,13 @@ def test_a_problem_cannot_exit_0():
         built(Problem("COMMAND_FAILED", "x", exit_code=0))
 
 
-@pytest.mark.parametrize("code", [1, 10, 255])
-def test_an_envelope_without_a_problem_exits_0_whatever_it_is_told(code: int):
-    try:
-        envelope = built(exit_code=code)
-    except ValueError:
-        return  # refusing it is as good
-    assert envelope.ok and envelope.exit_code == 0
+def test_an_envelope_without_a_problem_exits_0_whatever_it_is_told():
+    for code in [1, 10, 255]:
+        try:
+            envelope = built(exit_code=code)
+        except ValueError:
+            return  # refusing it is as good
+        assert envelope.ok and envelope.exit_code == 0
 
 
 def test_what_is_derived_cannot_be_overruled_by_what_is_passed():
@@ -219,22 +217,22 @@ def later(whole: Envelope, asked: list[str]) -> Envelope:
     return Envelope.rendered_later(whole.data, tuple(whole.warnings), whole.value, whole.ok, render, "rendered")
 
 
-@pytest.mark.parametrize("problem", [None, Problem("TIMEOUT", "late")])
-def test_an_envelope_rendered_later_says_the_same_and_is_rendered_once(problem: Problem | None):
-    whole, asked = built(problem, data={"a": 1}), []  # type: ignore[var-annotated]
-    envelope = later(whole, asked)
-    assert (envelope.ok, envelope.data, envelope.warnings) == (whole.ok, whole.data, [])
-    assert asked == [], "whether it went well can be known without the words"
-    assert envelope.to_dict() == whole.to_dict()
-    assert (envelope.code, envelope.exit_code, envelope.ending) == (whole.code, whole.exit_code, whole.ending)
-    assert envelope.to_json() == whole.to_json()
-    assert asked == ["rendered"]
+def test_an_envelope_rendered_later_says_the_same_and_is_rendered_once():
+    for problem in [None, Problem("TIMEOUT", "late")]:
+        whole, asked = built(problem, data={"a": 1}), []  # type: ignore[var-annotated]
+        envelope = later(whole, asked)
+        assert (envelope.ok, envelope.data, envelope.warnings) == (whole.ok, whole.data, [])
+        assert asked == [], "whether it went well can be known without the words"
+        assert envelope.to_dict() == whole.to_dict()
+        assert (envelope.code, envelope.exit_code, envelope.ending) == (whole.code, whole.exit_code, whole.ending)
+        assert envelope.to_json() == whole.to_json()
+        assert asked == ["rendered"]
 
 
-@pytest.mark.parametrize("problem", [None, Problem("TIMEOUT", "late")])
-def test_an_envelope_can_be_sent_before_it_was_read(problem: Problem | None):
-    whole = built(problem, data=[1])
-    back = pickle.loads(pickle.dumps(later(whole, [])))
-    assert back.to_dict() == whole.to_dict()
-    assert back.ok == whole.ok
-    assert repr(back) == repr(whole)
+def test_an_envelope_can_be_sent_before_it_was_read():
+    for problem in [None, Problem("TIMEOUT", "late")]:
+        whole = built(problem, data=[1])
+        back = pickle.loads(pickle.dumps(later(whole, [])))
+        assert back.to_dict() == whole.to_dict()
+        assert back.ok == whole.ok
+        assert repr(back) == repr(whole)

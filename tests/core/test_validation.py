@@ -71,9 +71,9 @@ def test_a_part_cannot_be_changed_and_defaults_are_not_shared() -> None:
     assert one.leaves is not other.leaves and one == other
 
 
-@pytest.mark.parametrize("written", [True, 1.0, "1", None, [1]], ids=repr)
-def test_a_number_is_nothing_else(written: object) -> None:
-    assert problems(Leaf, {"size": written}) == {("size",): "int_type"}
+def test_a_number_is_nothing_else() -> None:
+    for written in [True, 1.0, "1", None, [1]]:
+        assert problems(Leaf, {"size": written}) == {("size",): "int_type"}
 
 
 def test_every_problem_has_its_path() -> None:
