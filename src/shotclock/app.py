@@ -9,17 +9,19 @@
     app.serve_mcp()                         # the same commands as MCP tools
     await app.call("import", path=p)        # the same again, from Python
 
-The composition root: it stands above every surface and hands each of them a catalogue of what it offers.
+The composition root: it imports every surface and gives each of them the catalogue of its commands.
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from string import Formatter
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, get_type_hints, overload
 
@@ -47,8 +49,9 @@ from .core.clocks import Clocks, DurationError, format_duration, parse_duration_
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
+from .core.overtime import OvertimeError, OvertimePolicy
 from .core.proposal_request import Policy
-from .core.value_types import replace
+from .core.value_types import fields_of, replace, value
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -63,20 +66,20 @@ RESERVED = {
     *("timeout", "budget", "json", "debug", CONFIRM_FLAG, "validate-only", "idempotency-key"),
     *("heartbeat-interval", "heartbeat-ms", "resume-from", "help"),
 }
-"""Options of every command line; a parameter of the same name could not be told from them."""
+"""Options of every command line. A parameter cannot have one of these names."""
 DEFAULT_GRACE = "500ms"
-"""Shorter than `exec`'s: whoever calls a tool is waiting for its answer, which comes after the grace."""
+"""Shorter than that of `exec`: the caller of a tool waits until the grace is over."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-# What the names of MCP tools are made of.
+# The characters of MCP tool names.
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}
-"""Every App of this process by its key. A worker that imported the same program finds the same ones here."""
+"""Every App of this process by its key. A worker that imports the same program has the same keys."""
 
 
 class Declared(TypedDict, total=False):
-    """What `@app.command` takes."""
+    """Options of `@app.command`, for type checkers. `CommandOptions` has the defaults."""
 
     name: str | None
     timeout: object
@@ -102,8 +105,36 @@ class Declared(TypedDict, total=False):
     mcp: bool
 
 
+@value
+class CommandOptions:
+    """Options of a command."""
+
+    name: str | None = None
+    timeout: object = None
+    soft: object = None
+    idle: object = None
+    queue: object = None
+    grace: object = None
+    wind_down: object = None
+    overtime: object = None
+    min_time: object = None
+    isolation: Isolation = "auto"
+    mutates: bool = True
+    idempotent: bool = False
+    destructive: bool = False
+    steps: Iterable[str] = ()
+    interruption: Interruption | Mapping[str, Any] | bool | None = None
+    exit_codes: Iterable[str] = ()
+    requires_person: str | None = None
+    approval: Policy | Mapping[str, Any] | bool | None = None
+    single_flight: str | None = None
+    concurrency: int | None = None
+    stdin: bool = False
+    mcp: bool = True
+
+
 class App:
-    """A set of commands that share a name, a version and the clocks that nobody overrode."""
+    """A set of commands that share a name, a version and default clocks."""
 
     def __init__(
         self,
@@ -121,14 +152,14 @@ class App:
         debug: bool = False,
         elicitation: bool = False,
     ) -> None:
-        """Make an app without commands. `default_timeout` bounds every command that has none of its own; `grace` is
-        what a command has to clean up once its time is up; `operation_timeout` is the MCP server's backstop above all
-        of them. Both may be given in milliseconds instead, with a name that ends in `_ms`.
-        `workers` is how many processes for sync commands are kept warm. `proposals` gives the server tools
-        with which an agent asks the operator for anything: propose, check-proposal, withdraw-proposal. With `debug`,
-        answers carry the traceback of what a command raised, for everybody who calls; it is on stderr in any case.
-        `elicitation` lets an MCP client that can ask its own person decide what is not destructive: nothing proves that
-        a person answered."""
+        """Make an app without commands.
+
+        `default_timeout` bounds every command that declares no timeout; `grace` is the time that a command has to clean
+        up after its timeout; `operation_timeout` is the MCP server's limit above all of them. `workers` is the number
+        of processes for sync commands that are kept warm. `proposals` gives the server tools with which an agent asks
+        the operator: propose, check-proposal, withdraw-proposal. With `debug`, answers to all callers carry the
+        traceback of an exception; it is on stderr in any case. `elicitation` lets an MCP client ask its own user to
+        approve calls that are not destructive: nothing proves that a person answered."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
@@ -162,54 +193,75 @@ class App:
     def command(self, function: None = None, /, **declared: Unpack[Declared]) -> Callable[[F], F]: ...
 
     def command(self, function: F | None = None, /, **declared: Unpack[Declared]) -> F | Callable[[F], F]:
-        """Make a function a command. What is not declared is assumed to be the worse: it mutates, not idempotently.
+        """Make a function a command. By default it mutates and is not idempotent.
 
-        The function itself stays as it was and can be called directly, off the clock. See docs/reference/app.md.
+        The function itself is unchanged and can be called directly, without clocks. See docs/reference/app.md.
         """
-        for option in declared.keys() - Declared.__annotations__.keys():
-            import difflib
-
-            close = difflib.get_close_matches(option, Declared.__annotations__, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(Declared.__annotations__)}"
+        names = fields_of(CommandOptions)
+        for option in declared.keys() - {*names}:
+            close = difflib.get_close_matches(option, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
             raise TypeError(f"@app.command has no option {option!r}; {hint}")
-        if function is not None:
-            self._declare(function, **declared)
-            return function
+        options = CommandOptions(**declared)
 
         def decorate(decorated: F) -> F:
-            self._declare(decorated, **declared)
+            self._declare(decorated, options)
             return decorated
 
-        return decorate
+        return decorate if function is None else decorate(function)
 
-    def _declare(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str | None = None,
-        timeout: object = None,
-        soft: object = None,
-        idle: object = None,
-        queue: object = None,
-        grace: object = None,
-        wind_down: object = None,
-        overtime: object = None,
-        min_time: object = None,
-        isolation: Isolation = "auto",
-        mutates: bool = True,
-        idempotent: bool = False,
-        destructive: bool = False,
-        steps: Iterable[str] = (),
-        interruption: Interruption | Mapping[str, Any] | bool | None = None,
-        exit_codes: Iterable[str] = (),
-        requires_person: str | None = None,
-        approval: Policy | Mapping[str, Any] | bool | None = None,
-        single_flight: str | None = None,
-        concurrency: int | None = None,
-        stdin: bool = False,
-        mcp: bool = True,
-    ) -> None:
-        name = name or function.__name__.strip("_")
+    def _declare(self, function: Callable[..., Any], options: CommandOptions) -> None:
+        name = options.name or function.__name__.strip("_")
+        self._check_name(name)
+        parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
+        options = replace(options, steps=tuple(options.steps))
+        _check_options(name, options, parameters)
+        interruption = _read_interruption(options.interruption)
+        approved_file = _read_approved_file(name, options.approval, parameters)
+        if approved_file is not None and interruption is not None:
+            raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
+        clocks = _read_clocks(name, options, interruption, self.clocks)
+        documentation = _read_documentation(function)
+        schema = to_jsonable(signature_of(function).json_schema())  # a default may be infinite, which JSON cannot hold
+        for parameter_name, text in documentation.parameters.items():
+            if parameter_name in schema["properties"]:
+                schema["properties"][parameter_name].setdefault("description", text)
+        decision = None if approved_file is None else approved_file.decision
+        schema["properties"].pop(decision, None)  # set by the approval, not by the caller
+        is_async = inspect.iscoroutinefunction(function)
+        spec = CommandSpec(
+            name=name,
+            handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
+            summary=documentation.summary,
+            description=documentation.text,
+            input_schema=schema,
+            output_schema=_output_schema(function),
+            positionals=tuple(p.name for p in parameters if p.kind == "by place or name" and p.name != decision),
+            isolation=options.isolation,
+            clocks=clocks,
+            mutates=options.mutates,
+            idempotent=options.idempotent,
+            destructive=options.destructive,
+            steps=tuple(options.steps),
+            interruption=interruption,
+            error_codes=tuple(error_entry(code).code for code in options.exit_codes),
+            requires_person=options.requires_person,
+            approval=_read_approval(name, options.approval),
+            approved_file=approved_file,
+            single_flight=options.single_flight,
+            concurrency=options.concurrency,
+            reads_stdin=options.stdin,
+            on_mcp=options.mcp and options.requires_person is None,
+            overtime=_read_overtime(name, options.overtime, clocks),
+            min_time_ms=_read_min_time(name, options.min_time, clocks),
+        )
+        spec.operation()  # rejects an impossible isolation
+        self._commands[name] = spec
+        if not is_async and not options.stdin:
+            function = _refuse_questions(function, name)
+        self._functions[name] = _check_result(function, spec)
+
+    def _check_name(self, name: str) -> None:
         if not _COMMAND_NAME.fullmatch(name):
             message = "a command's name is up to 128 letters, digits, hyphens, underscores and dots, a letter first"
             raise ValueError(f"{message}, not {name!r}")
@@ -218,81 +270,8 @@ class App:
             raise ValueError(f"{written!r} is a command that every app has: choose another name")
         if (other := next((each for each in self._commands if hyphenate(each) == written), None)) is not None:
             raise ValueError(f"{self.name} already has a command {other!r}: both are {written!r} on the command line")
-        signature = signature_of(function)
-        parameters = [p for p in parameters_of(function) if p.name != CONTEXT_NAME]
-        flags: dict[str, str] = {}
-        for parameter in parameters:
-            flag = flag_name(parameter.name)
-            if flag in RESERVED:
-                raise ValueError(f"{name!r}: --{flag} is an option of every command; call the parameter something else")
-            if flags.setdefault(flag, parameter.name) != parameter.name:
-                raise ValueError(f"{name!r}: {flags[flag]!r} and {parameter.name!r} would both be --{flag}")
-            if parameter.name == "dry_run" and not destructive:
-                raise ValueError(f"{name!r}: only a destructive command has a dry run")
-        if destructive and not mutates:
-            raise ValueError(f"{name!r} cannot be destructive and not mutate anything")
-        if concurrency is not None and concurrency < 1:
-            raise ValueError(f"{name!r}: concurrency must be at least 1")
-        codes = tuple(error_entry(code).code for code in exit_codes)
-        known = {parameter.name for parameter in parameters}
-        for template in (single_flight, requires_person):
-            _check_placeholders(name, template or "", known)
-        may_go_on = _read_interruption(interruption)
-        if may_go_on is not None:  # its work is bounded by its own lifetime, not by what callers usually wait
-            timeout = f"{may_go_on.max_lifetime_ms}ms" if timeout is None else timeout
-            idle = f"{may_go_on.idle_timeout_ms}ms" if idle is None else idle
-        step_names = tuple(steps)
-        if len(set(step_names)) < len(step_names):
-            raise ValueError(f"{name!r}: every step needs a name of its own")
-        documentation = _read_documentation(function)
-        schema = to_jsonable(signature.json_schema())  # a default may be infinite, which JSON cannot hold
-        for parameter_name, text in documentation.parameters.items():
-            if parameter_name in schema["properties"]:
-                schema["properties"][parameter_name].setdefault("description", text)
-        approved_file = _read_approved_file(name, approval, parameters)
-        told = None if approved_file is None else approved_file.decision
-        schema["properties"].pop(told, None)  # filled in by the approval, and not by the caller
-        is_async = inspect.iscoroutinefunction(function)
-        clocks = Clocks.of(timeout=timeout, soft=soft, idle=idle, queue=queue, grace=grace, wind_down=wind_down)
-        clocks = clocks.over(self.clocks)
-        if clocks.soft_ms and clocks.timeout_ms and clocks.soft_ms >= clocks.timeout_ms:
-            limit = format_duration(clocks.timeout_ms)
-            raise ValueError(f"{name!r}: soft must be shorter than the timeout of {limit}, or it has no effect")
-        spec = CommandSpec(
-            name=name,
-            handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
-            summary=documentation.summary,
-            description=documentation.text,
-            input_schema=schema,
-            output_schema=_output_schema(function),
-            positionals=tuple(p.name for p in parameters if p.kind == "by place or name" and p.name != told),
-            isolation=isolation,
-            clocks=clocks,
-            mutates=mutates,
-            idempotent=idempotent,
-            destructive=destructive,
-            steps=step_names,
-            interruption=may_go_on,
-            error_codes=codes,
-            requires_person=requires_person,
-            approval=_read_approval(name, approval),
-            approved_file=approved_file,
-            single_flight=single_flight,
-            concurrency=concurrency,
-            reads_stdin=stdin,
-            on_mcp=mcp and requires_person is None,
-            overtime=_read_overtime(name, overtime, clocks),
-            min_time_ms=_read_min_time(name, min_time, clocks),
-        )
-        if approved_file is not None and may_go_on is not None:
-            raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
-        spec.operation()  # refuses what cannot be isolated as asked
-        self._commands[name] = spec
-        if not is_async and not stdin:
-            function = _refuse_questions(function, name)
-        self._functions[name] = _check_result(function, spec)
 
-    # --- what others see of it ----------------------------------------------------------------------------
+    # --- the description ----------------------------------------------------------------------------------
 
     def catalogue(self) -> Catalogue:
         return Catalogue(
@@ -313,17 +292,16 @@ class App:
         return None if file is None else os.path.realpath(file)
 
     def handler(self, name: str) -> Callable[..., Any]:
-        """Return the function that a call runs, in whatever process. With a question mark: one that only checks the
-        arguments."""
+        """Return the function of a command; with a question mark after the name, the one that only checks arguments."""
         if name.endswith("?"):
             return _argument_checker(self._functions[name[:-1]])
         return self._functions[name]
 
     @property
     def program(self) -> Program:
-        """Return what another process has to import to have this app."""
+        """Return the modules that another process has to import to have this app."""
         program = Program.running_here() if self._module == "__main__" else Program(imports=(self._module,))
-        # Absolute: the other process may run in another directory, and long after this one.
+        # Absolute: the other process may run later, in another directory.
         return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))
 
     # --- the surfaces -------------------------------------------------------------------------------------
@@ -331,10 +309,10 @@ class App:
     def __call__(self, argv: list[str] | None = None) -> None:
         """Run the command line: write one envelope and exit with its code.
 
-        It is the end of the program: exit hooks have a few seconds, and threads that were left running none.
+        The program ends here: exit hooks have a few seconds, remaining threads none.
         """
         if worker_main.inside_worker:
-            return  # a worker imports the program to find its functions; there is no command line to answer
+            return  # a worker imports the program for its functions and has no command line
         from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
 
         try:
@@ -342,16 +320,16 @@ class App:
             from .cli.app_cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)
-        except Signalled as signalled:  # while the rest of us was still being imported
+        except Signalled as signalled:  # during an import
             code = 128 + signalled.number
         if argv is None and is_the_end(self._module.partition(".")[0], sys._getframe(1)):
             leave_soon(code)
         sys.exit(code)
 
     def serve_mcp(self, **options: Any) -> None:
-        """Serve the commands as MCP tools, on stdin and stdout unless `http="HOST:PORT"` says otherwise.
+        """Serve the commands as MCP tools, on stdin and stdout, or over HTTP with `http="HOST:PORT"`.
 
-        Returns when the client leaves. The options are those of `shotclock serve`.
+        Returns when the client disconnects. The options are those of `shotclock serve`.
         """
         if worker_main.inside_worker:
             return
@@ -376,10 +354,9 @@ class App:
         on_progress: Progress | None = None,
         confirm_destructive: bool = False,
     ) -> Envelope:
-        """Call a command as `call` does, with the options of this one call beside its arguments."""
-        async with self:  # whoever is inside keeps it open, also for calls that began without a context
-            assert self._running is not None
-            return await self._running.call(
+        """Call a command, with options of this call beside its arguments."""
+        async with self:  # calls without a context share the running one, too
+            return await self._dispatcher.call(
                 CallRequest(
                     command,
                     arguments,
@@ -390,6 +367,12 @@ class App:
                     confirmed=confirm_destructive,
                 )
             )
+
+    @property
+    def _dispatcher(self) -> Dispatcher:
+        if self._running is None:
+            raise RuntimeError("the app is not running: use `async with app:`")
+        return self._running
 
     async def __aenter__(self) -> Self:
         if self._running is None:
@@ -425,13 +408,13 @@ class App:
 
 
 def find_handler(address: str) -> Callable[..., Any]:
-    """Return the function behind `app:command`, in a process that has imported the program."""
+    """Return the function of `app:command`, in a process that has imported the program."""
     key, _, name = address.partition(":")
     return APPS[key].handler(name)
 
 
 def describe(attribute: str, module: str) -> dict[str, Any]:
-    """Return what the app of that name offers, in a process that has imported the program. Raises Failure."""
+    """Return the catalogue of the app of that name, in a process that has imported the program. Raises Failure."""
     found: Any = sys.modules.get(module)
     if found is None:
         raise Failure("TARGET_UNUSABLE", "it could not be imported")
@@ -445,24 +428,59 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     return found.catalogue().to_plain()
 
 
-def _check_placeholders(name: str, template: str, known: set[str]) -> None:
-    if "{" not in template and "}" not in template:
-        return
-    from string import Formatter
+def _check_options(name: str, options: CommandOptions, parameters: list[HandlerParameter]) -> None:
+    flags: dict[str, str] = {}
+    for parameter in parameters:
+        flag = flag_name(parameter.name)
+        if flag in RESERVED:
+            raise ValueError(f"{name!r}: --{flag} is an option of every command; call the parameter something else")
+        if flags.setdefault(flag, parameter.name) != parameter.name:
+            raise ValueError(f"{name!r}: {flags[flag]!r} and {parameter.name!r} would both be --{flag}")
+        if parameter.name == "dry_run" and not options.destructive:
+            raise ValueError(f"{name!r}: only a destructive command has a dry run")
+    if options.destructive and not options.mutates:
+        raise ValueError(f"{name!r} cannot be destructive and not mutate anything")
+    if options.concurrency is not None and options.concurrency < 1:
+        raise ValueError(f"{name!r}: concurrency must be at least 1")
+    if len(set(options.steps)) < len(tuple(options.steps)):
+        raise ValueError(f"{name!r}: every step needs a name of its own")
+    for template in (options.single_flight, options.requires_person):
+        _check_placeholders(name, template or "", {parameter.name for parameter in parameters})
 
+
+def _check_placeholders(name: str, template: str, parameters: set[str]) -> None:
     try:
         fields = [(field, spec, conversion) for _, field, spec, conversion in Formatter().parse(template)]
     except ValueError as error:
         raise ValueError(f"{name!r}: {template!r}: {error}") from None
     for field, spec, conversion in fields:
-        if field is not None and field not in known:
+        if field is not None and field not in parameters:
             raise ValueError(f"{name!r}: {{{field}}} in {template!r} is not one of its parameters")
         if spec or conversion:
-            raise ValueError(f"{name!r}: {{{field}}} in {template!r} stands for the argument as it is, and no more")
+            raise ValueError(f"{name!r}: {{{field}}} in {template!r} takes no format and no conversion")
+
+
+def _read_clocks(name: str, options: CommandOptions, interruption: Interruption | None, defaults: Clocks) -> Clocks:
+    clocks = Clocks.of(
+        timeout=options.timeout,
+        soft=options.soft,
+        idle=options.idle,
+        queue=options.queue,
+        grace=options.grace,
+        wind_down=options.wind_down,
+    )
+    if interruption is not None:  # the work of a job is bounded by its lifetime, not by the App's timeout
+        job = Clocks(timeout_ms=interruption.max_lifetime_ms, idle_ms=interruption.idle_timeout_ms)
+        clocks = clocks.over(job)
+    clocks = clocks.over(defaults)
+    if clocks.soft_ms and clocks.timeout_ms and clocks.soft_ms >= clocks.timeout_ms:
+        limit = format_duration(clocks.timeout_ms)
+        raise ValueError(f"{name!r}: soft must be shorter than the timeout of {limit}, or it has no effect")
+    return clocks
 
 
 class _Documentation(NamedTuple):
-    """What a docstring says of a command, and of each of its parameters."""
+    """Texts of a docstring about a command and its parameters."""
 
     summary: str
     text: str
@@ -470,26 +488,22 @@ class _Documentation(NamedTuple):
 
 
 def _read_documentation(function: Callable[..., Any]) -> _Documentation:
-    """Read the docstring, and take out what it says about parameters: that belongs to them."""
+    """Read the docstring, and separate the texts about parameters."""
     written = (function.__doc__ or "").strip()
-    if "\n" not in written and ":" not in written:  # there are no parameters in it to look for
+    if "\n" not in written and ":" not in written:  # it has no text about parameters
         return _Documentation(written, written, {})
     import docstring_parser
 
-    written = inspect.cleandoc(function.__doc__ or "")
-
-    parsed = docstring_parser.parse(written)
+    parsed = docstring_parser.parse(inspect.cleandoc(written))
     texts = [text for text in (parsed.short_description, parsed.long_description) if text]
     parameters = {param.arg_name: " ".join((param.description or "").split()) for param in parsed.params}
     return _Documentation(texts[0] if texts else "", "\n\n".join(texts), {k: v for k, v in parameters.items() if v})
 
 
 def _read_overtime(name: str, written: object, clocks: Clocks) -> dict[str, Any] | bool | str | None:
-    """Return the overtime of a command as its catalogue holds it."""
+    """Return the overtime of a command for its catalogue."""
     if written is None or written is False:
         return None
-    from .core.overtime import OvertimeError, OvertimePolicy
-
     plain: Any = dict(written) if isinstance(written, Mapping) else written
     try:
         OvertimePolicy.of(plain, clocks.timeout_ms or 0)
@@ -514,11 +528,16 @@ def _read_interruption(declared: Interruption | Mapping[str, Any] | bool | None)
         return Interruption()
     if isinstance(declared, Interruption):
         return declared
-    said = dict(declared)
-    for name in ("idle_timeout", "max_lifetime"):  # durations as people write them are welcome too
-        if name in said:
-            said[f"{name}_ms"] = parse_duration_ms(said.pop(name))
-    return Interruption(**said)
+    return Interruption(**_in_ms(declared, "idle_timeout", "max_lifetime"))
+
+
+def _in_ms(declared: Mapping[str, Any], *durations: str) -> dict[str, Any]:
+    """Return a declaration with durations in milliseconds: `ttl: "1h"` becomes `ttl_ms`."""
+    fields = dict(declared)
+    for name in durations:
+        if name in fields:
+            fields[f"{name}_ms"] = parse_duration_ms(fields.pop(name))
+    return fields
 
 
 def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> Policy | None:
@@ -528,14 +547,11 @@ def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None
         return Policy()
     if isinstance(declared, Policy):
         return declared
-    said = dict(declared)
-    for duration in ("ttl", "remind"):
-        if duration in said:
-            said[f"{duration}_ms"] = parse_duration_ms(said.pop(duration))
-    said["deciders"] = tuple(said.get("deciders", ()))
-    said.pop("file", None)
+    fields = _in_ms(declared, "ttl", "remind")
+    fields["deciders"] = tuple(fields.get("deciders", ()))
+    fields.pop("file", None)
     try:
-        policy = Policy(**said)
+        policy = Policy(**fields)
     except TypeError as error:
         raise ValueError(f"{name!r}: approval: {error}") from None
     if policy.when_expired not in ("expire", "reject", "default"):
@@ -544,30 +560,29 @@ def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None
 
 
 def _read_approved_file(name: str, declared: object, parameters: list[HandlerParameter]) -> ApprovedFile | None:
-    """Read how an approved file is declared. Raises ValueError unless the operator sees everything that a caller says:
-    the text, and why."""
-    said = declared.get("file") if isinstance(declared, Mapping) else None
-    if said is None:
+    """Read the declaration of an approved file. Raises ValueError unless the operator sees every argument."""
+    written = declared.get("file") if isinstance(declared, Mapping) else None
+    if written is None:
         return None
     try:
-        file = ApprovedFile(**{**said, "path": os.fspath(said["path"])})
+        file = ApprovedFile(**{**written, "path": os.fspath(written["path"])})
     except (TypeError, KeyError) as error:
         raise ValueError(f"{name!r}: approval: file has path, proposed and perhaps decision: {error}") from None
     if not os.path.isabs(file.path):
-        raise ValueError(f"{name!r}: approval: say where {file.path!r} is, from the root: it runs in any directory")
-    known = {parameter.name: parameter for parameter in parameters}
-    if file.proposed not in known or (file.decision is not None and file.decision not in known):
+        raise ValueError(f"{name!r}: approval: {file.path!r} must be an absolute path")
+    by_name = {parameter.name: parameter for parameter in parameters}
+    if file.proposed not in by_name or (file.decision is not None and file.decision not in by_name):
         raise ValueError(f"{name!r}: approval: file: proposed and decision name parameters of the command")
-    if file.decision is not None and known[file.decision].default is ...:
-        raise ValueError(f"{name!r}: approval: {file.decision!r} needs a default: callers do not say it")
-    if unseen := known.keys() - {file.proposed, file.decision, "justification"}:
+    if file.decision is not None and by_name[file.decision].default is ...:
+        raise ValueError(f"{name!r}: approval: {file.decision!r} needs a default: callers do not pass it")
+    if unseen := by_name.keys() - {file.proposed, file.decision, "justification"}:
         message = f"the operator sees the file, and would not see {', '.join(sorted(unseen))}"
         raise ValueError(f"{name!r}: approval: {message}")
     return file
 
 
 def _read_limit_ms(name: str, written: object, ms: int | None) -> int:
-    """Read a limit of an App, which is a duration or a number of milliseconds."""
+    """Read a limit of an App: a duration or a number of milliseconds."""
     try:
         return parse_duration_ms(written) if ms is None else parse_duration_ms(ms, bare="ms")
     except DurationError as error:
@@ -575,24 +590,23 @@ def _read_limit_ms(name: str, written: object, ms: int | None) -> int:
 
 
 def _refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Make a question that a command asks its terminal a failure that says so: commands have none, and it is no bug."""
+    """Make `input()` in a command the failure INPUT_REQUIRED: commands have no terminal."""
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
         except EOFError as error:
-            if str(error) != "EOF when reading a line":  # which is what `input` says, and nothing else
+            if str(error) != "EOF when reading a line":  # not from `input`
                 raise
-            message = f"{name} asks a question, and nobody can answer it here"
+            message = f"{name} asks a question, and there is no terminal to answer it"
             raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
 
     return run
 
 
 def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
-    """Make a command fail that does not return what it declares: a client throws away what does not fit the schema it
-    was given."""
+    """Make a result that does not fit the declared schema a failure: a client would discard it."""
     schema = spec.output_schema
     if schema is None:
         return function
@@ -600,7 +614,7 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
     def check(result: object) -> object:
         try:
             reason = misfit(result, schema)
-        except NotSerializable:  # which is another failure, told by whoever sends it
+        except NotSerializable:  # reported when the result is sent
             return result
         if reason is None:
             return result
@@ -622,8 +636,7 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
 
 
 def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what is called in its place where only the arguments are looked at, as they were given and as it would
-    get them."""
+    """Return the function that checks arguments instead of running the command."""
 
     @wraps(function)
     def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
@@ -636,7 +649,7 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the schema of what it returns, where the annotation says it and pydantic knows how."""
+    """Return the schema of the return type, None where it has none."""
     annotation = get_type_hints(function, include_extras=True).get("return")
     if annotation is None or annotation is Any:
         return None
@@ -646,5 +659,5 @@ def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
 
     try:
         return TypeAdapter(annotation).json_schema(mode="serialization")
-    except Exception:  # a return type that has no schema is still a return type
+    except Exception:  # pydantic knows no schema of this type
         return None

@@ -29,7 +29,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a lock on nothing": ({"single_flight": "device:{device}"}, "device"),
     "a lock on a position": ({"single_flight": "device:{}"}, "not one of its parameters"),
     "a lock on a part": ({"single_flight": "{path.name}"}, "not one of its parameters"),
-    "a lock with a format": ({"single_flight": "{path:>5}"}, "as it is"),
+    "a lock with a format": ({"single_flight": "{path:>5}"}, "takes no format"),
     "half a placeholder": ({"single_flight": "device:{path"}, "expected"),
     "a question about nothing": ({"requires_person": "wipe {name}"}, "name"),
     "the same step twice": ({"steps": ["a", "b", "a"]}, "step"),
