@@ -104,7 +104,7 @@ def test_a_signal_stops_it(number: signal.Signals, tmp_path: Path):
     with started(tmp_path) as (program, said):
         program.send_signal(number)
         assert program.wait(PROGRAM_LIMIT_S) == 0
-        assert json.loads(said().splitlines()[-1])[:2] == ["Interrupted", f"stopped by {number.name}"]
+        assert json.loads(said().splitlines()[-1])[:2] == ["StoppedBySignal", f"stopped by {number.name}"]
 
 
 def test_if_the_program_is_killed_the_child_dies_with_it(tmp_path: Path, no_survivors: Any):

@@ -1,9 +1,9 @@
-"""Run of a function of our own from a blocking, single-threaded program: in a forked child, so that it can be killed.
+"""A function of our own, run by a blocking, single-threaded program in a forked child that can be killed.
 
     program (holds the clock) ── child (runs the function) ── anything
 
-The subcommands other than `exec` run like this, and each probe of `doctor` once more inside: a file system that
-does not answer or a `/proc` entry that cannot be read hangs the child, and the program still answers on time.
+The subcommands other than `exec` run like this, and each probe of `doctor` again inside: a file system or a `/proc`
+entry that does not answer hangs the child, and the program still answers on time.
 
 docs/design.md: R17.
 """
@@ -16,6 +16,7 @@ import pickle
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, TypeVar
@@ -33,7 +34,7 @@ _CHUNK = 64 * 1024
 
 
 class Unfinished(Exception):
-    """The function did not return. `survivors` names what could not be killed."""
+    """The function did not return. `survivors` are the processes that could not be killed."""
 
     survivors: list[dict[str, object]] = []  # noqa: RUF012  replaced, never changed
 
@@ -42,8 +43,8 @@ class Overdue(Unfinished):
     """The function's time was up."""
 
 
-class Interrupted(Unfinished):
-    """We were told to stop by a signal."""
+class StoppedBySignal(Unfinished):
+    """A signal stopped this program."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number).name
@@ -56,11 +57,11 @@ class Died(Unfinished):
 
 
 class NotStarted(Unfinished):
-    """The machine would not give us a child."""
+    """No child could be forked."""
 
 
 class Raised(Unfinished):
-    """The function raised; the message is its own, the traceback is kept as text."""
+    """The function raised an exception; its traceback is kept as text."""
 
     def __init__(self, name: str, text: str, lines: str) -> None:
         super().__init__(f"{name}: {text}" if text else name)
@@ -69,9 +70,9 @@ class Raised(Unfinished):
 
 
 def run(function: Callable[[], T], *, until_ns: int | None) -> T:
-    """Return what the function returned; raises Unfinished otherwise. Not for programs with threads or other children.
+    """Return the function's result, or raise Unfinished. Not for programs with threads or other children.
 
-    Nothing it started survives this call, except what the exception lists as survivors.
+    None of its processes survives this call, except the survivors of the exception.
     """
     kernel.become_subreaper()
     answer, answer_in = os.pipe()
@@ -118,8 +119,8 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
         unfinished = Raised(*content)
     elif until_ns is not None and monotonic_ns() >= until_ns:
         unfinished = Overdue("it did not answer in time")
-    if heard:  # a Ctrl-C reaches the child as well; what it says then is only how it was interrupted
-        unfinished = Interrupted(heard[0])
+    if heard:  # Ctrl-C reaches the child as well; its own answer then only reports the interruption
+        unfinished = StoppedBySignal(heard[0])
     unfinished.survivors = [kernel.describe(survivor) for survivor in left]
     raise unfinished
 
@@ -134,8 +135,6 @@ def _become(function: Callable[[], object], parent: int, answer: int) -> NoRetur
         try:
             reply: tuple[str, object] = ("returned", function())
         except BaseException as error:
-            import traceback  # slow to import, and rarely needed
-
             reply = ("raised", (type(error).__name__, str(error), "".join(traceback.format_exception(error))))
         body = pickle.dumps(reply)
         message = memoryview(len(body).to_bytes(_PREFIX, "little") + body)
@@ -148,9 +147,9 @@ def _become(function: Callable[[], object], parent: int, answer: int) -> NoRetur
 
 
 def _await_answer(pid: int, answer: int, wake: int, heard: list[int], until_ns: int | None) -> bytes | None:
-    """Return the whole answer, or None when the child died, our time is up or a signal came first.
+    """Return the whole answer, or None if the child died, the time is up or a signal came first.
 
-    The end of file proves nothing here: whatever the child started may hold the pipe as well.
+    The end of file proves nothing: processes of the child may hold the pipe as well.
     """
     buffer = bytearray()
     poller = select.poll()
@@ -163,7 +162,7 @@ def _await_answer(pid: int, answer: int, wake: int, heard: list[int], until_ns: 
         poller.poll(wait_ms)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
-        died = _has_ended(pid)  # asked before the last read: what it wrote before it died is there by now
+        died = _has_ended(pid)  # before the last read, which then gets all it wrote
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(answer, _CHUNK):
                 buffer += chunk
@@ -174,8 +173,7 @@ def _await_answer(pid: int, answer: int, wake: int, heard: list[int], until_ns: 
 
 
 def _has_ended(pid: int) -> bool:
-    """Return whether the child has ended, without collecting it: the pid stays its own until everything below is
-    killed."""
+    """Return whether the child has ended, without reaping it: its pid must not be reused until its tree is killed."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -189,10 +187,10 @@ def _end_everything(child: int, wake: int) -> list[int]:
             os.read(wake, 4096)
 
     below = kernel.descendants(os.getpid())
-    if not below:  # it has ended, or there is no /proc to find it in: `doctor` is asked just then
+    if not below:  # it has ended, or /proc is missing, which is a case for `doctor`
         signal_process(child, signal.SIGKILL)
     left = kill_below(kernel.collect_dead, pause)
-    for pid in below:  # a supervisor among them can no longer tidy up itself
+    for pid in below:  # a killed supervisor cannot remove its own
         if (cgroup := Cgroup.left_by(pid)) is not None:
             cgroup.remove()
     return left

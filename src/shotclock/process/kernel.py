@@ -1,11 +1,10 @@
-"""Calls into the kernel for what only it can say or promise: adoption of orphans, death with the parent, who descends
-from whom.
+"""Calls into the kernel: adoption of orphans, death with the parent, the process tree, timers, process identity.
 
-Linux gives all of it. Elsewhere `SUBREAPER` is false and the callers fall back to the process group.
+Linux has all of it. Elsewhere `become_subreaper` fails and the callers fall back to the process group.
 
-The identity of a process is its pid, start time and boot: a pid alone is used again, sooner or later. What cannot be
-looked at from here (another machine, another pid namespace) is assumed to be alive, because the other mistake would
-take a lock from somebody who is using it.
+The identity of a process is its pid, start time and boot, because pids are reused. A process that cannot be seen from
+here (another machine, another pid namespace) is assumed to be alive: the opposite mistake would take a lock from its
+owner.
 
 docs/design.md: R8, R35.
 """
@@ -24,7 +23,6 @@ from struct import Struct
 
 from ..core.clocks import ProcessIdentity
 from ..core.errors import Failure
-from . import kernel
 
 LINUX = sys.platform == "linux"
 
@@ -44,9 +42,9 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def find_unfitness() -> str | None:
-    """Return why work could not be stopped on this machine. Nothing may be started then.
+    """Return why work could not be stopped on this machine, if so. Nothing may be started then.
 
-    What is to be killed is found in /proc. One of another PID namespace would name other processes than ours.
+    The processes to kill are found in /proc. That of another PID namespace lists other processes.
     """
     if not LINUX:
         return None
@@ -62,26 +60,27 @@ def find_unfitness() -> str | None:
 
 
 def become_subreaper() -> bool:
-    """Adopt every orphaned descendant from now on. The trait is not inherited by fork."""
+    """Adopt every orphaned descendant from now on. A fork does not inherit this."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Be killed when the parent dies. Only safe under a single-threaded parent: the kernel watches the thread."""
+    """Be killed when the parent dies. The parent must be single-threaded: the kernel watches its thread."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died between the fork and the line above
         os._exit(1)
 
 
 def name_process(name: str) -> None:
-    """Set what `ps` and `top` show, so that an operator can tell our own processes from the work."""
+    """Set the name in `ps` and `top`, so that an operator can tell our own processes from the work."""
     if _libc is not None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 class OwnEntries:
-    """Variables as C knows them, "NAME=value", which are written over one another in memory of our own: setenv never
-    frees a value, and takes longer. Python's own view of the environment is not told.
+    """Environment variables of C ("NAME=value") in memory of our own, overwritten by each call.
+
+    setenv never frees a value: a worker would lose 270 bytes per call. `os.environ` is not changed.
     """
 
     _ROOM = 96
@@ -98,19 +97,19 @@ class OwnEntries:
         self._slots = ctypes.create_string_buffer(0)
 
     def write(self, *entries: bytes) -> None:
-        """Write one entry for each name, of 95 bytes at most."""
+        """Write one entry of at most 95 bytes for each name."""
         self._pack(self._memory, 0, *entries)
-        # Whoever took them out of the environment, or replaced it, need not have told anybody.
+        # The work may have removed them from the environment, or replaced it.
         if self._environ.value != self._environ_at or self._slots.raw != self._pointers:
             self._place()
 
     def _place(self) -> None:
-        """Put our memory at the end of C's list, and keep in mind where that is."""
-        assert _libc is not None
+        """Put our memory at the end of C's list, and remember the place."""
         for name in self._names:
             os.unsetenv(name)
-        for place in self._places:
-            _libc.putenv(place)
+        if _libc is not None:
+            for place in self._places:
+                _libc.putenv(place)
         self._environ_at = self._environ.value
         if self._environ_at is not None:
             listed = ctypes.cast(self._environ_at, ctypes.POINTER(ctypes.c_void_p))
@@ -121,10 +120,10 @@ class OwnEntries:
 
 
 def hide_variables(is_hidden: Callable[[str], bool]) -> None:
-    """Take variables out of what /proc shows of this process. The program itself keeps them.
+    """Hide variables from the /proc entry of this process. The program itself keeps them.
 
-    /proc shows the memory that the kernel put them into at exec. C is given copies first; a pointer into the old place
-    that somebody else has kept would see an empty value.
+    /proc shows the memory that the kernel filled at exec. C gets copies first; a library that has kept a pointer into
+    the old memory would see an empty value.
     """
     if _libc is None:
         return
@@ -148,8 +147,8 @@ def hide_variables(is_hidden: Callable[[str], bool]) -> None:
 def has_children() -> bool:
     """Return whether this process has any child, running or dead. For a subreaper: whether it has any descendant.
 
-    This is the whole proof that a tree is gone: every orphan below a subreaper becomes its child, so when the
-    kernel says there is no child left, nothing that was ever started below is alive.
+    This is the proof that a tree is gone: every orphan below a subreaper becomes its child, so without a child nothing
+    that was ever started below it is alive.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -159,7 +158,7 @@ def has_children() -> bool:
 
 
 def collect_dead() -> bool:
-    """Reap every child that has ended. Return True if none is left, which for a subreaper means nothing below it is."""
+    """Reap every child that has ended. Return whether none is left, which for a subreaper means no descendant is."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -168,15 +167,15 @@ def collect_dead() -> bool:
             return True
 
 
-# Of processes above one another; more are no work of ours.
-_DEEPEST = 1000
 UNKNOWN_PID = 0
-"""Stands for processes that exist, since waitpid has not returned ECHILD, and that /proc does not show."""
+"""Stands for processes that exist, since waitpid has not returned ECHILD, but that /proc does not show."""
 
 
 def descendants(root: int) -> list[int]:
-    """Return every process below `root`, parents before children, zombies included. A snapshot, stale at once; empty
-    where the machine is unfit."""
+    """Return every process below `root`, parents before children, zombies included. Empty on an unfit machine.
+
+    The result is a snapshot and may be stale at once.
+    """
     if find_unfitness() is not None:
         return []
     found: list[int] = []
@@ -296,21 +295,22 @@ def _stat(pid: int) -> tuple[str, int] | None:
     return _state_of(pid, fields), int(fields[1])
 
 
-def is_below(pid: int, root: int) -> bool:
-    """Return whether a process descends from another. Below a subreaper none is lost sight of."""
-    for _ in range(_DEEPEST):
-        stat = _stat(pid)
-        if stat is None or stat[1] <= 1:
-            return False
+def ancestors(pid: int) -> list[int]:
+    """Return the processes above another, parent first."""
+    found: list[int] = []
+    while (stat := _stat(pid)) is not None and stat[1] > 0 and stat[1] not in found:
         pid = stat[1]
-        if pid == root:
-            return True
-    return False
+        found.append(pid)
+    return found
+
+
+def is_below(pid: int, root: int) -> bool:
+    """Return whether a process descends from another. Below a subreaper every descendant is found."""
+    return root in ancestors(pid)
 
 
 def start_of(pid: int) -> int:
-    """Return when it started, in clock ticks since boot: with the pid, an identity that is never reused. 0: it is
-    gone."""
+    """Return the start of a process in clock ticks since boot; 0 if it is gone. With the pid it is never reused."""
     try:
         return int(_read_stat(pid)[19])
     except OSError:
@@ -318,8 +318,8 @@ def start_of(pid: int) -> int:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Return the variables that a process was started with, as NAME=value; none where they cannot be read."""
-    for thread in _threads_of(pid):  # a main thread that has ended no longer shows them
+    """Return the variables that a process was started with, as NAME=value; empty if they cannot be read."""
+    for thread in _threads_of(pid):  # a main thread that has ended does not show them
         try:
             with open(f"/proc/{thread}/environ", "rb") as file:
                 if variables := file.read():
@@ -338,13 +338,13 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_halted(pid: int) -> bool:
-    """Return whether it is stopped by a signal, traced, dead or gone: whether it does nothing."""
+    """Return whether a process does nothing: it is stopped by a signal, traced, dead or gone."""
     stat = _stat(pid)
     return stat is None or stat[0] in "TtZX"
 
 
 def is_suspended(pid: int) -> bool:
-    """Return whether a person has stopped it at its terminal (Ctrl-Z): it has one, and the signal was not SIGSTOP."""
+    """Return whether Ctrl-Z has stopped a process: it has a terminal, and the signal was not SIGSTOP."""
     try:
         fields = _read_stat(pid)
     except OSError:
@@ -352,16 +352,24 @@ def is_suspended(pid: int) -> bool:
     return fields[0] == b"T" and int(fields[4]) != 0 and int(fields[49]) != signal.SIGSTOP
 
 
+def has_terminal(pid: int) -> bool:
+    """Return whether a process has a controlling terminal."""
+    try:
+        return int(_read_stat(pid)[4]) != 0
+    except OSError:
+        return False
+
+
 def is_stopped(pid: int) -> bool:
-    """Return whether somebody has stopped it, by a signal or a debugger. Only SIGKILL is sure to end that."""
+    """Return whether a process is stopped by a signal or a debugger. Only SIGKILL is sure to end that."""
     stat = _stat(pid)
     return stat is not None and stat[0] in "Tt"
 
 
 def describe(pid: int) -> dict[str, object]:
-    """Return pid and command line, for warnings that name names."""
+    """Return pid and command line of a process, for warnings."""
     if pid == UNKNOWN_PID:
-        return {"pid": pid, "command": "not known: /proc does not show it"}
+        return {"pid": pid, "command": "unknown: /proc does not show it"}
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
@@ -382,15 +390,15 @@ class _Itimerspec(ctypes.Structure):
 
 
 class DeadlineTimer:
-    """Timer that is a file descriptor: armed where the work starts, heard where it is killed.
+    """Timer as a file descriptor, armed by the process that does the work and read by the process that kills it.
 
-    The two are different processes. Once armed it rings on time, whatever the one that armed it does then.
+    Once armed it expires on time, whatever the armed process does.
     """
 
     __slots__ = ("_reference", "_setting", "fd")
 
     def __init__(self, fd: int | None = None) -> None:
-        if _libc is None:  # no such timer: whoever waits for the work has to ring
+        if _libc is None:  # no such timer: the caller that waits for the work has to end it
             self.fd = os.open(os.devnull, os.O_RDONLY) if fd is None else fd
             return
         self.fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC) if fd is None else fd
@@ -420,13 +428,15 @@ class DeadlineTimer:
 
 
 class ContinuingTimer:
-    """Timer by which the kernel continues this process, if it is stopped when the timer rings. Otherwise it does
-    nothing: SIGCONT is ignored by a process that runs. A fork has none."""
+    """Timer by which the kernel continues this process if it is stopped when the timer expires.
+
+    A running process ignores SIGCONT. A fork does not inherit the timer.
+    """
 
     def __init__(self) -> None:
         self._timer = ctypes.c_void_p()
         event = Struct("qii48x").pack(0, signal.SIGCONT, 0)  # struct sigevent, SIGEV_SIGNAL
-        create = getattr(_libc, "timer_create", None)  # an old C library has it elsewhere
+        create = getattr(_libc, "timer_create", None)  # an old C library keeps it in librt
         self._is_there = create is not None and create(_CLOCK_MONOTONIC, event, ctypes.byref(self._timer)) == 0
 
     def arm(self, in_ms: int) -> None:
@@ -443,10 +453,10 @@ def this_process() -> ProcessIdentity:
 
 
 def is_alive(holder: ProcessIdentity) -> bool:
-    """Return whether that very process still runs. A zombie does not; who is out of sight is taken to."""
+    """Return whether exactly this process still runs. A zombie does not; one that cannot be seen is assumed to."""
     me = this_process()
     if holder.boot_id != me.boot_id:
-        # The same machine, started again: nobody of that boot is left. Another machine: cannot be known from here.
+        # The same machine after a reboot: none of its processes is left. Another machine: unknown.
         return holder.host != me.host
     if holder.namespace != me.namespace:
         return True
@@ -454,14 +464,14 @@ def is_alive(holder: ProcessIdentity) -> bool:
         seen = _read_start(holder.pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
-    except OSError:  # out of descriptors, say: not a proof of anybody's death
+    except OSError:  # out of descriptors, for example: no proof that it is gone
         return True
     return seen is not None and seen == holder.started
 
 
-@lru_cache(maxsize=1)  # keyed by pid: a fork is somebody else
+@lru_cache(maxsize=1)  # keyed by pid: a fork is another process
 def _this_process(pid: int) -> ProcessIdentity:
-    if (unfit := kernel.find_unfitness()) is not None:
+    if (unfit := find_unfitness()) is not None:
         raise Failure("MACHINE_UNFIT", unfit)
     host = os.uname().nodename
     started = _read_start(pid)
@@ -471,9 +481,9 @@ def _this_process(pid: int) -> ProcessIdentity:
 
 
 def _read_start(pid: int) -> int | None:
-    """Return when the process started; None for a zombie. Raises FileNotFoundError or ProcessLookupError if there is
-    none."""
-    if not kernel.LINUX:
+    """Return when a process started; None for a zombie. Raises FileNotFoundError or ProcessLookupError if it is
+    gone."""
+    if not LINUX:
         return _read_start_without_proc(pid)
     fields = _read_stat(pid)
     return None if _state_of(pid, fields) in "ZX" else int(fields[19])
@@ -484,7 +494,7 @@ def _read_start_without_proc(pid: int) -> int | None:
 
     try:
         process = psutil.Process(pid)
-        # Hundredths of a second on the wall clock there, so the boot need not tell two processes apart.
+        # Hundredths of a second on the wall clock, so two boots cannot give the same value.
         return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
     except psutil.ZombieProcess:
         return None

@@ -1,4 +1,4 @@
-"""Killing of a tree of processes: every descendant of this subreaper, until the kernel says that there is none.
+"""Killing of a process tree: every descendant of this subreaper, until the kernel reports that none is left.
 
 docs/design.md: R12, R13, R14.
 """
@@ -18,16 +18,16 @@ from . import kernel
 from .clock import monotonic_ns
 from .kernel import LINUX
 
-# The signals that tell a program of ours to stop.
+# The signals that stop a program of ours.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # How long a SIGKILLed tree may take to be gone. Only processes stuck inside the kernel (dead network mounts) exhaust
-# it; they are reported as survivors.
+# this; they are reported as survivors.
 VERIFY_LIMIT_MS = 2_000
 # Between two sweeps over a tree that is dying; SIGCHLD usually ends the wait sooner.
 SWEEP_PAUSE_MS = 5
-# Sweeps that a tree may outlive before the kernel is asked to kill it as a whole: it forks faster than it is found.
+# Sweeps after which the kernel is asked to kill the tree as a whole: it forks faster than it is found.
 SWEEPS_ALONE = 3
-# Sweeps after which processes of other users, which we may not signal, are not waited for any longer.
+# Sweeps after which the wait for processes of other users, which we may not signal, ends.
 SWEEPS_OVER_OTHERS = 6
 
 
@@ -38,11 +38,11 @@ def kill_below(
     find: Callable[[], list[int]] | None = None,
     escalate: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Send SIGKILL to every descendant of this subreaper, again and again until `reap` says that none is left.
+    """Send SIGKILL to every descendant of this subreaper, again and again until `reap` reports that none is left.
 
-    The only place that kills a tree. Whole process groups at a time, because within a group nothing can escape by
-    forking while the signal is sent. `find` narrows the targets, anew for each sweep; what outlives the first few
-    calls for `escalate`. Returns the pids that would not die within the limit, or that only another user can kill.
+    The only function that kills a tree. It signals whole process groups, because within a group nothing can escape by
+    forking while the signal is sent. `find` returns the targets of each sweep; `escalate` is called if a tree outlives
+    the first few. Returns the pids that did not die within the limit, or that only another user can kill.
     """
     me, my_group = os.getpid(), os.getpgrp()
     find = find or (lambda: kernel.descendants(me))
@@ -65,18 +65,18 @@ def kill_below(
             return left or ([] if reap() else [kernel.UNKNOWN_PID])
         if sweeps == SWEEPS_ALONE:
             escalate()
-        elif all(pid in targets for pid in find()):  # otherwise something forked meanwhile: no time to pause
+        elif all(pid in targets for pid in find()):  # otherwise a target forked meanwhile: do not pause
             pause(SWEEP_PAUSE_MS)
             if reap():
                 return []
 
 
 def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
-    """Kill a process of this user that is not below us, and all below it. Returns the pids that would not die within
-    the limit. Whoever calls this knows that the process still is the one that is meant."""
-    signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of what it has started
+    """Kill a process of this user that is not below us, and all below it. Returns the pids that did not die within the
+    limit. The caller must be sure that the pid was not reused."""
+    signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of its children
     seen: dict[int, int] = {}
-    """By pid when it started. Those whose parent is killed before them are no longer found below the root."""
+    """Start times by pid. A process whose parent is killed first is no longer found below the root."""
 
     def find() -> list[int]:
         found = kernel.descendants(root)
@@ -95,14 +95,14 @@ def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
             left.append(root)
             break
         pause(SWEEP_PAUSE_MS)
-    for pid in seen:  # a supervisor among them can no longer tidy up itself
+    for pid in seen:  # a killed supervisor cannot remove its own
         if (cgroup := Cgroup.left_by(pid)) is not None:
             cgroup.remove()
     return left
 
 
 def signal_process(pid: int, number: int) -> bool:
-    """Send a signal to a process, where it is still there. Return False if it belongs to another user."""
+    """Send a signal to a process if it still exists. Return False if it belongs to another user."""
     try:
         os.kill(pid, number)
     except PermissionError:
@@ -113,7 +113,7 @@ def signal_process(pid: int, number: int) -> bool:
 
 
 def group_of(pid: int) -> int:
-    """Return the process group of a process; 0: it is gone."""
+    """Return the process group of a process; 0 if it is gone."""
     try:
         return os.getpgid(pid)
     except OSError:
@@ -122,11 +122,10 @@ def group_of(pid: int) -> int:
 
 # --- cgroups ----------------------------------------------------------------------------------------------
 #
-# A cgroup around each command, where this machine lets us make one: the kernel itself then kills the whole tree.
-# `cgroup.kill` cannot be outrun: not by a fork bomb, not by processes that fork and exit faster than they can be
-# listed, not by ones of another user. It needs cgroup v2 and a place in it that we may write to, which root has on most
-# machines and others have only where it was delegated to them. Everywhere else the walk over the descendants does the
-# killing (`kill_below`), and verifies it here as well.
+# A cgroup around each command, if this user may make one: the kernel then kills the whole tree itself. `cgroup.kill`
+# cannot be outrun: not by a fork bomb, not by processes that fork and exit faster than they can be listed, not by those
+# of another user. It needs cgroup v2 and a writable place in it, which root has on most machines and other users have
+# only by delegation. Otherwise the walk over the descendants (`kill_below`) kills; it verifies the kill in both cases.
 
 _SYS_CLONE3 = 435
 _CLONE_INTO_CGROUP = 0x2_0000_0000
@@ -153,18 +152,18 @@ class _CloneArguments(ctypes.Structure):
 
 
 class Cgroup:
-    """One directory in the cgroup tree, named after the supervisor that owns it."""
+    """A directory in the cgroup tree, named after the supervisor that owns it."""
 
     __slots__ = ("_path", "inside")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.inside = False
-        """Whether we are in it ourselves, so that whatever we start is."""
+        """Whether this process is in it, and with it every process it starts."""
 
     @classmethod
     def create(cls) -> Cgroup | None:
-        """Make a fresh one for this process's child, or return None where that is not possible."""
+        """Make a cgroup for the child of this process, or return None if that is not possible."""
         home = home_directory()
         if home is None:
             return None
@@ -181,16 +180,15 @@ class Cgroup:
 
     @classmethod
     def left_by(cls, pid: int) -> Cgroup | None:
-        """Return the one that a supervisor, killed itself, can no longer remove: kill it, wait for the dead, remove
-        it."""
+        """Return the cgroup that a killed supervisor has left, if any. The caller kills and removes it."""
         home = home_directory()
         path = os.path.join(home, f"{_PREFIX}{pid}") if home is not None else ""
         return cls(path) if path and os.path.isdir(path) else None
 
     def fork(self) -> int:
-        """Fork like os.fork, but the child is in the cgroup from its first instruction. Only for a child that execs.
+        """Fork like os.fork, with the child in the cgroup from its first instruction. Only for a child that execs.
 
-        Moving a process there later would take a lock of the whole system, and ten times as long.
+        Moving a process there later would take a system-wide lock, and ten times as long.
         """
         fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -209,27 +207,25 @@ class Cgroup:
             return pid
         if number == errno.EAGAIN:
             raise OSError(number, os.strerror(number))
-        return os.fork()  # a sandbox that forbids clone3: the walk alone must do
+        return os.fork()  # a sandbox forbids clone3: the walk alone has to kill
 
     def kill(self) -> None:
         with contextlib.suppress(OSError), open(os.path.join(self._path, "cgroup.kill"), "w") as file:
             file.write("1")
 
     def enter(self) -> bool:
-        """Move this process into it: all that it starts from here on is born in it; so would this process be killed
-        with it."""
+        """Move this process into the cgroup, with all it starts from now on. It is killed with the cgroup, too."""
         self.inside = self.inside or _move_to(self._path)
         return self.inside
 
     def leave(self) -> bool:
-        """Move this process out. Takes a lock of the whole system, as `enter` does: some milliseconds where nobody did
-        so just before."""
+        """Move this process out. Takes a system-wide lock like `enter`: some milliseconds."""
         if self.inside and _move_to(os.path.dirname(self._path)):
             self.inside = False
         return not self.inside
 
     def remove(self) -> None:
-        """Remove it, with what nested ones left behind. It must be empty; a survivor keeps it there."""
+        """Remove the cgroup and those nested in it. A survivor in it prevents that."""
         _remove(self._path)
 
 
@@ -255,8 +251,10 @@ def _remove(path: str) -> None:
 
 @cache
 def home_directory() -> str | None:
-    """Return the cgroup this process is in, if it is one of version 2 that we may write to. Where we are in one of our
-    own, it is the one around that: it was looked up before."""
+    """Return the cgroup of this process, if it is a writable one of version 2.
+
+    Cached before the process enters a cgroup of its own, so the result is the one around that.
+    """
     if not LINUX:
         return None
     try:
@@ -276,8 +274,7 @@ def home_directory() -> str | None:
 
 
 def mechanism() -> str:
-    """Return how commands are killed on this machine: "cgroup", "subreaper" or "process group", the strongest there
-    is."""
+    """Return the strongest way to kill commands on this machine: "cgroup", "subreaper" or "process group"."""
     if not LINUX:
         return "process group"
     probe = Cgroup.create()

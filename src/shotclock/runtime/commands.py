@@ -266,7 +266,7 @@ def carry_out(call: Call, body: Callable[[], Outcome]) -> Outcome:
         fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
         message = f"{call.name} timed out after {format_duration(fired.limit_ms)}"
         problem, left = Problem("TIMEOUT", message, fired=fired), overdue.survivors
-    except forked.Interrupted as interrupted:
+    except forked.StoppedBySignal as interrupted:
         context: dict[str, object] = {"signal": interrupted.signal}
         problem = Problem("CANCELLED", str(interrupted), context=context, exit_code=interrupted.exit_code)
         return Outcome(Ending.KILLED, problem, {"partial": True}, survivors=interrupted.survivors)
