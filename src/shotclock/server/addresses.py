@@ -1,8 +1,7 @@
-"""The address of a server: read, listened on, and the names and pages under which it may be asked for.
+"""The address of a server: how it is read and listened on, and the names and pages that may use it.
 
-A page from elsewhere can have its own name point at this machine (DNS rebinding), and then send what it likes as if it
-were ours. Its requests carry that name in `Host`. So a `Host` has to be one that nobody else can make point here: an
-address, or a name that was said to be ours.
+A page elsewhere can make its own name point at this machine (DNS rebinding) and send requests as if it were the
+server's. They carry that name in `Host`, so a `Host` must be an address, or a name that the operator has declared.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -25,7 +24,7 @@ BACKLOG = 1024
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Read HOST:PORT. Raises ValueError that says what is wrong with it."""
+    """Read HOST:PORT. Raises ValueError."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{text!r} should be HOST:PORT, as in 127.0.0.1:8000")
@@ -34,12 +33,12 @@ def parse_address(text: str) -> tuple[str, int]:
         return "127.0.0.1", int(port)
     try:
         return str(ipaddress.ip_address(host)), int(port)
-    except ValueError:  # who knows where it leads, or how long it takes to find out
-        raise ValueError(f"{host!r} is a name: say the address to listen on, as in 127.0.0.1 or 0.0.0.0") from None
+    except ValueError:  # names are not resolved, which may take any time
+        raise ValueError(f"{host!r} is a name: give the address to listen on, as in 127.0.0.1 or 0.0.0.0") from None
 
 
 def check_reach(address: tuple[str, int], has_tokens: Callable[[], bool], *, require_token: bool = False) -> None:
-    """Raise ValueError where other machines would be served that cannot be told apart."""
+    """Raise ValueError where a token is needed and there is none."""
     is_local = is_loopback(address[0])
     if (is_local and not require_token) or has_tokens():
         return
@@ -52,9 +51,9 @@ def check_reach(address: tuple[str, int], has_tokens: Callable[[], bool], *, req
 
 
 def listen_on(address: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens. Raises Failure where the address cannot be had."""
+    """Return a listening socket. Raises Failure."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    # With the protocol named, asyncio turns off Nagle's algorithm on what is accepted; without, an answer takes 40 ms.
+    # With the protocol named, asyncio turns off Nagle's algorithm, which would delay an answer by 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,8 +61,8 @@ def listen_on(address: tuple[str, int]) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        where = url_of(address)
-        raise Failure("ADDRESS_UNAVAILABLE", f"cannot listen on {where}: {error.strerror or error}") from None
+        message = f"cannot listen on {url_of(address)}: {error.strerror or error}"
+        raise Failure("ADDRESS_UNAVAILABLE", message) from None
     return sock
 
 
@@ -74,9 +73,7 @@ def url_of(address: tuple[str, int], path: str = "") -> str:
 
 HOSTS_VARIABLE = "SHOTCLOCK_HTTP_HOSTS"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?")
-
-
-# What proxies add. A client that adds one itself only has to show a token.
+# Headers that proxies add. A client that sends one itself needs a token.
 _FORWARDING = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
 
 
@@ -89,21 +86,20 @@ def is_loopback(host: str) -> bool:
 
 @value
 class Site:
-    """Where a server listens, and the names it answers to beside its address."""
+    """The address of a server, and the names that it answers to."""
 
     host: str
     port: int
     names: frozenset[str] = frozenset()
     wants_token: bool = False
-    """From everybody: others can reach it, by its address, or by a name that a proxy passes on."""
+    """Whether every request needs a token: other machines can reach the server, by its address or through a proxy."""
 
     @classmethod
     def at(cls, address: tuple[str, int], environ: Mapping[str, str], *, require_token: bool = False) -> Site:
-        said: Iterable[str] = re.split(r"[\s,]+", environ.get(HOSTS_VARIABLE, ""))
-        given = {name.lower() for name in said if name}
+        declared = {name.lower() for name in re.split(r"[\s,]+", environ.get(HOSTS_VARIABLE, "")) if name}
         is_local = is_loopback(address[0])
-        names = given | ({"localhost"} if is_local else {"localhost", socket.gethostname().lower()})
-        return cls(*address, frozenset(names), require_token or bool(given) or not is_local)
+        names = declared | ({"localhost"} if is_local else {"localhost", socket.gethostname().lower()})
+        return cls(*address, frozenset(names), require_token or bool(declared) or not is_local)
 
     @property
     def is_local(self) -> bool:
@@ -111,14 +107,13 @@ class Site:
         return is_loopback(self.host)
 
     def is_direct(self, headers: Headers) -> bool:
-        """Return whether a request surely comes from this machine. One that a proxy here passes on may come from
-        anywhere."""
+        """Return whether a request certainly comes from this machine, and not through a proxy."""
         return not self.wants_token and not any(
             name in _FORWARDING or name.startswith("x-forwarded-") for name in headers
         )
 
     def answers_to(self, host: str | None) -> bool:
-        """Return whether a `Host` header is one of ours. Any port: there may be a proxy."""
+        """Return whether a `Host` header names this server, with any port: a proxy may have another."""
         found = _HOST.fullmatch(host or "")
         if found is None:
             return False
@@ -131,10 +126,10 @@ class Site:
             return False
         if self.is_local:
             return address.is_loopback
-        return self.host in ("0.0.0.0", "::", str(address))  # an address cannot be made to point elsewhere
+        return self.host in ("0.0.0.0", "::", str(address))
 
     def is_own_page(self, origin: str, host: str | None) -> bool:
-        """Return whether a page of that `Origin` was served under the `Host` it now asks."""
+        """Return whether the page of an `Origin` was served under this `Host`."""
         try:
             parts = urlsplit(origin)
         except ValueError:
@@ -142,7 +137,7 @@ class Site:
         return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == (host or "").lower()
 
     def is_local_page(self, origin: str) -> bool:
-        """Return whether it is a page that some program on this machine serves."""
+        """Return whether a program on this machine serves the page."""
         try:
             name = urlsplit(origin).hostname or ""
         except ValueError:

@@ -1,16 +1,12 @@
-"""Messages to a client while its call runs: questions to the person there (elicitation), and progress.
+"""Messages to a client while its call runs: questions to its person (elicitation), and progress.
 
-A person is asked by the client itself, where the server allows it and its answer may count. A client of the 2026
-revision gets `input_required` and repeats the call with the answer; an older one is asked while the call waits. Either
-way it is one more way to decide the proposal: whoever is first, there or in the inbox, decides.
+A client of the 2026 revision gets `input_required` and repeats the call with the answer; an older one is asked while
+the call waits. The answer decides the proposal like any other: the first decision counts, here or in the inbox.
 
-Nothing proves that a person answered: the client that asks is the one that relays the answer. So it is off unless the
-App or `serve` says `elicitation`; nothing destructive is ever asked there, nor anything too long to be shown whole; and
-the trail names the client. Of those clients only two are asked: one that started this server as its own child (it runs
-as the same user, who may use the inbox anyway), and one that shows an operator's token.
-
-Progress, as the client sees it, is strictly increasing and not too frequent; the last report is not lost, and none
-comes after the answer.
+Nothing proves that a person answered, because the client itself relays the answer. So elicitation is off unless the App
+or `serve` enables it, destructive and very long proposals are never asked there, and the audit trail names the client.
+Only two clients are asked: one that started this server as its child, and so has its user's access to the inbox anyway,
+and one with an operator's token.
 """
 
 from __future__ import annotations
@@ -31,17 +27,18 @@ from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
 
-# What a client can be expected to show of what would be done: more is for the inbox. Of the reasons it is a beginning.
+# Characters of an action that a client can be expected to show; a longer one is left to the inbox. Justifications are
+# cut.
 SHOWN_LENGTH = 4_000
 WHY_LENGTH = 1_000
 NAME_LENGTH = 100
-# A client that is asked while a call waits may take as long as the call does; this is for one that never answers.
+# A client may take as long as its call; this bounds one that never answers.
 LONGEST_ASK_S = 3_600.0
 _ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
 
 
 def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Principal | None:
-    """Return who decides if this client is asked; None where it cannot be, or where its answer would not count."""
+    """Return the principal that decides if this client is asked; None where it cannot be asked."""
     if not ctx.session.check_client_capability(_ELICITS):
         return None
     client = ctx.session.client_params
@@ -53,22 +50,18 @@ def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Princi
 
 
 def may_answer(proposal: Proposal, decider: Principal) -> bool:
-    """Return whether this is for the person at the client: theirs to decide, not destructive, and to be shown whole."""
+    """Return whether the person at the client may decide: allowed to, not destructive, and short enough to be shown."""
     policy = proposal.ask.policy
     is_theirs = not policy.deciders or decider.name in policy.deciders
     return is_theirs and not policy.destructive and len(_done(proposal)) <= SHOWN_LENGTH
 
 
 def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
-    """Return what the client is to show, and what it is to ask for.
-
-    What would be done comes before the reasons, which could be long enough to push it out of sight.
-    """
+    """Return the message and the schema of a question. The action comes first, so that no justification hides it."""
     ask = proposal.ask
-    said = [_done(proposal)]
+    message = _done(proposal)
     if ask.justification:
-        said.append(_beginning(f"The agent says: {ask.justification}", WHY_LENGTH, proposal.id))
-    message = "\n\n".join(said)
+        message += "\n\n" + _beginning(f"The agent says: {ask.justification}", WHY_LENGTH, proposal.id)
     properties: dict[str, Any] = {}
     if ask.kind is Kind.QUESTION:
         properties["answer"] = {"type": "string", "title": "Answer"}
@@ -83,13 +76,13 @@ def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
 
 
 def _done(proposal: Proposal) -> str:
-    """Return all of what would be done, as it is shown everywhere; with a file, its whole new text."""
+    """Return the text of the action, with the whole new text of a file."""
     file = proposal.ask.file
     return proposal.ask.text if file is None else f"{proposal.ask.text}\n\nThe whole text:\n{visible(file.proposed)}"
 
 
 def _beginning(text: str, limit: int, id: str) -> str:
-    """Return the beginning of somebody else's text, for a client that may be a terminal."""
+    """Return the beginning of a text, safe for a terminal."""
     if len(text) <= limit:
         return visible(text)
     return f"{visible(text[:limit])}\n… only the beginning is shown here; all of it: shotclock inbox show {id}"
@@ -105,7 +98,7 @@ def input_required(proposal: Proposal) -> dict[str, Any]:
 
 
 async def take_answers(responses: object, inbox: Inbox, caller: Principal, decider: Principal) -> set[str]:
-    """Decide what the client was asked and has answered: the proposals it is not asked about again."""
+    """Decide the proposals that the client has answered, and return their ids."""
     answered: set[str] = set()
     for proposal_id, response in responses.items() if isinstance(responses, Mapping) else ():
         if not isinstance(proposal_id, str) or not isinstance(response, Mapping):
@@ -120,7 +113,7 @@ async def take_answers(responses: object, inbox: Inbox, caller: Principal, decid
 async def ask_while_waiting(
     ctx: ServerRequestContext[Any, Any], proposal: Proposal, inbox: Inbox, decider: Principal
 ) -> None:
-    """Ask an older client. What goes wrong with that leaves the question to the inbox."""
+    """Ask an older client. If that fails, the question is left to the inbox."""
     message, schema = form_for(proposal)
     try:
         async with asyncio.timeout(LONGEST_ASK_S):
@@ -128,44 +121,41 @@ async def ask_while_waiting(
         await _decide(proposal, {"action": result.action, "content": result.content}, inbox, decider)
     except asyncio.CancelledError:
         raise
-    except Exception:  # no way back to the client, or it refused to ask
+    except Exception:  # the client has left, or does not ask
         return
 
 
 async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox, decider: Principal) -> None:
     content = response.get("content")
-    said: Mapping[str, Any] = content if isinstance(content, Mapping) else {}
-    notes = str(said.get("notes") or "")
+    fields: Mapping[str, Any] = content if isinstance(content, Mapping) else {}
+    notes = str(fields.get("notes") or "")
     action = response.get("action")
-    if action == "decline" or (action == "accept" and said.get("decision") == "reject"):
+    if action == "decline" or (action == "accept" and fields.get("decision") == "reject"):
         decision = Decision(ProposalStatus.REJECTED, notes)
-    elif action == "accept" and proposal.ask.kind is Kind.QUESTION and "answer" in said:
-        decision = Decision(ProposalStatus.APPROVED, notes, answer=said["answer"])
-    elif action == "accept" and said.get("decision") == "approve":
+    elif action == "accept" and proposal.ask.kind is Kind.QUESTION and "answer" in fields:
+        decision = Decision(ProposalStatus.APPROVED, notes, answer=fields["answer"])
+    elif action == "accept" and fields.get("decision") == "approve":
         decision = Decision(ProposalStatus.APPROVED, notes)
-    else:  # put off
+    else:  # postponed
         return
-    try:
+    with suppress(Failure):  # already decided, expired, or the store is busy: the answer to the call reports its state
         await inbox.decide(proposal.id, decision, decider, action_hash=proposal.action_hash)
-    except Failure:
-        # Somebody else was first, it has expired, or the store is busy. Whichever it was, the answer to the call says
-        # how the proposal stands.
-        return
 
 
-# A call may send this many notifications at once, and one more per interval: a few quick reports are all sent, and a
-# loop that reports each of its items does not flood the client.
+# Notifications of a call at once, and one more per interval, so that a loop does not flood the client.
 BURST = 10
 INTERVAL_S = 0.1
-# How long the answer waits for the last notifications to be sent. Only a client that stopped reading takes longer, and
-# it does not read the answer either.
+# For the last notifications to be sent before the answer. Only a client that stopped reading takes longer.
 LAST_WORD_S = 1.0
 
 SendProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class ProgressReports:
-    """Progress of one call. The runtime calls `note`, on the loop."""
+    """Progress of one call: strictly increasing, at a bounded rate, and never after the answer.
+
+    The runtime calls `note`, on the loop.
+    """
 
     def __init__(self, report: SendProgress) -> None:
         self._report = report
@@ -181,13 +171,13 @@ class ProgressReports:
             return
         self._highest = done
         if len(self._unsent) >= max(1.0, self._allowed):
-            self._unsent.pop()  # too many to send: the latest takes its place
+            self._unsent.pop()  # too many to send: replaced by the latest
         self._unsent.append((done, total, message))
         if self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
-        """Send the reports as fast as is allowed, and the last ones at once when the call has ended."""
+        """Send the reports at the allowed rate, and the last ones at once when the call has ended."""
         try:
             while self._unsent:
                 now_ns = monotonic_ns()
@@ -199,16 +189,15 @@ class ProgressReports:
                     continue
                 self._allowed -= 1
                 done, total, message = self._unsent.pop(0)
-                if (
-                    message and isinstance(done, int) and (total is None or isinstance(total, int))
-                ):  # they count something
+                is_count = isinstance(done, int) and (total is None or isinstance(total, int))
+                if message and is_count:
                     message = f"{done} {message}" if total is None else f"{done} of {total} {message}"
                 await self._report(done, total, message)
         finally:
             self._sending = None
 
     async def finish(self) -> None:
-        """Send the last reports before the answer. None is sent after it."""
+        """Send the last reports before the answer."""
         self._closed.set()
         if (sending := self._sending) is not None:
             await asyncio.wait([sending], timeout=LAST_WORD_S)

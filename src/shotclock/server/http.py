@@ -1,15 +1,14 @@
-"""The HTTP server: the operators' page and, where there is an App, the SDK's own transport for MCP (one POST per call,
-and sessions for older clients), on a socket of ours.
+"""The HTTP server: the operators' page and, with an App, the SDK's own transport for MCP.
 
-How many connections are kept open, and for how long each may keep us waiting:
+The number of open connections is bounded, and so is the time that each may keep the server waiting:
 
-    headers   from the moment it connects, or has its last answer    HEADERS_WITHIN_S
+    headers   from the connection, or its last answer                HEADERS_WITHIN_S
     body      from then on                                           BODY_WITHIN_S
-    answer    being made: the work has clocks of its own             –
-              not taken by a client that does not read               TAKEN_WITHIN_S
+    answer    the work has clocks of its own                         –
+              not read by the client                                 TAKEN_WITHIN_S
 
-Where no more may be open, the oldest one that has not sent a whole request goes, so that those who send half of one
-keep nobody out. All of this comes before anything is known about who asks.
+When all connections are in use, the oldest one without a whole request is dropped, so that half a request keeps no
+client out. All of this comes before authentication.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
 from ..store.store import Store
 from .addresses import Site, url_of
-from .web.auth import MCP_PATH, AuthMiddleware, Link, Sessions
+from .web.auth import MCP_PATH, AuthMiddleware, Link
 from .web.routes import Operators
 
 if TYPE_CHECKING:
@@ -60,11 +59,11 @@ HEADERS_WITHIN_S = 10.0
 # 4 MiB, over a line of a megabit a second.
 BODY_WITHIN_S = 30.0
 TAKEN_WITHIN_S = 60.0
-# What we have closed and a client that does not read has not: its last bytes are given up after this.
+# For the last bytes of a closed connection to be read by its client.
 CLOSED_WITHIN_S = 2.0
-# In one turn of the loop. A descriptor is closed a turn after its connection was dropped, so this many are kept spare.
+# In one turn of the loop. The descriptor of a dropped connection is closed a turn later, so this many are kept spare.
 ACCEPTED_AT_ONCE = 16
-# When there are no descriptors, although room was kept: others use them, and may be done with them by then.
+# When there are no descriptors, although some were kept for connections.
 ACCEPT_AGAIN_S = 0.2
 COMPLAIN_EVERY_NS = 60 * 10**9
 
@@ -73,21 +72,21 @@ _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 
 
 
 class Connections:
-    """The connections of one server, at most `most`. `say` is told, now and then, of those that were dropped."""
+    """The connections of one server, at most `most`. Dropped ones are reported to `say` now and then."""
 
     def __init__(self, most: int, say: Callable[[str], None]) -> None:
         self._most = most
         self._say = say
-        self._said_at_ns: int | None = None
+        self._warned_at_ns: int | None = None
         self._dropped = 0
         self._open: set[Connection] = set()
-        self._incomplete: dict[Connection, None] = {}  # without a whole request, the oldest first
+        self._incomplete: dict[Connection, None] = {}  # without a whole request, oldest first
         self._connecting: set[asyncio.Task[Any]] = set()
         self._again: asyncio.TimerHandle | None = None
         self._make: Callable[[], Connection]
 
     def listen(self, sock: socket.socket, make: Callable[[], Connection]) -> None:
-        """Accept from now on. `make` makes the protocol of a new connection."""
+        """Accept connections. `make` returns the protocol of a new one."""
         sock.setblocking(False)
         self._make = make
         asyncio.get_running_loop().add_reader(sock, self._accept, sock)
@@ -98,8 +97,10 @@ class Connections:
             self._again.cancel()
 
     def _accept(self, sock: socket.socket) -> None:
-        """Accept connections. asyncio's own server accepts as many as its backlog holds before it sees the first, and
-        writes a traceback for each that there is no descriptor for."""
+        """Accept connections.
+
+        asyncio's own server accepts its whole backlog at once, and logs a traceback for each missing descriptor.
+        """
         loop = asyncio.get_running_loop()
         for _ in range(ACCEPTED_AT_ONCE):
             try:
@@ -115,11 +116,8 @@ class Connections:
             accepted.setblocking(False)
             if len(self._open) >= self._most and not self._drop_incomplete():
                 self._complain(f"all {self._most} connections are in use: more are refused")
-                with accepted:
-                    try:
-                        accepted.send(_FULL)
-                    except OSError:
-                        pass
+                with accepted, contextlib.suppress(OSError):
+                    accepted.send(_FULL)
                 continue
             connection = self._make()
             self._open.add(connection)
@@ -129,11 +127,11 @@ class Connections:
 
     def _note_connected(self, connection: Connection, connecting: asyncio.Task[Any]) -> None:
         self._connecting.discard(connecting)
-        if connecting.cancelled() or connecting.exception() is not None:  # it has left already, which is no news
+        if connecting.cancelled() or connecting.exception() is not None:  # the client has left already
             self.forget(connection)
 
     def _drop_incomplete(self) -> bool:
-        """Make room for one; False where everybody waits for an answer."""
+        """Make room for one connection. Returns False where all of them wait for an answer."""
         oldest = next(iter(self._incomplete), None)
         if oldest is None:
             return False
@@ -145,8 +143,8 @@ class Connections:
 
     def _complain(self, what: str) -> None:
         now_ns = monotonic_ns()
-        if self._said_at_ns is None or now_ns - self._said_at_ns > COMPLAIN_EVERY_NS:
-            self._said_at_ns = now_ns
+        if self._warned_at_ns is None or now_ns - self._warned_at_ns > COMPLAIN_EVERY_NS:
+            self._warned_at_ns = now_ns
             self._say(f"{what}; at most {self._most} are kept open, which follows from `ulimit -n`")
 
     def wait_for_request(self, connection: Connection) -> None:
@@ -166,46 +164,46 @@ def _same(connection: Connection) -> Connection:
 
 
 class Connection(H11Protocol):
-    """One connection, on its clocks."""
+    """One connection, with its timeouts."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
         self._connections = connections
         self._phase = ""
-        self._bell: asyncio.TimerHandle | None = None
-        self._taken_bell: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._taken_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Corked(transport))  # type: ignore[arg-type]
-        self._look()
+        self._set_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.forget(self)
-        self._ring_after(None)
+        self._expire_after(None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look()
+        self._set_phase()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look()
+        self._set_phase()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._taken_bell is None:
-            self._taken_bell = self.loop.call_later(TAKEN_WITHIN_S, self.transport.abort)
+        if self._taken_timer is None:
+            self._taken_timer = self.loop.call_later(TAKEN_WITHIN_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._taken_bell is not None:
-            self._taken_bell.cancel()
-            self._taken_bell = None
+        if self._taken_timer is not None:
+            self._taken_timer.cancel()
+            self._taken_timer = None
 
-    def _look(self) -> None:
-        """Set the clock of what we wait for now."""
+    def _set_phase(self) -> None:
+        """Set the timeout of the present phase."""
         if self.transport.is_closing():
             phase, within_s = "close", CLOSED_WITHIN_S
         elif self.conn.their_state is h11.IDLE:
@@ -217,18 +215,18 @@ class Connection(H11Protocol):
         if phase == self._phase:
             return
         self._phase = phase
-        self._ring_after(within_s)
+        self._expire_after(within_s)
         if within_s is None:
             self._connections.take_request(self)
         else:
             self._connections.wait_for_request(self)
 
-    def _ring_after(self, within_s: float | None) -> None:
-        if self._bell is not None:
-            self._bell.cancel()
-        self._bell = None if within_s is None else self.loop.call_later(within_s, self._ring)
+    def _expire_after(self, within_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if within_s is None else self.loop.call_later(within_s, self._expire)
 
-    def _ring(self) -> None:
+    def _expire(self) -> None:
         is_answered = self._phase == "body" and self.cycle.response_started
         if self._phase == "close" or is_answered:
             self.transport.abort()
@@ -236,12 +234,14 @@ class Connection(H11Protocol):
         if self._phase == "body" or self.conn.trailing_data[0]:
             self.transport.write(_TIMED_OUT)
         self.transport.close()
-        self._look()
+        self._set_phase()
 
 
 class _Corked:
-    """A transport that sends what is written in one turn of the loop in one piece: the head and the body of an answer
-    would otherwise wake the client twice."""
+    """A transport that sends everything written in one turn of the loop together.
+
+    The head and the body of an answer would otherwise wake the client twice.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -266,37 +266,36 @@ class _Corked:
         return getattr(self._transport, name)
 
 
-# Once we are told to stop and everything is answered, how long connections may take to go. Nobody works any more.
+# For connections to close once the server stops and everything is answered.
 FAREWELL_S = 1
-# The SDK pings every response that is still open, by itself each 15 s: ten thousand callers who wait for a person would
-# be hundreds of pings a second, in bursts that hold up everybody else. Proxies drop what is silent for a minute.
+# The SDK pings every open response each 15 s: with ten thousand callers that wait for a person, hundreds of pings a
+# second, in bursts. Proxies drop a connection that is silent for a minute.
 PING_S = 45.0
-# A client of a session sees the head of its answer by then, whenever the answer comes. Most are there before.
+# A client of a session gets the head of its answer by then, even if the answer takes longer.
 HEAD_WITHIN_S = 0.05
 # Turns of the loop that the SDK takes from the last event of an answer to its end.
 TURNS_TO_END = 3
-# Not a request or a notification, which may be all that was said where a session ends.
+# An answer, not a request or a notification, which may be the only message when a session ends.
 _ANSWER = re.compile(r'\{"jsonrpc":"2\.0","id":[^,]+,"(?:result|error)":')
 _PING = b": ping\r\n\r\n"
-# Sessions of older clients cost some 40 kB each. Of one principal the one that was idle longest makes room for the
-# next; its client is told that there is no such session, and begins another.
+# Sessions of older clients take some 40 kB each. The longest idle one of a principal makes room for the next; its
+# client then begins another.
 MOST_SESSIONS = 2_000
 MOST_SESSIONS_EACH = 500
-# Who may ask is looked at once, by AuthMiddleware.
+# AuthMiddleware checks `Host` and `Origin`.
 _SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
 def mcp_url(sock: socket.socket) -> str:
-    """Return where clients find the tools."""
+    """Return the address of the tools."""
     host, port = sock.getsockname()[:2]
     return url_of((host, port), MCP_PATH)
 
 
 class HttpServer(uvicorn.Server):
-    """A server that runs until it is told to leave. Signals are ours. `say` is told the link for the operator, where
-    there is one.
+    """A server that runs until `leave`. Without an MCP server it is the page alone.
 
-    Without an MCP server it is the page alone.
+    `say` prints the link for the operator. Signals are handled by the caller.
     """
 
     def __init__(
@@ -322,10 +321,8 @@ class HttpServer(uvicorn.Server):
         link = None if site.wants_token else Link(say_link)
         routes = [Route("/health", _health_endpoint(health), methods=["GET"]), *self._operators.routes()]
         app = Starlette(routes=routes) if mcp is None else _with_mcp(mcp, routes)
-        auth_middleware = AuthMiddleware(
-            app, site, store, Sessions(lambda: store().home), link, max(1, most_connections * 3 // 4)
-        )
-        self._operators.auth_middleware = auth_middleware
+        auth_middleware = AuthMiddleware(app, site, store, link, max(1, most_connections * 3 // 4))
+        self._operators.auth = auth_middleware
         say_link("" if link is None else link.key)
         self._connections = Connections(most_connections, say)
         super().__init__(
@@ -333,7 +330,7 @@ class HttpServer(uvicorn.Server):
                 auth_middleware,
                 http="h11",
                 log_config=None,
-                log_level="error",  # what clients do wrong is said to them
+                log_level="error",  # mistakes of clients are reported to them
                 access_log=False,
                 ws="none",
                 lifespan="on",
@@ -382,11 +379,11 @@ def _with_mcp(server: Server[Any], routes: list[Route]) -> Starlette:
 
 
 class EventStream(EventSourceResponse):
-    """The answer to one POST of an older client: whatever is said meanwhile as events, and the answer as the last.
+    """The answer to one POST of an older client: notifications as events, and the answer as the last event.
 
-    The SDK's own has five tasks for it, and sends the head, the answer and the end one by one, each of which wakes the
-    client. Here what is ready together goes out together, and an answer that is all there is to say goes out as JSON:
-    the protocol leaves that to the server, every client has said that it takes both, and it costs them less to read.
+    The SDK's own uses five tasks, and sends the head, the answer and the end separately, each of which wakes the
+    client. Here everything that is ready is sent together, and an answer without notifications is sent as JSON, which
+    the protocol allows and is cheaper to read.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -403,21 +400,21 @@ class EventStream(EventSourceResponse):
         events = cast("MemoryObjectReceiveStream[dict[str, Any]]", self.body_iterator)
         has_begun, has_ended, silent_s = False, False, HEAD_WITHIN_S
         while not has_ended:
-            said: list[dict[str, Any]] = []
+            ready: list[dict[str, Any]] = []
             with anyio.move_on_after(silent_s) as silence:
                 try:
-                    said.append(await events.receive())
+                    ready.append(await events.receive())
                     for _ in range(TURNS_TO_END):
                         await checkpoint()
-                        said.append(events.receive_nowait())
+                        ready.append(events.receive_nowait())
                 except anyio.WouldBlock:
                     pass
                 except anyio.EndOfStream:
                     has_ended = True
-            if has_ended and not has_begun and len(said) == 1 and _ANSWER.match(said[0]["data"]):
-                await self._send_json(said[0]["data"].encode(), send)
+            if has_ended and not has_begun and len(ready) == 1 and _ANSWER.match(ready[0]["data"]):
+                await self._send_json(ready[0]["data"].encode(), send)
                 return
-            body = b"".join(ensure_bytes(each, self.sep) for each in said)
+            body = b"".join(ensure_bytes(each, self.sep) for each in ready)
             if not has_begun:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             elif silence.cancelled_caught:
@@ -440,7 +437,7 @@ async def _cancel_when_left(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 class McpSessions(StreamableHTTPSessionManager):
-    """The SDK's sessions, so many for each principal; the anonymous are one."""
+    """The SDK's sessions, bounded for each principal. All anonymous clients are one principal."""
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         own = [
@@ -451,7 +448,7 @@ class McpSessions(StreamableHTTPSessionManager):
         if len(own) >= MOST_SESSIONS_EACH:
             idle_until, id = min(own)
             scope = self._server_instances[id].idle_scope
-            if scope is None or idle_until == math.inf:  # each of them has a request under way
+            if scope is None or idle_until == math.inf:  # each has a running request
                 return None
             self._server_instances.pop(id)
             self._session_owners.pop(id, None)

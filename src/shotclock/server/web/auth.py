@@ -1,24 +1,20 @@
-"""Admission of HTTP requests, to the page, to the API and to MCP: who asks, from where, how often and how much.
+"""Admission of HTTP requests to the page, the API and MCP.
 
-    Host       one of ours, else 421       a page elsewhere that made its name point here
-    Origin     none, or our own, else 403  a page elsewhere in the operator's browser
-    who asks   a token, an operator's browser, straight from this machine else the anonymous agent; else 401
-    how often  per principal, else 429     and per address for those who show a wrong token
-    how much   a length that is too large is refused before anything of it is read: 413
+    Host       one of the server's, else 421    against pages that make their name point here (DNS rebinding)
+    Origin     none or the server's, else 403   against other pages in the operator's browser
+    principal  by a token or an operator's session; directly from this machine the anonymous agent; else 401
+    rate       per principal, else 429          and per address for wrong tokens
+    length     a body that is too large is refused before it is read: 413
 
-A wrong token is never taken for none: whoever shows one is refused.
+A wrong token is always refused, and never treated as none.
 
-An operator's browser becomes known in one of two ways. On this machine the server prints a link with a key that works
-once: whoever can read that is the operator, and an agent that only reaches the port is not. Elsewhere an operator's
-token is typed in. Either way the browser gets two halves: a cookie that no script can read, and a *proof* that the page
-keeps for its own origin and sends with every request.
+An operator's browser signs in by a link with a key that works once, which the server prints on its own machine, or by
+an operator's token. It gets a cookie, which no script can read, and a *proof*, which the page keeps for its own origin
+and sends with every request. A cookie alone is sent to every port of a host, so a server of an agent on this machine
+could collect it; the proof also keeps other pages from sending requests.
 
-Two, because a cookie is given to every port of a host. An agent that serves something on another port of this machine,
-and has the operator look at it, would be handed the cookie; the proof is nowhere it could come from. The proof also
-keeps other pages from sending requests in the operator's name.
-
-Both are signed with a key in the store's directory, so that a page goes on working when the server is started again.
-Whoever signs out is remembered in the store until the session would have expired: both halves are worth nothing then.
+Both are signed with a key in the store's directory, so a session survives a restart. A session that was signed out is
+kept in the store until it would have expired.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ from ...process.clock import monotonic_ns, wall_time
 from ...store.home import load_private_key, make_private_directory
 from ...store.store import Store
 from ..addresses import Site
-from .responses import Refused, refusal
+from .responses import PRINCIPAL, Refused, refusal
 
 KEY_FILE = "operators.key"
 LASTS_MS = 30 * 24 * 60 * 60 * 1000
@@ -59,18 +55,17 @@ LASTS_MS = 30 * 24 * 60 * 60 * 1000
 
 @value
 class Session:
-    """A browser that is signed in."""
+    """A signed-in browser."""
 
     id: str
     name: str
     expires_at: WallTime
     token_id: str | None = None
-    """The token that was typed in, if one was: the session ends with it."""
+    """The token that it was begun with, if any: the session ends with it."""
 
 
 class Sessions:
-    """Sessions of operators' browsers. Their key is read, or made, when it is first needed. Raises Failure where the
-    store's directory cannot be used."""
+    """Sessions of operators' browsers. Raises Failure where the store's directory cannot be used for their key."""
 
     def __init__(self, home: Callable[[], Path]) -> None:
         self._home = home
@@ -86,11 +81,11 @@ class Sessions:
         return f"{body}.{self._sign('cookie', body)}"
 
     def proof(self, cookie: str) -> str:
-        """Return the other half, for the page."""
+        """Return the proof that belongs to a cookie."""
         return self._sign("proof", cookie)
 
     def look(self, cookie: str, proof: str, now: WallTime) -> Session | None:
-        """Return the session; None unless both halves are ours, belong together and have not expired."""
+        """Return the session; None unless cookie and proof are valid, belong together and have not expired."""
         body, _, mac = cookie.partition(".")
         if not hmac.compare_digest(mac.encode(), self._sign("cookie", body).encode()):
             return None
@@ -113,46 +108,42 @@ class Sessions:
 
 
 class Link:
-    """The key in the printed link. Each works once; then there is the next, and `say` is told."""
+    """The key in the printed link. It works once; then `say` gets the next one."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._key = secrets.token_urlsafe(24)
-
-    @property
-    def key(self) -> str:
-        return self._key
+        self.key = secrets.token_urlsafe(24)
 
     def use(self, key: str) -> bool:
-        if not hmac.compare_digest(key.encode("utf-8", "replace"), self._key.encode()):
+        if not hmac.compare_digest(key.encode("utf-8", "replace"), self.key.encode()):
             return False
-        self._key = secrets.token_urlsafe(24)
-        self._say(self._key)
+        self.key = secrets.token_urlsafe(24)
+        self._say(self.key)
         return True
 
 
-# Whoever asks is remembered until so many others have asked since. Names come from credentials, addresses from sockets.
+# Principals and addresses whose rate is kept.
 MOST_REMEMBERED = 4_096
 NS_PER_S = 1_000_000_000
 
 
 @value
 class Rate:
-    """So many at once, and so many more each second."""
+    """Requests at once, and more each second."""
 
     per_second: float
     burst: int
 
 
 class Buckets:
-    """How many requests each of those who ask has left."""
+    """The requests that each principal or address has left."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
         self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def take(self, who: str) -> int:
-        """Return 0 if one more is fine, else in how many milliseconds it will be."""
+        """Take one request. Returns 0, or the milliseconds until one is allowed."""
         now = monotonic_ns()
         left, at = self._left.get(who, (float(self._rate.burst), now))
         left = min(self._rate.burst, left + (now - at) * self._rate.per_second / NS_PER_S)
@@ -164,20 +155,19 @@ class Buckets:
         return wait_ms
 
 
-# Names under which we are asked for; those who make them up only make each other forgotten.
+# Host headers whose check is kept.
 KNOWN_HOSTS = 64
-PRINCIPAL = "shotclock.principal"
 IS_STILL = "shotclock.is_still"
 PROOF_HEADER = "shotclock-proof"
 
 MCP_PATH = "/mcp"
 SESSION_PATH = "/api/inbox/session"
-# A proposed file and the current one, a megabyte each, and what JSON makes of them; as much as MCP takes.
+# A proposed and a current file of a megabyte each, escaped in JSON; the limit of MCP.
 BODY_LIMIT = 4 * 1024 * 1024
 SMALL_BODY_LIMIT = 64 * 1024
-# A person with two pages open and a script beside them stays far below this; a loop that went wild does not.
+# A person with two pages and a script stays far below this.
 API_RATE = Rate(per_second=20, burst=200)
-# MCP from elsewhere. On this machine it is not counted: agents here call tools as fast as they like.
+# For MCP from other machines only.
 MCP_RATE = Rate(per_second=100, burst=1_000)
 WRONG_TOKEN_RATE = Rate(per_second=0.5, burst=20)
 
@@ -196,36 +186,21 @@ HEADERS = {
 }
 
 
-def principal_of(request: HTTPConnection) -> Principal:
-    """Return who sent a request that AuthMiddleware has let in."""
-    principal = request.scope.get(PRINCIPAL, ANONYMOUS)
-    return principal if isinstance(principal, Principal) else ANONYMOUS
-
-
 async def is_still_known(request: HTTPConnection) -> bool:
-    """Return whether whoever sent it would be let in as the same now: for answers that last, and outlive a token."""
+    """Return whether the sender would still be admitted as the same principal: an event stream may outlive a token."""
     look: Callable[[], Awaitable[bool]] = request.scope[IS_STILL]
     return await look()
 
 
 class AuthMiddleware:
-    """ASGI middleware around everything that a server offers over HTTP."""
+    """ASGI middleware around all routes. `most_each` requests of one agent may be answered at once."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        site: Site,
-        store: Callable[[], Store],
-        sessions: Sessions,
-        link: Link | None,
-        most_each: int,
-    ) -> None:
-        """Guard an application: `most_each` requests of one agent may be answered at once."""
+    def __init__(self, app: ASGIApp, site: Site, store: Callable[[], Store], link: Link | None, most_each: int) -> None:
         self._app = app
         self._site = site
         self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
         self._store = store
-        self.sessions = sessions
+        self.sessions = Sessions(lambda: store().home)
         self.link = link
         self._api = Buckets(API_RATE)
         self._mcp = Buckets(MCP_RATE)
@@ -237,7 +212,7 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = _Sent(send)
+        answer = _Answer(send)
         try:
             headers = Headers(scope=scope)
             self._check_names(scope, headers)
@@ -247,22 +222,23 @@ class AuthMiddleware:
             scope[PRINCIPAL] = principal
             scope[IS_STILL] = partial(self._is_still, principal, scope, headers)
             if principal != ANONYMOUS:
-                scope["user"] = _user(principal)  # a session of MCP belongs to whoever began it
-            # MCP counts by itself, and what its receiving raises would become a 500.
+                scope["user"] = _user(principal)  # the owner of a session of MCP
+            # MCP has its own limit, and would turn an error while receiving into a 500.
             body = _Body(receive, None if scope["path"] == MCP_PATH else limit)
             with self._place(principal, scope["path"], body):
-                await self._app(scope, body, sent)
-        except Failure as failure:  # ours, or that the store cannot be used
-            if not sent.started:
-                await refusal(_name_of(scope), failure)(scope, receive, sent)
+                await self._app(scope, body, answer)
+        except Failure as failure:
+            if not answer.started:
+                await refusal(_name_of(scope), failure)(scope, receive, answer)
         except ClientDisconnect:
-            pass  # before it had sent all of its request: nobody is there to be told
+            pass  # the client left before it had sent the whole request
 
     @contextlib.contextmanager
     def _place(self, principal: Principal, path: str, body: _Body) -> Iterator[None]:
-        """Hold one of the places that an agent has. Others are kept free, or those who wait for a person would
-        keep that person's page from being served. A request that is not whole has no place: its connection may be
-        dropped."""
+        """Hold one of the places of an agent, from when its request is whole.
+
+        Without a limit, requests that wait for an operator would keep the operator's page from being served.
+        """
         if principal.role is Role.OPERATOR or is_public(path):
             yield
             return
@@ -295,7 +271,7 @@ class AuthMiddleware:
             if not ours and not (scope["path"] == MCP_PATH and self._site.is_local_page(origin)):
                 raise Refused("ORIGIN_REFUSED", f"pages from {origin[:100]!r} may not ask this server")
         foreign = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
-        if foreign and scope["path"] != MCP_PATH:  # what browsers say even where they leave the Origin out
+        if foreign and scope["path"] != MCP_PATH:  # browsers send it even where they leave out the Origin
             raise Refused("ORIGIN_REFUSED", "pages from other sites may not ask this server")
 
     async def _admit(self, scope: Scope, headers: Headers) -> Principal:
@@ -320,23 +296,21 @@ class AuthMiddleware:
             return session
         if self.is_direct(headers):
             return ANONYMOUS
-        message = "this server wants a token with every request that does not come straight from its own machine"
-        if self._site.wants_token:
-            message = "this server wants a token with every request"
-        raise Refused("TOKEN_INVALID", message, headers=_BEARER)
+        unless = "" if self._site.wants_token else " that does not come directly from its own machine"
+        raise Refused("TOKEN_INVALID", f"this server requires a token with every request{unless}", headers=_BEARER)
 
     async def _is_still(self, principal: Principal, scope: Scope, headers: Headers) -> bool:
         try:
             return await self._principal(headers, _address(scope)) == principal
         except Refused:
             return False
-        except Failure:  # the store cannot be asked now, and has nothing to tell either
+        except Failure:  # the store cannot be read now, and so has no news to protect
             return True
 
     async def authenticate(self, token: str, address: str) -> tuple[Principal, str, WallTime | None]:
-        """Return whose token it is, its id and until when it lives. Raises Refused.
+        """Return the principal of a token, its id and its expiry. Raises Refused.
 
-        Only wrong ones are counted: whoever floods us with them keeps nobody out who has a right one.
+        Only wrong tokens are counted, so a flood of them keeps no valid token out.
         """
         store, now = self._store(), wall_time()
         principal = await asyncio.to_thread(Access(store).authenticate, token, now)
@@ -363,7 +337,7 @@ class AuthMiddleware:
         return Principal(token.name, Role(token.role))
 
     async def end_session(self, headers: Headers) -> None:
-        """Sign out whoever shows both halves of a session. Raises Failure where that cannot be written down."""
+        """End the session of these headers, if there is one. Raises Failure where that cannot be stored."""
         proof, cookie, now = headers.get(PROOF_HEADER), cookie_of(headers, self.cookie_name), wall_time()
         session = self.sessions.look(cookie, proof, now) if cookie and proof else None
         if session is not None:
@@ -374,7 +348,7 @@ class AuthMiddleware:
 
     @property
     def cookie_name(self) -> str:
-        """Return the name of the cookie. Cookies know no ports, so the name does."""
+        """Return the name of the cookie, with the port: browsers share cookies between ports."""
         return f"shotclock-inbox-{self._site.port}"
 
 
@@ -387,7 +361,7 @@ _BEARER = {"WWW-Authenticate": 'Bearer realm="shotclock"'}
 
 
 def is_public(path: str) -> bool:
-    """Return whether everybody may have it: the page itself, which is the same for all, and signing in."""
+    """Return whether a path needs no principal: the files of the page, and signing in."""
     return path in ("/", "/inbox", SESSION_PATH) or path.startswith("/page/")
 
 
@@ -427,23 +401,22 @@ def _check_length(headers: Headers, limit: int) -> None:
 
 
 def _too_large(limit: int) -> Refused:
-    # The rest is not read, so nothing else can come on this connection.
+    # The rest is not read, so the connection cannot be used again.
     return Refused("REQUEST_TOO_LARGE", f"a request may have {limit} bytes here", headers={"Connection": "close"})
 
 
 class _Body:
-    """The body of a request. What comes in pieces says no length before: it is counted. Raises ClientDisconnect where
-    it does not end, and Refused where it is too long."""
+    """The body of a request, counted as it arrives. Raises ClientDisconnect where it ends early, and Refused."""
 
     def __init__(self, receive: Receive, limit: int | None) -> None:
         self._receive = receive
         self._limit = limit
         self._read = 0
         self._is_whole = False
-        self._tell: Callable[[], None] | None = None
+        self._on_whole: Callable[[], None] | None = None
 
-    def when_whole(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def when_whole(self, call: Callable[[], None]) -> None:
+        self._on_whole = call
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -454,16 +427,16 @@ class _Body:
             raise _too_large(self._limit)
         if not self._is_whole and not message.get("more_body", False):
             self._is_whole = True
-            if self._tell is not None:
-                self._tell()
+            if self._on_whole is not None:
+                self._on_whole()
         return message
 
 
 _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-class _Sent:
-    """The answer to a request, with the headers that every answer has. Knows whether it has begun."""
+class _Answer:
+    """The answer to a request, with the headers of every answer."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,43 +1,45 @@
-"""Answers over HTTP: an envelope where it went well, else problem details (RFC 9457) that carry one."""
+"""Answers over HTTP: an envelope, or problem details (RFC 9457) that carry one."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from ...core.clocks import Clocks
 from ...core.envelope import Envelope
 from ...core.errors import Ending, Failure, error_entry
+from ...inbox.access import ANONYMOUS, Principal
 from ...inbox.person_wait import refusal_outcome
 from ...inbox.proposal_json import mistake, parse_object
 from ...process.clock import monotonic_ns
 from ...runtime.call import Call, Outcome, Tool, admit, answer
 from ...runtime.outcomes import outcome_of_error, timeout_problem
 
-# What one request to the inbox may take, beside the time that its caller asked to wait for a person. The store's own
-# waits are shorter; a disk that hangs would run this out.
+# For one request, beside the time that it waits for a person. Only a disk that hangs takes this long.
 REQUEST_LIMIT_MS = 25_000
 PROBLEM = "application/problem+json"
-# How long a body may take to arrive. A client that sends it byte by byte would run this out.
+# For a body to arrive. Only a client that sends it byte by byte takes this long.
 BODY_WITHIN_S = 15.0
 SERVED = Tool(is_served=True)
+PRINCIPAL = "shotclock.principal"
+
+
+def principal_of(request: HTTPConnection) -> Principal:
+    """Return the sender of a request that AuthMiddleware has admitted."""
+    principal = request.scope.get(PRINCIPAL, ANONYMOUS)
+    return principal if isinstance(principal, Principal) else ANONYMOUS
 
 
 class Refused(Failure):
-    """A request that AuthMiddleware turns away. `headers` belong to the answer."""
+    """The refusal of a request, with headers for its answer."""
 
     def __init__(
-        self,
-        code: str,
-        message: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        retry_after_ms: int | None = None,
+        self, code: str, message: str, *, headers: Mapping[str, str] | None = None, retry_after_ms: int | None = None
     ) -> None:
         super().__init__(code, message, retry_after_ms=retry_after_ms)
         self.headers = headers
@@ -51,12 +53,26 @@ async def answer_request(
     idempotent: bool = False,
     wait_ms: int = 0,
 ) -> Response:
-    """Do the work of a request and return its answer, on time. Passes on a cancellation, and that the client left
-    before it had asked."""
+    """Do the work of a request and return its answer, on time. Passes on a cancellation and ClientDisconnect."""
     clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
     admission = admit(name, clocks, mutates=mutates, idempotent=idempotent, tool=SERVED)
     outcome = await _outcome(admission, work)
     return make_response(answer(admission, outcome), _headers_of(outcome.value))
+
+
+Work = Callable[[Request, Principal], Awaitable[Mapping[str, Any]]]
+
+
+def answering(
+    name: str, work: Work, *, mutates: bool = False, idempotent: bool = False, wait_ms: int = 0
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that answers requests with the data that `work` returns."""
+
+    async def endpoint(request: Request) -> Response:
+        data = work(request, principal_of(request))
+        return await answer_request(name, data, mutates=mutates, idempotent=idempotent, wait_ms=wait_ms)
+
+    return endpoint
 
 
 async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outcome:
@@ -77,7 +93,7 @@ async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outco
 
 
 def refusal(name: str, failure: Failure) -> Response:
-    """Return the answer to a request for which nothing was done."""
+    """Return the answer to a refused request."""
     return make_response(answer(admit(name, Clocks()), refusal_outcome(failure)), _headers_of(failure))
 
 
@@ -86,10 +102,10 @@ def _headers_of(failure: object) -> Mapping[str, str] | None:
 
 
 def make_response(envelope: Envelope, headers: Mapping[str, str] | None = None) -> Response:
-    said: dict[str, str] = {"Cache-Control": "no-store", **(headers or {})}
+    all_headers: dict[str, str] = {"Cache-Control": "no-store", **(headers or {})}
     if envelope.error is None:
         pending = isinstance(envelope.data, dict) and envelope.data.get("status") == "pending"
-        return Response(_text(envelope.to_dict()), 202 if pending else 200, said, "application/json")
+        return Response(_text(envelope.to_dict()), 202 if pending else 200, all_headers, "application/json")
     code = str(envelope.error["code"])
     entry = error_entry(code)
     problem: dict[str, object] = {
@@ -100,8 +116,8 @@ def make_response(envelope: Envelope, headers: Mapping[str, str] | None = None) 
         "envelope": envelope.to_dict(),
     }
     if (retry_after_ms := envelope.error.get("retry_after_ms")) is not None:
-        said["Retry-After"] = str(-(-int(str(retry_after_ms)) // 1000))
-    return Response(_text(problem), entry.http_status, said, PROBLEM)
+        all_headers["Retry-After"] = str(-(-int(str(retry_after_ms)) // 1000))
+    return Response(_text(problem), entry.http_status, all_headers, PROBLEM)
 
 
 def _text(plain: object) -> bytes:
@@ -109,8 +125,7 @@ def _text(plain: object) -> bytes:
 
 
 async def read_body(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the body, in time. A page of another kind cannot send this type without being asked
-    (CORS)."""
+    """Return the JSON object in the body, in time. A page of another site cannot send its type (CORS)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         content = await asyncio.wait_for(request.body(), BODY_WITHIN_S)

@@ -1,11 +1,10 @@
-"""What runs now, for the operators' page: runs with their steps, jobs, and calls of this server; how they are extended
-and wound down.
+"""Running work, for the operators' page: runs with their steps, jobs, and calls of this server.
 
-GET  /api/running            POST /api/running/extend    by_ms, and what: run (with step), job or request_id
-                             POST /api/running/stop      what, reason, within_ms
+GET  /api/running            POST /api/running/extend    by_ms, and the target: run (with step), job or request_id
+                             POST /api/running/stop      the target, reason, within_ms
 
-What was begun is in the store, how its clocks stand is known to the process that has it and asked there. A process that
-cannot be asked costs a moment, and what it has is shown without clocks.
+The store knows the work, the process that runs it knows its clocks. The work of a process that does not answer is shown
+without clocks.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from ...runtime.control_channel import ask_holder, extend, find_calls, list_call
 from ...store.jobs import Job
 from ...store.runs import Run
 from ...store.store import Store
-from .auth import principal_of
-from .responses import answer_request, read_body
+from .responses import answer_request, answering, principal_of, read_body
 
 if TYPE_CHECKING:
     from ...temporal.front_end import FrontEnd
 
-# Of each kind that is listed: nobody reads more at once.
+# Of each kind that is listed.
 MOST_LISTED = 100
 MOST_STEPS = 500
-# What one process may take to say what it runs; one that is stopped runs it out, and the page waits no longer.
+# For one process to list its calls. A process that is stopped does not answer.
 LOOK_LIMIT_S = 1.0
+Calls = list[dict[str, Any]]
 LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
 
 
 class RunningCalls:
-    """The routes of what runs now."""
+    """The routes of running work."""
 
     def __init__(self, store: Callable[[], Store], engine: FrontEnd | None = None) -> None:
         self._store = store
@@ -52,73 +51,65 @@ class RunningCalls:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/api/running", self._list, methods=["GET"]),
+            Route("/api/running", answering("running", self._list), methods=["GET"]),
             Route("/api/running/{what:str}", self._change, methods=["POST"]),
         ]
 
-    async def _list(self, request: Request) -> Response:
-        principal = principal_of(request)
-
-        async def work() -> dict[str, Any]:
-            principal.must_be_operator("see what runs")
-            store = self._store()
-            runs, jobs = await asyncio.to_thread(_read_store, store)
-            holders = {run.holder for run in runs} | {job.runner for job in jobs if job.runner is not None}
-            calls = await _look_at(store, holders)
-            shown = [
-                _describe_run(run, await asyncio.to_thread(store.runs.steps, run.id), calls.get(run.holder))
-                for run in runs
-            ]
-            engine = describe_engine(self._engine, principal)
-            if self._engine is not None and engine is not None:
-                try:
-                    found, silent = await self._engine.list_runs(MOST_LISTED)
-                    shown += [_describe_run(*run) for run in found]
-                    engine["problem"] = f"no worker answers for {silent} runs" if silent else None
-                except Failure as failure:
-                    engine["problem"] = str(failure)
-            return {
-                "now": wall_time().iso(),
-                "engine": engine,
-                "runs": shown,
-                "jobs": [_describe_job(job, calls.get(job.runner) if job.runner else None) for job in jobs],
-                "calls": _list_own_calls(),
-            }
-
-        return await answer_request("running", work())
+    async def _list(self, request: Request, principal: Principal) -> dict[str, Any]:
+        principal.must_be_operator("see what runs")
+        store = self._store()
+        runs, jobs = await asyncio.to_thread(_read_store, store)
+        holders = {run.holder for run in runs} | {job.runner for job in jobs if job.runner is not None}
+        calls = await _list_calls_of(store, holders)
+        shown = [
+            _describe_run(run, await asyncio.to_thread(store.runs.steps, run.id), calls.get(run.holder)) for run in runs
+        ]
+        engine = describe_engine(self._engine, principal)
+        if self._engine is not None and engine is not None:
+            try:
+                found, silent = await self._engine.list_runs(MOST_LISTED)
+                shown += [_describe_run(*run) for run in found]
+                engine["problem"] = f"no worker answers for {silent} runs" if silent else None
+            except Failure as failure:
+                engine["problem"] = str(failure)
+        # Calls that clients of this server have made, without the calls inside them.
+        own = {id for id, call in live_calls.items() if call.request is not None and call.inside_of is None}
+        return {
+            "now": wall_time().iso(),
+            "engine": engine,
+            "runs": shown,
+            "jobs": [_describe_job(job, calls.get(job.runner) if job.runner else None) for job in jobs],
+            "calls": [call for call in list_calls() if call["request_id"] in own],
+        }
 
     async def _change(self, request: Request) -> Response:
-        principal = principal_of(request)
+        what, principal = request.path_params["what"], principal_of(request)
 
         async def work() -> dict[str, Any]:
             principal.must_be_operator("extend and stop what runs")
-            what = request.path_params["what"]
             if what not in ("extend", "stop"):
-                raise Failure("UNKNOWN_OPERATION", f"{what[:40]!r} cannot be done with what runs; extend or stop it")
-            said = await read_body(request)
-            by_ms = read_number(said.get("by_ms"), "by_ms", 1, LONGEST_MS) if what == "extend" else None
-            return await self._tell(said, by_ms, principal)
+                raise Failure("UNKNOWN_OPERATION", f"{what[:40]!r} cannot be done with running work; extend or stop it")
+            body = await read_body(request)
+            by_ms = read_number(body.get("by_ms"), "by_ms", 1, LONGEST_MS) if what == "extend" else None
+            return await self._order(body, by_ms, principal)
 
-        return await answer_request(f"running {request.path_params['what'][:20]}", work(), mutates=True)
+        return await answer_request(f"running {what[:20]}", work(), mutates=True)
 
-    async def _tell(self, said: dict[str, Any], by_ms: int | None, by: Principal) -> dict[str, Any]:
-        """Extend what is named, or wind it down where no time is. Raises Failure where it cannot be reached."""
-        named = {key: said[key] for key in ("run", "job", "step", "request_id") if said.get(key) is not None}
-        if not all(isinstance(value, str) for value in named.values()) or not named.keys() & {
-            "run",
-            "job",
-            "request_id",
-        }:
-            raise mistake("run", "say which run, job or request_id, as text")
-        reason = str(said.get("reason") or "")
-        within_ms = said.get("within_ms")
+    async def _order(self, body: dict[str, Any], by_ms: int | None, by: Principal) -> dict[str, Any]:
+        """Extend the named work by `by_ms`, or wind it down if that is None. Raises Failure if it is not running."""
+        named = {key: body[key] for key in ("run", "job", "step", "request_id") if body.get(key) is not None}
+        is_target = bool(named.keys() & {"run", "job", "request_id"})
+        if not is_target or not all(isinstance(value, str) for value in named.values()):
+            raise mistake("run", "name a run, job or request_id, as text")
+        reason = str(body.get("reason") or "")
+        within_ms = body.get("within_ms")
         if within_ms is not None:
             within_ms = read_number(within_ms, "within_ms", 0, LONGEST_MS)
         if "request_id" in named and named["request_id"] in live_calls:
             calls = find_calls({"request_id": named["request_id"]})
-            return await (
-                wind_down(calls, by.name, reason, within_ms) if by_ms is None else extend(calls, by_ms, by.name)
-            )
+            if by_ms is None:
+                return await wind_down(calls, by.name, reason, within_ms)
+            return await extend(calls, by_ms, by.name)
         store = self._store()
         if "run" in named and self._engine is not None and store.runs.get(named["run"]) is None:
             return await self._engine.send_order(
@@ -141,7 +132,7 @@ class RunningCalls:
 
 
 def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object] | None:
-    """Return where the engine is, and what is wrong with it; None where there is none. Agents are not told."""
+    """Return the address and the problem of the engine; None where there is none, and for agents."""
     return None if engine is None or to.role is Role.AGENT else {"url": engine.url, "problem": engine.problem}
 
 
@@ -155,34 +146,36 @@ def _find_holder(store: Store, named: dict[str, str]) -> tuple[ProcessIdentity, 
     if "run" in named:
         run = store.runs.get(named["run"])
         if run is None or run.ended_at is not None or run.parked_at is not None:
-            raise Failure("CALL_NOT_FOUND", f"run {named['run'][:80]!r} does not run")
+            raise Failure("CALL_NOT_FOUND", f"run {named['run'][:80]!r} is not running")
         return run.holder, run.id
     job = store.jobs.get(named["job"]) if "job" in named else None
     if job is None or not job.is_active or job.runner is None:
-        raise Failure("CALL_NOT_FOUND", "it does not run any more")
+        raise Failure("CALL_NOT_FOUND", "it is not running any more")
     return job.runner, job.id
 
 
-async def _look_at(store: Store, holders: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, list[dict[str, Any]]]:
-    """Ask the processes what they run, all at once. One that does not answer is left out."""
+async def _list_calls_of(
+    store: Store, holders: Iterable[ProcessIdentity]
+) -> dict[ProcessIdentity, list[dict[str, Any]]]:
+    """Return the calls of each process, asked concurrently. A process that does not answer is left out."""
     me = this_process()
 
-    async def look(holder: ProcessIdentity) -> tuple[ProcessIdentity, list[dict[str, Any]] | None]:
+    async def look(holder: ProcessIdentity) -> tuple[ProcessIdentity, Calls | None]:
         if holder == me:
             return holder, list_calls()
         try:
-            told = await asyncio.to_thread(ask_holder, store.home, holder, {"do": "list"}, LOOK_LIMIT_S)
+            answer = await asyncio.to_thread(ask_holder, store.home, holder, {"do": "list"}, LOOK_LIMIT_S)
         except Failure:
             return holder, None
-        return holder, told["calls"]
+        return holder, answer["calls"]
 
     found = await asyncio.gather(*map(look, holders))
     return {holder: calls for holder, calls in found if calls is not None}
 
 
-def _describe_run(run: Run, records: dict[str, Any], calls: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _describe_run(run: Run, records: dict[str, Any], calls: Calls | None) -> dict[str, Any]:
     own = next((call for call in calls or () if call.get("run_id") == run.id), None)
-    tries: dict[str, list[dict[str, Any]]] = {}
+    tries: dict[str, Calls] = {}
     for call in calls or ():
         if own is not None and call["parent"] == own["request_id"]:
             tries.setdefault(str(call["name"]).removeprefix("step "), []).append(call)
@@ -190,16 +183,9 @@ def _describe_run(run: Run, records: dict[str, Any], calls: list[dict[str, Any]]
     names = list(dict.fromkeys([*(written or {}), *records]))
     steps = []
     for name in names[:MOST_STEPS]:
-        known = records[name].record if name in records else {}
-        steps.append(
-            {
-                "id": name,
-                "status": known.get("status", "pending"),
-                "duration_ms": known.get("duration_ms"),
-                "overtime": known.get("overtime") or [],
-                "calls": tries.get(name, []),
-            }
-        )
+        stored = records[name].record if name in records else {}
+        step = {"id": name, "status": stored.get("status", "pending"), "duration_ms": stored.get("duration_ms")}
+        steps.append(step | {"overtime": stored.get("overtime") or [], "calls": tries.get(name, [])})
     return {
         "id": run.id,
         "name": run.name,
@@ -210,7 +196,7 @@ def _describe_run(run: Run, records: dict[str, Any], calls: list[dict[str, Any]]
     }
 
 
-def _describe_job(job: Job, calls: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _describe_job(job: Job, calls: Calls | None) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": f"{job.app} {job.command}",
@@ -218,9 +204,3 @@ def _describe_job(job: Job, calls: list[dict[str, Any]] | None) -> dict[str, Any
         "owner": job.owner,
         "call": next((call for call in calls or () if call.get("run_id") == job.id), None),
     }
-
-
-def _list_own_calls() -> list[dict[str, Any]]:
-    """Return the calls that clients of this server have made; what they made inside is theirs."""
-    asked = {id for id, call in live_calls.items() if call.request is not None and call.inside_of is None}
-    return [call for call in list_calls() if call["request_id"] in asked]
