@@ -48,6 +48,7 @@ from .core.catalogue import (
 from .core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
+from .core.json_arguments import find_conversions
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.overtime import OvertimeError, OvertimePolicy
 from .core.proposal_request import Policy
@@ -640,9 +641,7 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
-        from .core.exact_values import look
-
-        return look(signature_of(function), given, converted)._asdict()
+        return find_conversions(signature_of(function), given, converted)._asdict()
 
     check.looks_at_arguments = True  # type: ignore[attr-defined]
     return check

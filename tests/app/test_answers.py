@@ -365,7 +365,7 @@ def test_a_repeat_whose_first_call_failed_has_its_time_once(tmp_path: Path):
     async def scenario() -> tuple[Envelope, Envelope, float]:
         async def call(timeout: str) -> Envelope:
             return await answers.app.call_with(
-                "fails-first", {"folder": tmp_path}, timeout=timeout, idempotency_key="k"
+                "fails-first", {"folder": str(tmp_path)}, timeout=timeout, idempotency_key="k"
             )
 
         async with answers.app:

@@ -17,7 +17,6 @@ from typing import Any
 import jsonschema
 import pytest
 from mcp import Client
-from pydantic import BaseModel, Field
 
 from shotclock import App
 from shotclock.core.catalogue import Catalogue
@@ -95,20 +94,20 @@ def decided(home: Home, decision: Decision, command: str, **arguments: Any) -> A
 
 
 def test_what_is_approved_in_time_runs(home: Home, tmp_path: Path) -> None:
-    envelope = decided(home, YES, "deploy", folder=tmp_path, service="web")
+    envelope = decided(home, YES, "deploy", folder=str(tmp_path), service="web")
     assert envelope.ok and envelope.data == {"service": "web", "replicas": 1}
     assert lines_of(tmp_path / "done") == ["deploy web 1"]
 
 
 def test_it_runs_with_what_the_operator_made_of_it(home: Home, tmp_path: Path) -> None:
     changed = Decision(ProposalStatus.MODIFIED, arguments={"folder": str(tmp_path), "service": "web", "replicas": 3})
-    envelope = decided(home, changed, "deploy", folder=tmp_path, service="web")
+    envelope = decided(home, changed, "deploy", folder=str(tmp_path), service="web")
     assert envelope.data == {"service": "web", "replicas": 3}
     assert lines_of(tmp_path / "done") == ["deploy web 3"]
 
 
 def test_what_is_rejected_does_not_run_and_says_why(home: Home, tmp_path: Path, validate_envelope: Any) -> None:
-    envelope = decided(home, NO, "deploy", folder=tmp_path, service="web")
+    envelope = decided(home, NO, "deploy", folder=str(tmp_path), service="web")
     validate_envelope(envelope.to_dict())
     assert (envelope.code, envelope.meta["exit_code"], envelope.ending) == ("PROPOSAL_REJECTED", 7, "not_started")
     assert envelope.data["status"] == "rejected" and envelope.data["notes"] == "not on a Friday"
@@ -120,7 +119,7 @@ def test_nobody_answers_and_the_proposal_stays_queued_until_the_identical_call_p
 ) -> None:
     async def work(inbox: Inbox) -> Any:
         async def call() -> Any:
-            return await guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, budget=QUICK)
+            return await guarded.app.call_with("deploy", {"folder": str(tmp_path), "service": "web"}, budget=QUICK)
 
         first, second = await call(), await call()
         ran_before = lines_of(tmp_path / "done")
@@ -142,11 +141,10 @@ def test_nobody_answers_and_the_proposal_stays_queued_until_the_identical_call_p
 
 
 def test_two_identical_calls_that_wait_for_one_approval_do_not_both_run(home: Home, tmp_path: Path) -> None:
+    arguments = {"folder": str(tmp_path), "service": "web"}
+
     async def work(inbox: Inbox) -> Any:
-        calls = [
-            asyncio.ensure_future(guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, budget="3s"))
-            for _ in range(2)
-        ]
+        calls = [asyncio.ensure_future(guarded.app.call_with("deploy", arguments, budget="3s")) for _ in range(2)]
         [proposal] = await pending(inbox)
         await inbox.decide(proposal.id, YES, ADA)
         return await asyncio.gather(*calls)
@@ -157,7 +155,7 @@ def test_two_identical_calls_that_wait_for_one_approval_do_not_both_run(home: Ho
 
 def test_the_clock_of_the_work_starts_with_the_approval(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
-        calling = asyncio.ensure_future(guarded.app.call("slow", folder=tmp_path))
+        calling = asyncio.ensure_future(guarded.app.call("slow", folder=str(tmp_path)))
         [proposal] = await pending(inbox)
         await asyncio.sleep(6.2)  # longer than its timeout
         await inbox.decide(proposal.id, YES, ADA)
@@ -168,7 +166,7 @@ def test_the_clock_of_the_work_starts_with_the_approval(home: Home, tmp_path: Pa
 
 def test_arguments_that_are_wrong_bother_nobody(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
-        wrong = await guarded.app.call("deploy", folder=tmp_path, service="web", replicas="many")
+        wrong = await guarded.app.call("deploy", folder=str(tmp_path), service="web", replicas="many")
         return wrong, await inbox.list()
 
     wrong, proposals = with_inbox(work, home)
@@ -176,19 +174,19 @@ def test_arguments_that_are_wrong_bother_nobody(home: Home, tmp_path: Path) -> N
 
 
 def test_what_expired_is_not_run_and_not_called_rejected(home: Home, tmp_path: Path) -> None:
-    envelope = with_inbox(lambda inbox: guarded.app.call("brief", folder=tmp_path), home)
+    envelope = with_inbox(lambda inbox: guarded.app.call("brief", folder=str(tmp_path)), home)
     assert (envelope.code, envelope.data["status"]) == ("PROPOSAL_EXPIRED", "expired")
     assert lines_of(tmp_path / "done") == []
 
 
 def test_what_only_wants_to_be_seen_goes_on_when_nobody_objects(home: Home, tmp_path: Path) -> None:
-    envelope = with_inbox(lambda inbox: guarded.app.call("announced", folder=tmp_path), home)
+    envelope = with_inbox(lambda inbox: guarded.app.call("announced", folder=str(tmp_path)), home)
     assert envelope.ok and lines_of(tmp_path / "done") == ["announced"]
 
 
 def test_that_it_went_on_unanswered_and_what_became_of_it_is_in_the_trail(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
-        assert (await guarded.app.call("announced", folder=tmp_path)).ok
+        assert (await guarded.app.call("announced", folder=str(tmp_path))).ok
         [listed] = await inbox.list()
         while (proposal := await inbox.get(listed.id)) is None or proposal.outcome is None:
             await asyncio.sleep(0.02)
@@ -201,7 +199,7 @@ def test_that_it_went_on_unanswered_and_what_became_of_it_is_in_the_trail(home: 
 
 def test_a_call_from_inside_another_is_no_way_around_it(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
-        calling = asyncio.ensure_future(guarded.app.call("around", folder=tmp_path, service="web"))
+        calling = asyncio.ensure_future(guarded.app.call("around", folder=str(tmp_path), service="web"))
         [proposal] = await pending(inbox)
         before = lines_of(tmp_path / "done")
         await inbox.decide(proposal.id, NO, ADA)
@@ -215,7 +213,8 @@ def test_a_call_from_inside_another_is_no_way_around_it(home: Home, tmp_path: Pa
 def test_a_repeat_under_its_key_is_answered_and_asks_nobody(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
         async def call() -> Any:
-            return await guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, idempotency_key="k1")
+            arguments = {"folder": str(tmp_path), "service": "web"}
+            return await guarded.app.call_with("deploy", arguments, idempotency_key="k1")
 
         calling = asyncio.ensure_future(call())
         [proposal] = await pending(inbox)
@@ -230,7 +229,8 @@ def test_a_repeat_under_its_key_is_answered_and_asks_nobody(home: Home, tmp_path
 def test_a_repeat_under_its_key_is_answered_also_where_the_operator_changed_it(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
         async def call() -> Any:
-            return await guarded.app.call_with("deploy", {"folder": tmp_path, "service": "web"}, idempotency_key="k1")
+            arguments = {"folder": str(tmp_path), "service": "web"}
+            return await guarded.app.call_with("deploy", arguments, idempotency_key="k1")
 
         calling = asyncio.ensure_future(call())
         [proposal] = await pending(inbox)
@@ -331,38 +331,6 @@ def test_defaults_are_shown_and_a_yes_does_not_hold_for_others(home: Home) -> No
     assert other.data["status"] == "pending" and other.data["proposal_id"] != proposal.id
     passed = ask_for(paying("ann"), home, again)
     assert isinstance(passed, Call) and passed.arguments == {"amount": 9}
-
-
-class Place(BaseModel):
-    port: int = 5432
-    tags: list[str] = Field(default_factory=list)
-
-
-class Opts(BaseModel):
-    force: bool = True
-    target: str = Field("prod", alias="t")
-    places: list[Place] = []
-
-
-def test_defaults_inside_a_model_are_shown_and_bound(home: Home) -> None:
-    app = App("nester")
-
-    @app.command(approval=True)
-    def nested(opts: Opts, other: Place | None = None) -> None: ...
-
-    async def work(put: Any, inbox: Inbox) -> Any:
-        await put(opts={})
-        await put(opts={"force": False, "places": [{}], "target": "dev"}, other={"port": 1})
-        return await pending(inbox, 2)
-
-    asks = {ask.arguments["opts"]["force"]: ask for ask in (each.ask for each in ask_for(app, home, work))}
-    assert asks[True].arguments == {"opts": {"force": True, "t": "prod", "places": []}, "other": None}
-    assert 'force: true\n    t: "prod"' in asks[True].text
-    places = [{"port": 5432}]
-    shown = {"force": False, "places": places, "target": "dev", "t": "prod"}
-    assert asks[False].arguments == {"opts": shown, "other": {"port": 1}}
-    assert asks[False].surroundings["names that are not declared"] == ["opts.target"]
-    assert asks[False].surroundings["defaults known to the program alone"] == ["opts.places[0].tags", "other.tags"]
 
 
 def test_a_yes_does_not_hold_in_another_directory(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,12 +562,12 @@ def test_of_a_run_whose_process_was_killed_nobody_claims_to_know_what_became(hom
 
 def test_what_became_of_a_job_and_of_a_call_inside_another_is_shown_as_well(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
-        call = guarded.app.call_with("migrate", {"folder": tmp_path, "seconds": 1.0}, budget="20s")
+        call = guarded.app.call_with("migrate", {"folder": str(tmp_path), "seconds": 1.0}, budget="20s")
         calling = asyncio.ensure_future(call)
         [proposal] = await pending(inbox)
         await inbox.decide(proposal.id, YES, ADA)
         assert (await calling).ok
-        inner = asyncio.ensure_future(guarded.app.call("around", folder=tmp_path, service="web"))
+        inner = asyncio.ensure_future(guarded.app.call("around", folder=str(tmp_path), service="web"))
         [nested] = await pending(inbox)
         await inbox.decide(nested.id, YES, ADA)
         assert (await inner).ok

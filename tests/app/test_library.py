@@ -148,7 +148,7 @@ def test_what_lives_in_this_process_may_be_passed_to_a_command_on_its_loop(valid
 def test_the_timeout_of_one_call_is_beside_its_arguments(command: str, tmp_path: Path, validate_envelope: Any):
     async def scenario() -> Envelope:
         async with app:
-            return await app.call_with(command, {"folder": tmp_path}, timeout="1s")
+            return await app.call_with(command, {"folder": str(tmp_path)}, timeout="1s")
 
     envelope = validate_envelope(run(scenario()).to_dict())
     assert envelope["error"]["code"] == "TIMEOUT" and envelope["meta"]["timeout_ms"] == 1000
@@ -161,7 +161,7 @@ def test_the_timeout_of_one_call_is_beside_its_arguments(command: str, tmp_path:
 def test_cancelling_the_caller_stops_the_work(command: str, tmp_path: Path):
     async def scenario() -> None:
         async with app:
-            calling = asyncio.ensure_future(app.call(command, folder=tmp_path))
+            calling = asyncio.ensure_future(app.call(command, folder=str(tmp_path)))
             for _ in range(1000):
                 if (tmp_path / "up").exists() and (tmp_path / "up").read_text():
                     break
@@ -184,9 +184,10 @@ def test_cancelling_the_caller_stops_the_work(command: str, tmp_path: Path):
 def test_a_key_works_from_python_too(tmp_path: Path):
     async def scenario() -> list[Envelope]:
         async with app:
-            calls = [app.call_with("charge", {"folder": tmp_path, "amount": 5}, idempotency_key="k") for _ in range(3)]
+            arguments = {"folder": str(tmp_path), "amount": 5}
+            calls = [app.call_with("charge", arguments, idempotency_key="k") for _ in range(3)]
             same = await asyncio.gather(*calls)
-            other = await app.call_with("charge", {"folder": tmp_path, "amount": 6}, idempotency_key="k")
+            other = await app.call_with("charge", {"folder": str(tmp_path), "amount": 6}, idempotency_key="k")
             return [*same, other]
 
     *same, other = run(scenario())
@@ -200,7 +201,7 @@ def test_a_key_works_from_python_too(tmp_path: Path):
 def test_calls_of_one_process_stand_in_the_same_line(tmp_path: Path):
     async def scenario() -> list[Envelope]:
         async with app:
-            return await asyncio.gather(*(app.call("in-turn", folder=tmp_path) for _ in range(6)))
+            return await asyncio.gather(*(app.call("in-turn", folder=str(tmp_path)) for _ in range(6)))
 
     assert all(envelope.ok for envelope in run(scenario()))
     assert lines_of(tmp_path / "inside") == ["in", "out"] * 6
@@ -215,7 +216,7 @@ def test_a_budget_hands_the_work_over_and_the_identical_call_gets_it_back(
     heard: list[int] = []
 
     async def scenario() -> list[Envelope]:
-        arguments = {"folder": tmp_path, "seconds": 3.0}
+        arguments = {"folder": str(tmp_path), "seconds": 3.0}
         async with app:
             first = await app.call_with("long-work", arguments, budget="1s")
             second = await app.call_with("long-work", arguments, on_progress=lambda done, *_: heard.append(done))

@@ -21,6 +21,7 @@ from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure
+from ..core.json_arguments import Conversions, json_arguments
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Progress
@@ -30,7 +31,6 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ..core.exact_values import Look
     from ..inbox.approval import Approvals
     from ..inbox.inbox import Inbox
     from ..inbox.person_wait import StepSurroundings
@@ -186,11 +186,14 @@ class Dispatcher:
             return request.refusal
         if spec is None:
             return await self.runtime.perform(call)
+        if self._needs_approval(spec) or self._goes_on_as_job(spec) or request.idempotency_key is not None:
+            # Copied as well: the caller must not change them while a person decides.
+            call.arguments, problems = json_arguments(request.arguments)
+            request.arguments = call.arguments
+            if problems:
+                return invalid(problems)
         for stage in (self._rehearse, self._approve_unless_known, self._run_as_job, self._run_under_key):
-            try:
-                ended = await stage(call, spec, request)
-            except NotSerializable as error:  # what is kept, shown or repeated has to be written down
-                return invalid([{"field": "arguments", "message": str(error)}])
+            ended = await stage(call, spec, request)
             if ended is not None:
                 return ended
         return await self._run_here(call, spec, request)
@@ -219,12 +222,8 @@ class Dispatcher:
     async def _approve_unless_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
         """Ask a person, unless the identical call was approved before and its work is under way or its answer kept:
         that may be waited for, but not begun."""
-        if self._approvals is None or not self._approvals.guards(spec.name):
+        if not self._needs_approval(spec):
             return None
-        from ..core.exact_values import copy_arguments
-
-        # Whoever calls must not change them while a person decides.
-        call.arguments = request.arguments = copy_arguments(request.arguments)
         try:
             if await asyncio.to_thread(self._is_known, call, spec, request):
                 return None
@@ -242,10 +241,9 @@ class Dispatcher:
         checked = await self._check(call, spec)
         if checked.problem is not None:
             return checked
-        look = _read_look(checked)
-        if self._goes_on_as_job(spec) and look.lost_in_json:
-            return _refuse_lost_in_json(look.lost_in_json, request.arguments)
-        refusal = await _unless_stopped(self._approvals.approve(call, look), request.stop, STOP_LIMIT_S)
+        data: Any = checked.data
+        asking = self._approvals.approve(call, Conversions(**data))
+        refusal = await _unless_stopped(asking, request.stop, STOP_LIMIT_S)
         return refusal.outcome(Ending.NOT_STARTED) if isinstance(refusal, StopSignal) else refusal
 
     async def _run_as_job(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | Envelope | None:
@@ -310,8 +308,6 @@ class Dispatcher:
         checked = await self._check(call, spec)
         if checked.problem is not None:
             return checked
-        if lost := _read_look(checked).lost_in_json:
-            return _refuse_lost_in_json(lost, call.arguments or {})
         invocation, client = self._invocation(call, spec, request), self.jobs()
         if request.idempotency_key is not None:
             from .idempotency import find_other_work
@@ -407,6 +403,9 @@ class Dispatcher:
         """Return where an idempotency key counts: for one command of one owner. No name of either has an @ in it."""
         scope, owner = f"{self.catalogue.name}/{spec.name}", request.owner
         return scope if owner is None else f"{scope}@{owner}"
+
+    def _needs_approval(self, spec: CommandSpec) -> bool:
+        return self._approvals is not None and self._approvals.guards(spec.name)
 
     def _goes_on_as_job(self, spec: CommandSpec) -> bool:
         return spec.interruption is not None and spec.interruption.detach and self._program is not None
@@ -544,21 +543,8 @@ async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, 
     return StopSignal(stop.result())
 
 
-def _read_look(checked: Outcome) -> Look:
-    """Return what a look at the arguments has found."""
-    from ..core.exact_values import Look
-
-    return Look.of(checked.data)
-
-
 def _has_dry_run(spec: CommandSpec) -> bool:
     return "dry_run" in spec.input_schema["properties"]
-
-
-def _refuse_lost_in_json(names: list[str], arguments: Mapping[str, object]) -> Outcome:
-    """Refuse arguments that a job would run with as something else, because its arguments are kept as JSON."""
-    message = "a {} does not stay what it is in JSON, and the arguments of a job are kept as JSON: pass plain data"
-    return invalid([{"field": name, "message": message.format(type(arguments[name]).__name__)} for name in names])
 
 
 def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Mapping
 
 from ..core.clocks import WallTime
 from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, SideEffects
-from ..core.exact_values import identity
+from ..core.proposal import digest
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive, this_process
 from ..runtime.call import Call, Outcome
@@ -42,8 +40,7 @@ class KeyedCall:
         self, store: Store, scope: str, key: str, arguments: Mapping[str, object], stdin: Stdin | None = None
     ) -> None:
         self._store, self._scope, self._key = store, scope, key
-        text = json.dumps([identity(arguments), None if stdin is None else stdin.digest], sort_keys=True)
-        self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        self._digest = digest([dict(arguments), None if stdin is None else stdin.digest])
 
     async def begin(self, call: Call) -> Outcome | Envelope | None:
         """Return None where this call is the first with its key: its answer will be kept. Else return the first call's

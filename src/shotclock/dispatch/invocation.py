@@ -4,7 +4,6 @@ checkpoint that is kept under it."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import WallTime
 from ..core.envelope import Warning_, warning
 from ..core.errors import Failure
-from ..core.exact_values import identity
+from ..core.proposal import digest
 from ..core.value_types import value
 from ..process.clock import wall_time
 from ..runtime.preloaded_zygote import Program
@@ -53,10 +52,9 @@ class Invocation:
     """The approval that it uses up, and that is owed its outcome."""
 
     def key(self) -> str:
-        """Return the key of the arguments as JSON, which is what a job runs with: the same value may come from the
-        library or the command line."""
-        arguments = to_jsonable(dict(self.arguments))
-        return invocation_key(self.catalogue, self.spec.name, arguments, self.idempotency_key, self.stdin, self.owner)
+        return invocation_key(
+            self.catalogue, self.spec.name, self.arguments, self.idempotency_key, self.stdin, self.owner
+        )
 
     def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
         """Return the job that does this work, for the store."""
@@ -67,7 +65,7 @@ class Invocation:
             key=self.key(),
             app=self.catalogue.name,
             command=self.spec.name,
-            arguments=to_jsonable(dict(self.arguments)),
+            arguments=dict(self.arguments),
             cwd=_directory(),
             program=self.program._asdict(),
             tool_version=self.catalogue.version,
@@ -105,14 +103,13 @@ def invocation_key(
         catalogue.name,
         catalogue.version,
         command,
-        identity({**defaults, **arguments}),
+        to_jsonable({**defaults, **arguments}),
         _directory(),
         idempotency_key,
         None if stdin is None else stdin.digest,
         *([] if owner is None else [owner]),
     ]
-    text = json.dumps(work, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return digest(work)
 
 
 class InvocationCheckpoint:

@@ -1,13 +1,13 @@
-"""A person before the work: a command that declares `approval` runs only after somebody has said yes to exactly that.
+"""Approvals: a command that declares `approval` runs only after an operator has approved exactly this call.
 
-    arguments are checked ── proposal ── approved ── spent by this one dispatch ── the work, whose clock starts now
+    arguments are checked ── proposal ── approved ── used by this one call ── the work, whose timeout starts now
                                  │
                                  └─ rejected, expired, still pending: an answer, and nothing has run
 
-An approval lets one call pass. Of two identical calls that waited for the same one, the second asks again.
+An approval is valid for one call. Of two identical calls that waited for the same proposal, the second asks again.
 
-A command that writes a file is shown as what would change in it. The current text is read here, because no code of
-the app's runs before somebody said yes.
+A command that writes a file is shown as a change of that file. Its current text is read here, because no code of the
+app runs before the approval.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..core.arguments import NotSerializable
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.clocks import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.exact_values import Look, Typed, copy_arguments, exact
+from ..core.json_arguments import Conversions, json_arguments
 from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
-from ..core.proposal_request import FILE_LIMIT
+from ..core.proposal_request import FILE_LIMIT, TITLE_LIMIT, Policy
 from ..core.redaction import HIDDEN
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
@@ -45,7 +44,6 @@ from .person_wait import (
     refusal_outcome,
 )
 
-TITLE_LENGTH = 200
 # The one parameter beside the text that a command with an approved file may have.
 JUSTIFICATION = "justification"
 PROGRAM_DIGEST = "program content"
@@ -55,8 +53,10 @@ Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
 
 class Approvals:
-    """Asks a person before a command that declares `approval` is run, and records what became of it. Raises Failure
-    when it is made, if the environment holds no valid time to wait for people."""
+    """Asks a person before a command that declares `approval` is run, and records its outcome.
+
+    Making one raises Failure where the environment holds no valid time to wait for people.
+    """
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Approvals:
         program: str | None = None,
         step: StepSurroundings | None = None,
     ) -> None:
-        """`check` looks at arguments without running anything, where that is possible, as a part of the call. `program`
-        is the file or the module that the commands are in, `step` the step of a run that they are called for."""
+        """`check` validates arguments without running the command. `program` is the file or the module of the commands,
+        `step` the step of a run that they are called for."""
         self._step = step
         self._check = check
         self._program = program
@@ -83,65 +83,75 @@ class Approvals:
         """Return whether the command needs an approval."""
         return name in self._specs
 
-    async def approve(self, call: Call, look: Look | None = None) -> Outcome | None:
-        """Ask a person whether the call may run, and wait within its caller's time. Return the answer where it may not.
+    async def approve(self, call: Call, conversions: Conversions | None = None) -> Outcome | None:
+        """Ask a person whether the call may run, and wait within its caller's time. Return the answer if it may not.
 
-        Else the approval is used up, and the call has what was approved: perhaps other arguments. Its clocks stand
-        still while a person is asked. `look` is what the check of the arguments said of them, if that was done.
+        Otherwise the approval is used up, and the call has the approved arguments, perhaps modified. Its clocks stop
+        while a person is asked. `conversions` is the result of a check of the arguments that was already made.
         """
         spec, request = self._specs[call.name], call.request
         try:
-            if request is None:  # made inside another call: nobody else may change the arguments while a person decides
-                call.arguments = copy_arguments(call.arguments or {})
+            if request is None:  # made inside another call, which must not change the arguments while a person decides
+                call.arguments, problems = json_arguments(call.arguments or {})
+                if problems:
+                    return invalid(problems)
                 call.request = request = CallRequest(call.name, call.arguments, repeat_hint=CALL_AGAIN)
-            if look is None and self._check is not None:
-                checked = await self._check(call, spec, call.arguments or {})
-                if checked.problem is not None:
+            if conversions is None:
+                checked = await self._check_arguments(call, spec, call.arguments or {})
+                if isinstance(checked, Outcome):
                     return checked
-                look = Look.of(checked.data)
-            return await self._ask(call, spec, request, look)
-        except NotSerializable as reason:  # nobody could be shown it
-            return invalid([{"field": "arguments", "message": str(reason)}])
-        except Failure as failure:  # the store cannot be used, or what would be done has changed meanwhile
+                conversions = checked
+            return await self._ask(call, spec, request, conversions)
+        except Failure as failure:  # the store cannot be used, or the action has changed meanwhile
             return refusal_outcome(failure)
 
-    async def _ask(self, call: Call, spec: CommandSpec, request: CallRequest, look: Look | None) -> Outcome | None:
+    async def _check_arguments(
+        self, call: Call, spec: CommandSpec, arguments: Mapping[str, object]
+    ) -> Outcome | Conversions:
+        if self._check is None:
+            return Conversions({}, [])
+        checked = await self._check(call, spec, arguments)
+        data: Any = checked.data
+        return checked if checked.problem is not None else Conversions(**data)
+
+    async def _ask(
+        self, call: Call, spec: CommandSpec, request: CallRequest, conversions: Conversions
+    ) -> Outcome | None:
         """Propose the call, wait for a decision and use the approval up."""
         started_ns = monotonic_ns()
         wait_ms = self._patience_ms(request.budget_ms, call.parent, started_ns)
         inbox, run_wait = self._inbox(), request.run_wait
         by = request.principal or Principal.local()
         while True:
-            ask = await self._question(call, spec, request, look)
-            # The hash of a file knows not what is there now, which makes it another question.
+            ask = await self._question(call, spec, request, conversions)
+            # The action hash of a file does not cover its current text; another current text is another question.
             identity = None if ask.file is None else digest([ask.title, ask.action_hash, ask.file.current])
             wait = run_wait or CallWait(started_ns, wait_ms, request.idempotency_key or identity)
-            waited = await ask_and_wait(inbox, ask, by, wait, partial(_must_be_asked_alike, ask, run_wait is not None))
+            must_be_same = partial(_must_be_same_question, ask, run_wait is not None)
+            waited = await ask_and_wait(inbox, ask, by, wait, must_be_same)
             proposal = waited.proposal
-            goes_on = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
-            if waited.was_open and (goes_on or proposal.status.allows):
-                call.restart_clocks()
-                # What it would do now may not be what was asked: another directory, another file, other conversions.
-                if look is not None and self._check is not None:
-                    checked = await self._check(call, spec, call.arguments or {})
-                    if checked.problem is not None:
-                        return checked
-                    look = Look.of(checked.data)
-                now = await self._question(call, spec, request, look)
-                if not _is_asked_alike(proposal.ask, now):
-                    message = f"what would be done now is not what {proposal.id} asks for: it has changed meanwhile"
-                    raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
-            if not goes_on and not proposal.status.allows:
+            unanswered = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
+            if not unanswered and not proposal.status.allows:
                 return waited.outcome(request.repeat_hint or f"call {spec.name} again with the same arguments")
+            if waited.was_open:
+                call.restart_clocks()
+                # The directory, a file or a conversion may be another one by now.
+                checked = await self._check_arguments(call, spec, call.arguments or {})
+                if isinstance(checked, Outcome):
+                    return checked
+                conversions = checked
+                if not _is_same_question(proposal.ask, await self._question(call, spec, request, conversions)):
+                    message = f"the action has changed since {proposal.id} was proposed"
+                    raise Failure("ACTION_CHANGED", message, suggestion="call again to propose the new action")
             approved = _make_approved_arguments(spec, call.arguments or {}, proposal)
             is_shown_hidden = self._step_of(request) is not None and spec.approved_file is None
             if is_shown_hidden and (edited := _find_edited(approved, call.arguments or {})):
                 return invalid([{"field": name, "message": EDITED} for name in edited])
-            if proposal.status is ProposalStatus.MODIFIED and self._check is not None:
-                checked = await self._check(call, spec, approved)
-                if checked.problem is not None:
+            if proposal.status is ProposalStatus.MODIFIED:
+                checked = await self._check_arguments(call, spec, approved)
+                if isinstance(checked, Outcome):
                     return checked
-            if await inbox.use(proposal.id, ask.action_hash, unanswered=goes_on):
+            if await inbox.use(proposal.id, ask.action_hash, unanswered=unanswered):
                 call.arguments, call.proposal_id = approved, proposal.id
                 if request.budget_ms is not None:
                     waited_ms = (monotonic_ns() - started_ns) // NS_PER_MS
@@ -152,43 +162,43 @@ class Approvals:
         """Raise Failure unless the proposal was made for this program file, with the content that was imported."""
         approved = (proposal.ask.surroundings or {}).get(PROGRAM_DIGEST)
         if approved != self._file_digest:
-            message = f"{self._file!r} is not what {proposal.id} asks for: it has changed since it was proposed"
-            raise Failure("ACTION_CHANGED", message, suggestion="call again, which asks anew")
+            message = f"{self._file!r} has changed since {proposal.id} was proposed"
+            raise Failure("ACTION_CHANGED", message, suggestion="call again to propose the new action")
 
     def record(self, proposal_id: str, envelope: Envelope) -> None:
-        """Write down what became of a run, for whoever approved it. A job that goes on does that itself."""
+        """Record the outcome of an approved call. A detached job records its own."""
         if envelope.ending != "detached":
             message = str((envelope.error or {}).get("message", ""))
             self._inbox().record_outcome(proposal_id, envelope.code, message)
 
     async def _question(
-        self, call: Call, spec: CommandSpec, request: CallRequest, look: Look | None
+        self, call: Call, spec: CommandSpec, request: CallRequest, conversions: Conversions
     ) -> ProposalRequest:
-        """Write out what would be done, with what else decides what this call does."""
-        added: dict[str, Any] = {}
+        """Describe the action of this call with its surroundings."""
+        surroundings = self._surroundings()
         if self._file is not None:
-            added[PROGRAM_DIGEST] = await asyncio.to_thread(digest_of_file, self._file)
-            if added[PROGRAM_DIGEST] != self._file_digest:
+            surroundings[PROGRAM_DIGEST] = await asyncio.to_thread(digest_of_file, self._file)
+            if surroundings[PROGRAM_DIGEST] != self._file_digest:
                 message = f"{self._file!r} has changed since this program was started from it"
                 raise Failure("ACTION_CHANGED", message, suggestion="start the program again, and call again")
         if request.stdin is not None:
-            added["stdin"] = {"sha256": request.stdin.digest}
+            surroundings["stdin"] = {"sha256": request.stdin.digest}
         if request.resume_from is not None:
-            added["resume from"] = request.resume_from
-        conversions, shown = _conversions(look), call.arguments or {}
+            surroundings["resume from"] = request.resume_from
+        converted, shown = _describe_conversions(conversions), call.arguments or {}
         if (step := self._step_of(request)) is not None:
             inbox, redact = self._inbox(), step.redact
-            added |= await step.describe(inbox)
+            surroundings |= await step.describe(inbox)
             hidden: list[str] = []
             shown = await hide_secrets(inbox, redact, shown, "arguments", hidden)
-            conversions = await hide_secrets(inbox, redact, conversions, "conversions", hidden)
+            converted = await hide_secrets(inbox, redact, converted, "conversions", hidden)
             if hidden:
-                added[HIDDEN_VALUES] = [*added.get(HIDDEN_VALUES, ()), *hidden]
-        added |= conversions
+                surroundings[HIDDEN_VALUES] = [*surroundings.get(HIDDEN_VALUES, ()), *hidden]
+        surroundings |= converted
         if spec.approved_file is None:
-            return await self._ask_for_operation(spec, shown, request.justification, added)
+            return self._ask_for_operation(spec, shown, request.justification, surroundings)
         return await asyncio.to_thread(
-            self._ask_for_file, spec, spec.approved_file, call.arguments or {}, request.justification, added
+            self._ask_for_file, spec, spec.approved_file, call.arguments or {}, request.justification, surroundings
         )
 
     def _step_of(self, request: CallRequest) -> StepSurroundings | None:
@@ -204,23 +214,13 @@ class Approvals:
             limits.append(remaining_ms - reserve_ms_for(remaining_ms))
         return max(0, min(limits))
 
-    async def _ask_for_operation(
-        self,
-        spec: CommandSpec,
-        arguments: Mapping[str, object],
-        justification: str,
-        added: Mapping[str, Any],
+    def _ask_for_operation(
+        self, spec: CommandSpec, arguments: Mapping[str, Any], justification: str, surroundings: Mapping[str, Any]
     ) -> ProposalRequest:
-        assert spec.approval is not None
-        given, typed = exact(arguments)
-        filling = _DefaultFiller(spec.input_schema)
-        arguments = {**_defaults(spec), **filling.fill(given)}
+        arguments = {**_defaults(spec), **arguments}
         title = f"{self._app} {spec.name}" + "".join(
             f" {name}={arguments[name]}" for name in _names_in_title(spec, arguments)
         )
-        surroundings = {**self._surroundings(spec, filling), **added}
-        if typed:
-            surroundings["given as"] = {each.path: await self._type_shown(each) for each in typed}
         return ProposalRequest(
             Kind.OPERATION,
             _shorten_title(title),
@@ -228,17 +228,10 @@ class Approvals:
             operation=f"{self._app}/{spec.name}",
             arguments=arguments,
             input_schema=spec.input_schema,
-            policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
+            policy=_policy_of(spec),
             surroundings=surroundings,
             dispatched=True,
         )
-
-    async def _type_shown(self, value: Typed) -> Any:
-        """Describe the type of a value, and its state by a keyed digest: the state of an object may hold what is not
-        for everybody to see."""
-        if value.state is None:
-            return value.type
-        return {"type": value.type, "state": await self._inbox().digest_of_hidden(value.state)}
 
     def _ask_for_file(
         self,
@@ -246,26 +239,21 @@ class Approvals:
         file: ApprovedFile,
         arguments: Mapping[str, object],
         justification: str,
-        added: Mapping[str, Any],
+        surroundings: Mapping[str, Any],
     ) -> ProposalRequest:
-        """Write out a change of a file. Reads the file, for the comparison."""
-        assert spec.approval is not None
+        """Describe a change of a file. Reads the file, for the comparison."""
         return ProposalRequest(
             Kind.FILE,
             _shorten_title(f"{self._app} {spec.name}: {os.path.basename(file.path)}"),
             justification or str(arguments.get(JUSTIFICATION, "")),
             file=ProposedFile(file.path, str(arguments[file.proposed]), read_text_file(file.path), was_read=True),
-            policy=replace(spec.approval, destructive=spec.destructive or spec.approval.destructive),
-            surroundings={
-                "command": f"{self._app}/{spec.name}",
-                **self._surroundings(spec),
-                **added,
-            },
+            policy=_policy_of(spec),
+            surroundings={"command": f"{self._app}/{spec.name}", **surroundings},
             dispatched=True,
         )
 
-    def _surroundings(self, spec: CommandSpec, filling: _DefaultFiller | None = None) -> dict[str, Any]:
-        """Say where it runs, and which arguments nobody can be shown because only the program knows them."""
+    def _surroundings(self) -> dict[str, Any]:
+        """Return the directory and the program of every call."""
         try:
             found: dict[str, Any] = {"directory": os.getcwd()}
         except OSError:  # it was removed under us
@@ -273,144 +261,74 @@ class Approvals:
         found |= NOT_BOUND
         if self._program is not None:
             found["program"] = self._program
-        if self._file is not None and self._file != self._program:  # a name stands for whatever is found by it
+        if self._file is not None and self._file != self._program:  # a module name may be found in several places
             found["program file"] = self._file
-        properties = spec.input_schema.get("properties", {})
-        required = spec.input_schema.get("required", [])
-        unknown = sorted(
-            name for name, declared in properties.items() if name not in required and "default" not in declared
-        )
-        if filling is not None:
-            unknown = sorted([*unknown, *filling.unknown])
-            if filling.undeclared:
-                found["names that are not declared"] = sorted(filling.undeclared)
-        if unknown and spec.approved_file is None:
-            found["defaults known to the program alone"] = unknown
         return found
 
 
-def _conversions(look: Look | None) -> dict[str, Any]:
-    """Return what the command gets where it is something else than was given."""
+def _policy_of(spec: CommandSpec) -> Policy:
+    policy = spec.approval or Policy()
+    return replace(policy, destructive=spec.destructive or policy.destructive)
+
+
+def _describe_conversions(conversions: Conversions) -> dict[str, Any]:
+    """Return the converted arguments as a person is shown them."""
     found: dict[str, Any] = {}
-    if look is not None and look.runs_as:
-        found["runs as"] = look.runs_as
-    if look is not None and look.unsteady:
-        found["runs as something else every time"] = look.unsteady
+    if conversions.runs_as:
+        found["runs as"] = conversions.runs_as
+    if conversions.unsteady:
+        found["runs as something else every time"] = conversions.unsteady
     return found
 
 
 def _defaults(spec: CommandSpec) -> dict[str, Any]:
-    """Return what the command is run with where the caller says nothing."""
+    """Return the declared defaults of a command."""
     properties = spec.input_schema.get("properties", {})
     return {name: declared["default"] for name, declared in properties.items() if "default" in declared}
 
 
 def _names_in_title(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arguments that are not as by default, in one order, however the call was written: the
-    identical call has the identical title."""
+    """Return the names of the arguments that differ from their defaults, in one order: identical calls have identical
+    titles."""
     defaults, declared = _defaults(spec), list(spec.input_schema.get("properties", {}))
     names = [name for name in declared if name in arguments] + sorted(arguments.keys() - declared)
     return [name for name in names if name not in defaults or canonical(defaults[name]) != canonical(arguments[name])]
 
 
-class _DefaultFiller:
-    """Fills in the defaults of the models inside arguments, as far as their schema tells them."""
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema = schema
-        self.unknown: list[str] = []
-        """Where only the program knows it."""
-        self.undeclared: list[str] = []
-        """What is ignored, or is another name of something whose default is shown beside it."""
-
-    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments with the defaults of the models inside them."""
-        properties = self._schema.get("properties", {})
-        return {name: self._value(value, properties.get(name, {}), name) for name, value in given.items()}
-
-    def _value(self, value: Any, schema: Any, path: str) -> Any:
-        if not isinstance(value, dict | list):
-            return value
-        fitting = self._find_shapes(value, schema)
-        if len(fitting) > 1:
-            self.unknown.append(path)
-        if len(fitting) != 1:
-            return value
-        [schema] = fitting
-        if isinstance(value, list):
-            first = schema.get("prefixItems", [])
-            rest = schema.get("items", {})
-            return [
-                self._value(each, first[at] if at < len(first) else rest, f"{path}[{at}]")
-                for at, each in enumerate(value)
-            ]
-        properties, more = schema.get("properties", {}), schema.get("additionalProperties")
-        if properties and not more:
-            self.undeclared += [f"{path}.{name}" for name in value if name not in properties]
-        found = {name: self._value(each, properties.get(name, more), f"{path}.{name}") for name, each in value.items()}
-        for name, declared in properties.items():
-            if name not in value and "default" in declared:
-                found[name] = declared["default"]
-            elif name not in value:
-                self.unknown.append(f"{path}.{name}")
-        return found
-
-    def _find_shapes(self, value: dict[str, Any] | list[Any], schema: Any) -> list[dict[str, Any]]:
-        """Return the schemas, of those that are allowed here, that this value may be written for."""
-        if not isinstance(schema, dict):
-            return []
-        if "$ref" in schema:
-            return self._find_shapes(value, self._schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2]))
-        for several in ("anyOf", "oneOf", "allOf"):
-            if several in schema:
-                return [each for option in schema[several] for each in self._find_shapes(value, option)]
-        if schema.get("type") != ("array" if isinstance(value, list) else "object"):
-            return []
-        if isinstance(value, dict):
-            constants = {
-                name: declared["const"]
-                for name, declared in schema.get("properties", {}).items()
-                if "const" in declared
-            }
-            if any(name in value and value[name] != constant for name, constant in constants.items()):
-                return []
-            if any(name not in value for name in schema.get("required", [])):
-                return []
-        return [schema]
-
-
-def _must_be_asked_alike(ask: ProposalRequest, is_step: bool, proposal: Proposal) -> None:
+def _must_be_same_question(ask: ProposalRequest, is_step: bool, proposal: Proposal) -> None:
     """Raise Failure unless the proposal asks the same question."""
-    if _is_asked_alike(proposal.ask, ask):
+    if _is_same_question(proposal.ask, ask):
         return
     if is_step:
         raise action_changed(proposal.id, {"proposal_id": proposal.id})
-    message = f"{proposal.id} asks for the same in other words, by other rules or of another file"
+    message = f"{proposal.id} asks for the same with another title, policy or current text"
     raise Failure("ACTION_CHANGED", message, suggestion="withdraw it and call again, or use another key")
 
 
-def _is_asked_alike(there: ProposalRequest, ask: ProposalRequest) -> bool:
-    """Return whether it is the same question. Whoever may propose may have proposed the same action before, under rules
-    of its own: for anybody to decide, without the typed confirmation, against a current text that it made up."""
-    return (there.title, there.policy, there.file, there.text) == (ask.title, ask.policy, ask.file, ask.text)
+def _is_same_question(one: ProposalRequest, other: ProposalRequest) -> bool:
+    """Return whether two requests ask the same.
+
+    An agent may have proposed the same action before, under a policy of its own: for any operator to decide, without
+    the typed confirmation, against a current text that it made up.
+    """
+    return (one.title, one.policy, one.file, one.text) == (other.title, other.policy, other.file, other.text)
 
 
 def _find_edited(approved: Mapping[str, object], arguments: Mapping[str, object]) -> list[str]:
-    """Return the arguments in which somebody has changed a text around a hidden value."""
+    """Return the arguments in which the operator has changed a text around a hidden value."""
     return [name for name, value in approved.items() if value is not arguments.get(name) and HIDDEN in canonical(value)]
 
 
 def _make_approved_arguments(
     spec: CommandSpec, arguments: Mapping[str, object], proposal: Proposal
 ) -> Mapping[str, object]:
-    """Return what the command is run with: as it was given, where nobody changed it: it may be more than JSON can
-    say."""
+    """Return the arguments that the command is run with: those of the caller, with the operator's modifications."""
     file = spec.approved_file
     if file is None:
         if proposal.status is not ProposalStatus.MODIFIED:
             return arguments
         asked = dict(proposal.ask.arguments or {})
-        # A default that was shown and left alone stays the command's own: not every one would pass as an argument.
+        # A default that was shown and not modified stays the command's own: not every one would pass as an argument.
         return {
             name: arguments[name] if is_same else restore_hidden(value, asked.get(name), arguments.get(name))
             for name, value in (proposal.arguments or {}).items()
@@ -428,7 +346,7 @@ def _make_approved_arguments(
 
 def _shorten_title(title: str) -> str:
     title = " ".join(title.split())
-    return title if len(title) <= TITLE_LENGTH else title[: TITLE_LENGTH - 1] + "…"
+    return title if len(title) <= TITLE_LIMIT else title[: TITLE_LIMIT - 1] + "…"
 
 
 def digest_of_file(path: str) -> str:
@@ -446,18 +364,12 @@ def digest_of_file(path: str) -> str:
 
 
 def read_text_file(path: str) -> str | None:
-    """Read a text file; None where there is no such file. Raises Failure where nobody could be shown what would
-    change."""
+    """Return the text of a file; None if it does not exist. Raises Failure if it is too large or not text."""
     try:
-        # A pipe that nobody writes to must not keep us waiting.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise Failure("FILE_UNREADABLE", f"{path} is not an ordinary file")
-            with open(descriptor, "rb", closefd=False) as file:
-                content = file.read(FILE_LIMIT + 1)
-        finally:
-            os.close(descriptor)
+            content = file.read(FILE_LIMIT + 1)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -56,7 +56,7 @@ def wipe(folder: Path) -> None:
 @app.command()
 async def around(ctx: Context, folder: Path, service: str) -> dict[str, object]:
     """Calls a command that needs approval: that must not be a way around it."""
-    inner = await ctx.call("deploy", {"folder": folder, "service": service})
+    inner = await ctx.call("deploy", {"folder": str(folder), "service": service})
     return {"code": inner.code, "data": inner.data}
 
 
