@@ -82,7 +82,7 @@ def model() -> Iterator[str]:
 
 async def step_ms(url: str) -> float:
     from shotclock.store.store import Store
-    from shotclock.workflow.engine import RunCaller, RunRequest, start
+    from shotclock.workflow.run import RunCaller, RunRequest, start
     from shotclock.workflow.schema import WorkflowFile
 
     steps: dict[str, Any] = {}

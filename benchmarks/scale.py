@@ -22,11 +22,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shotclock.temporal.client import EngineOptions, start
-from shotclock.temporal.connection import connect, read_address
+from shotclock.temporal.connection import read_address
+from shotclock.temporal.engine import TemporalEngine
 from shotclock.temporal.step_activity import BEATS, EXIT_SHARE
 from shotclock.temporal.worker import STICKY_S
-from shotclock.workflow.engine import RunCaller, RunRequest
+from shotclock.workflow.run import RunCaller, RunRequest
 from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import percentile
@@ -212,7 +212,7 @@ async def measure_small(kills: int) -> tuple[list[float], float]:
         engine = stack.enter_context(running([*shotclock, "engine", "dev", "--port", str(port)], "answers", folder))
         worker = [*shotclock, "worker", "--on", address, "--max-parallel", "40", "--drain", "0s"]
         workers = [stack.enter_context(running(worker, "takes up to", folder)) for _ in range(2)]
-        client = await connect(read_address(address, {}))
+        temporal = TemporalEngine(read_address(address, {}), heartbeat_ms=int(SMALL_H * 1000))
         for number in range(kills):
             log = Path(folder) / f"log{number}"
             command = f"echo $PPID $(date +%s.%N) >> {log}; sleep 60"
@@ -220,8 +220,7 @@ async def measure_small(kills: int) -> tuple[list[float], float]:
             flow = WorkflowFile.model_validate({"steps": steps})
             request = RunRequest(flow, f"{folder}/flow.yaml", Path(folder))
             stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            options = EngineOptions(heartbeat_ms=int(SMALL_H * 1000))
-            run = asyncio.ensure_future(start(client, request, RunCaller(stop), options))
+            run = asyncio.ensure_future(temporal.start(request, RunCaller(stop)))
             await _lines(log, 1)
             await asyncio.sleep(
                 SMALL_H / 2 + number * SMALL_H / BEATS / kills
@@ -235,20 +234,20 @@ async def measure_small(kills: int) -> tuple[list[float], float]:
             taken.append(float(again.split()[1]) - killed)
             stop.set_result("SIGTERM")
             await run
-        return taken, await _cost_of_beat(client, engine, folder)
+        return taken, await _cost_of_beat(address, engine, folder)
 
 
-async def _cost_of_beat(client: object, engine: int, folder: str) -> float:
+async def _cost_of_beat(address: str, engine: int, folder: str) -> float:
     """Let forty steps beat for a while, and see what the server used beyond what it uses anyway."""
     beat_s, lasts_s, count = 0.25, 4.0, 40
     steps = {f"s{n}": {"type": "command", "exec": f"sleep {lasts_s + 2}"} for n in range(count)}
     flow = WorkflowFile.model_validate({"max_parallelism": count, "steps": steps})
     request = RunRequest(flow, f"{folder}/flow.yaml", Path(folder))
-    options = EngineOptions(heartbeat_ms=int(beat_s * BEATS * 1000))
+    temporal = TemporalEngine(read_address(address, {}), heartbeat_ms=int(beat_s * BEATS * 1000))
     before = cpu_seconds([engine])
     await asyncio.sleep(lasts_s)
     idle = cpu_seconds([engine]) - before
-    run = asyncio.ensure_future(start(client, request, RunCaller(), options))  # type: ignore[arg-type]
+    run = asyncio.ensure_future(temporal.start(request, RunCaller()))
     await asyncio.sleep(2.0)  # until they have begun
     before = cpu_seconds([engine])
     await asyncio.sleep(lasts_s)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shotclock.temporal.client import EngineOptions, start
 from shotclock.temporal.connection import connect, read_address
-from shotclock.workflow.engine import RunCaller, RunRequest
+from shotclock.temporal.engine import TemporalEngine
+from shotclock.workflow.run import RunCaller, RunRequest
 from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import take_turns
@@ -77,14 +77,12 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 async def ours_per_s(address: str, folder: str) -> float:
-    client = await connect(read_address(address, {}))
+    engine = TemporalEngine(read_address(address, {}))
     steps = {f"s{number}": {"type": "command", "exec": "true"} for number in range(STEPS)}
     flow = WorkflowFile.model_validate({"steps": steps})
 
     async def one() -> None:
-        envelope = await start(
-            client, RunRequest(flow, f"{folder}/flow.yaml", Path(folder)), RunCaller(), EngineOptions()
-        )
+        envelope = await engine.start(RunRequest(flow, f"{folder}/flow.yaml", Path(folder)), RunCaller())
         assert envelope.ok, envelope.error
 
     began = time.perf_counter()

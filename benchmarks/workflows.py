@@ -12,7 +12,7 @@ from typing import Any
 
 from shotclock import Runtime
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunCaller, RunRequest, start
+from shotclock.workflow.run import RunCaller, RunRequest, start
 from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import take_turns

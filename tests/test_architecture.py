@@ -252,17 +252,17 @@ ADMITTING = {
     "runtime/doctor.py": "the self-test, which is there before any runtime",
     "dispatch/job_client.py": "what is said of a job whose runner is gone",
     "server/web/responses.py": "requests to the inbox over HTTP, which run no operation",
-    "workflow/engine.py": "a run",
+    "workflow/run.py": "a run",
     "workflow/step_approval.py": "the approval of a step, which has no other clock",
     "temporal/step_activity.py": "the run that a step of another process is in",
-    "temporal/client.py": "what is said of a run on an engine that waits for people",
+    "temporal/engine.py": "what is said of a run on an engine that waits for people",
     "cli/exec.py": "the blocking command line: no event loop, no runtime",
     "cli/subcommand.py": "every other command line: our subcommands, and what no call answers",
 }
 # Who makes an envelope of an outcome: those above, and who waits for such a call in a place of its own.
 ANSWERING = {
     **{path: why for path, why in ADMITTING.items() if path not in ("runtime/doctor.py", "temporal/step_activity.py")},
-    "workflow/step_executor.py": "a try of a step, which its provider carries out",
+    "workflow/step_try.py": "a try of a step, which its provider carries out",
     "server/tool_calls.py": "the backstop, when the work of a call does not answer",
 }
 

@@ -56,7 +56,7 @@ _BY_PROGRAMS_ON_TEMPORAL = (
     *_BY_PROGRAMS,
     "shotclock.cli.control",
     "shotclock.cli.engine",
-    "shotclock.temporal.client",
+    "shotclock.temporal.engine",
     "shotclock.temporal.front_end",
     "shotclock.temporal.worker",
 )

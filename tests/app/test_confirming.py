@@ -11,7 +11,7 @@ from shotclock.core.clocks import Clocks
 from shotclock.providers.function import FunctionProvider
 from shotclock.providers.provider import StepCall
 from shotclock.runtime.runtime import Runtime
-from shotclock.workflow.step_executor import try_step
+from shotclock.workflow.step_try import try_step
 from tests.app.conftest import PROGRAMS, fields_of
 from tests.server.client import connected, envelope_of, run
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text
+from shotclock.workflow.run import RunRequest, start
 
 from .conftest import Seen, is_alive, wait_for
 

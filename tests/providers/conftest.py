@@ -20,7 +20,7 @@ from shotclock.process.context import Scope, current_scope
 from shotclock.providers.provider import Provider, StepCall
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
-from shotclock.workflow.step_executor import AnsweredTry, try_step
+from shotclock.workflow.step_try import AnsweredTry, try_step
 
 # Past the bell, on two cores that others use as well.
 OVERSHOOT_S = 8.0

@@ -22,10 +22,10 @@ from shotclock.providers.ai import PROMPT_LIMIT, AiPart, read_overtime
 from shotclock.providers.ai_models import AiModel, ChosenModel, choose_model, default_timeout_ms
 from shotclock.providers.ai_tools import HEAD_KEPT, TAIL_KEPT, KeptText
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import Finding, load_text
 from shotclock.workflow.plan import overtime_of, plan_of
+from shotclock.workflow.run import RunCaller, RunRequest, start
 from shotclock.workflow.state import record_workflow
 from tests.providers.model_servers import CallTool, Garbage, Hang, ModelServer, Say, Status, model_server
 from tests.providers.warm_agents import warm_agents
@@ -1075,7 +1075,7 @@ def test_the_process_that_runs_the_workflow_imports_nothing_of_models(tmp_path: 
 import asyncio, sys
 from pathlib import Path
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.run import RunRequest, start
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import load_file
 

@@ -19,9 +19,9 @@ from shotclock.providers.provider import StepCall
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.loader import load_text
-from shotclock.workflow.step_executor import AnsweredTry, try_step
+from shotclock.workflow.run import RunCaller, RunRequest, start
+from shotclock.workflow.step_try import AnsweredTry, try_step
 from tests.runtime.bounds import ROOT, marked
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

@@ -16,8 +16,8 @@ from shotclock.core.clocks import Clocks
 from shotclock.providers.git import GitProvider
 from shotclock.providers.git_checkout import InvalidRepository, Repository, ref_problem
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text
+from shotclock.workflow.run import RunRequest, start
 from tests.providers import servers
 from tests.providers.conftest import OVERSHOOT_S, Tried
 from tests.providers.servers import Connection, Handler, Server, answers, response, wait_until

@@ -23,8 +23,8 @@ from shotclock.core.clocks import Clocks
 from shotclock.providers.http import HttpProvider
 from shotclock.providers.http_message import LONGEST_RETRY_AFTER_MS, HttpRequest, InvalidRequest, retry_after_ms
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text
+from shotclock.workflow.run import RunRequest, start
 from tests.providers import servers
 from tests.providers.conftest import OVERSHOOT_S, Tried, sockets_to
 from tests.providers.servers import Connection, Handler, Server, answers, deaf_port, response
@@ -227,7 +227,7 @@ from shotclock.runtime.runtime import Runtime
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.providers.http import HttpProvider
 from shotclock.providers.provider import StepCall
-from shotclock.workflow.step_executor import try_step
+from shotclock.workflow.step_try import try_step
 
 async def work():
     async with Runtime(program=Program(), workers=1) as runtime:

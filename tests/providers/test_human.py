@@ -31,7 +31,7 @@ from shotclock.providers.provider import StepCall
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
 from shotclock.store.store import Store
-from shotclock.workflow.step_executor import AnsweredTry, try_step
+from shotclock.workflow.step_try import AnsweredTry, try_step
 from tests.warm import WarmStart, own_terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]

@@ -20,8 +20,8 @@ import shotclock.providers.mcp_client as conversation  # at once, so that no tes
 from shotclock.core.clocks import Clocks
 from shotclock.providers.mcp import CLOSE_LIMIT_S, McpProvider
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
 from shotclock.workflow.loader import load_text
+from shotclock.workflow.run import RunRequest, start
 from tests.runtime.bounds import ROOT, marked
 from tests.server.client import http_server
 

@@ -16,7 +16,7 @@ from shotclock.providers.provider import STEP_TYPES, StepCall
 from shotclock.runtime.runtime import Runtime
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import load_text
-from shotclock.workflow.step_executor import try_step
+from shotclock.workflow.step_try import try_step
 from tests.ui.conftest import execution
 from tests.ui.pages import Session, session_in
 

@@ -16,9 +16,9 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.lint import NESTING_LIMIT
 from shotclock.workflow.loader import load_file
+from shotclock.workflow.run import RunCaller, RunRequest, start
 from tests.runtime.bounds import ROOT, eventually, marked
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

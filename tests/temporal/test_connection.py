@@ -307,7 +307,7 @@ def test_whoever_is_not_trusted_is_told_so_within_seconds(proxy: TlsProxy, tmp_p
     }
     asked = {name: Program(["report", "r", "--json", "--on", on, *way], tmp_path, name) for name, way in ways.items()}
     why = {
-        "plain": "speaks TLS", "unknown-server": "nobody that is trusted", "no-certificate": "closed the connection",
+        "plain": "speaks TLS", "unknown-server": "is not trusted here", "no-certificate": "closed the connection",
         "stranger": "closed the connection", "wrong-name": "for another name",
     }  # fmt: skip
     for name, program in asked.items():
@@ -329,7 +329,9 @@ def test_every_command_on_a_namespace_that_is_not_there_names_the_command_that_c
         assert "takes up to" not in program.err.read_text() and "Traceback" not in program.err.read_text()
 
 
-@pytest.mark.parametrize(("host", "why"), [("127.0.0.1:1", "nobody listens"), ("no.invalid", "nobody knows this name")])
+@pytest.mark.parametrize(
+    ("host", "why"), [("127.0.0.1:1", "no server listens"), ("no.invalid", "this host name is unknown")]
+)
 def test_an_engine_that_is_not_there_is_told_in_words(host: str, why: str, tmp_path: Path) -> None:
     code, envelope = Program(["job", "list", "--json", "--on", f"temporal://{host}"], tmp_path, "list").ended()
     assert code == 12 and why in envelope["error"]["message"] and "tonic" not in envelope["error"]["message"], envelope

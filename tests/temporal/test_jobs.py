@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from shotclock.cli.run import RunOptions, _deliver
-from shotclock.temporal.client import _unended_answer
-from shotclock.temporal.connection import connect, read_address
+from shotclock.temporal.connection import Address, connect, read_address
+from shotclock.temporal.engine import TemporalEngine
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, steps_of, wait_until
 from tests.warm import WarmStart
 
@@ -169,7 +169,7 @@ def test_what_is_no_run_of_ours_is_neither_shown_nor_stopped(on_engine: Runs, cl
 
     asyncio.run(asyncio.wait_for(start(), WITHIN_S))
     code, told = runs.call("job", "cancel", foreign)
-    assert code == 5 and "somebody else" in told["error"]["message"], told
+    assert code == 5 and "another program" in told["error"]["message"], told
     described = asyncio.run(asyncio.wait_for(describe(), WITHIN_S))
     assert described.status.name == "RUNNING" and described.history_length < 4, "not even asked to"
 
@@ -229,6 +229,6 @@ def test_a_person_at_a_terminal_is_told_what_to_type_next(on_engine: Runs) -> No
 
 
 def test_a_run_of_which_nothing_is_heard_is_said_to_go_on(capfd: pytest.CaptureFixture[str]) -> None:
-    envelope = _unended_answer("r", 1000, "--on temporal://h:7233/default")
+    envelope = TemporalEngine(Address("h"))._unended_answer("r", 1000)
     assert _deliver(envelope, RunOptions("flow.yaml"), False) == 14
     assert "shotclock run --resume r --on temporal://h:7233/default" in capfd.readouterr().err

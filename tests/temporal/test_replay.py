@@ -1,11 +1,13 @@
 """The workflow decides the same when its history is replayed, in the sandbox of Temporal; histories of before as well.
 
-A running run survives an upgrade where these replay. One that was recorded is never changed: a new way of deciding
-needs `workflow.patched` and a history of its own here.
+A running run survives an upgrade where these replay. A recorded history is never changed: a new way of deciding needs
+`workflow.patched` and a history of its own here. A new version of the messages needs new histories: the slow tests
+write theirs into the directory that RECORD_HISTORIES names.
 """
 
 import asyncio
 import importlib
+import os
 import time
 from pathlib import Path
 
@@ -62,7 +64,11 @@ def fetch(cluster: Cluster, run_id: str) -> WorkflowHistory:
         client = await connect(read_address(cluster.url, {}))
         return await client.get_workflow_handle(run_id).fetch_history()
 
-    return asyncio.run(asyncio.wait_for(main(), WITHIN_S))
+    history = asyncio.run(asyncio.wait_for(main(), WITHIN_S))
+    if (folder := os.environ.get("RECORD_HISTORIES")) is not None:
+        name = run_id.partition("-")[0] + ("-nested" if "." in run_id else "")
+        (Path(folder) / f"{name}.json").write_text(history.to_json())
+    return history
 
 
 @pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.stem)
@@ -72,7 +78,7 @@ def test_a_history_of_before_is_replayed(file: Path) -> None:
 
 def test_a_workflow_that_reads_a_clock_of_its_own_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The sandbox sees it, though workers run without."""
-    begins = "        self._given = given\n"
+    begins = "        self._input = run_input\n"
     source = Path(run_workflow.__file__).read_text().replace("from ..", "from shotclock.")
     changed = source.replace("from .", "from shotclock.temporal.").replace(begins, f"{begins}        time.time()\n", 1)
     (tmp_path / "changed_workflow.py").write_text(

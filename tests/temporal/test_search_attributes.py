@@ -13,10 +13,10 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from shotclock.temporal.client import find_attributes, list_running
 from shotclock.temporal.connection import connect, read_address
+from shotclock.temporal.engine import TemporalEngine
+from shotclock.temporal.messages import TYPES, describe_end
 from shotclock.temporal.payloads import KEY_VARIABLE
-from shotclock.temporal.search_attributes import TYPES, describe_end
 from tests.temporal.conftest import Cluster, Runs, wait_until
 
 WITHIN_S = 60
@@ -48,6 +48,11 @@ def find_runs(cluster: Cluster, query: str) -> list[str]:
 
     found: list[str] = on_engine(cluster.url, work)
     return found
+
+
+def find_attributes(cluster: Cluster) -> list[str]:
+    engine = TemporalEngine(read_address(cluster.url, {}))
+    return asyncio.run(asyncio.wait_for(engine.find_attributes(), WITHIN_S))
 
 
 @pytest.mark.slow
@@ -88,7 +93,8 @@ def test_a_run_that_asks_is_waiting_and_only_such_are_asked_for_proposals(cluste
     try:
 
         def list_waiting() -> list[str]:
-            found: list[str] = on_engine(cluster.url, lambda client: list_running(client, only_waiting=True))
+            engine = TemporalEngine(read_address(cluster.url, {}))
+            found = asyncio.run(asyncio.wait_for(engine.list_running(only_waiting=True), WITHIN_S))
             return [each for each in found if each.startswith(run_id)]
 
         assert wait_until(list_waiting, "the run that asks") == [f"{run_id}.inner"]
@@ -122,7 +128,7 @@ def test_a_namespace_without_them_takes_runs_all_the_same(cluster: Cluster, tmp_
             [each async for each in client.list_workflows(rpc_timeout=LIMIT)]
         except RPCError:
             return None  # the namespace is not known everywhere yet
-        return await find_attributes(client)
+        return await TemporalEngine(read_address(url, {})).find_attributes()
 
     on_engine(cluster.url, register)
     wait_until(lambda: on_engine(url, find) == [], "the namespace")
@@ -138,9 +144,9 @@ def test_a_namespace_without_them_takes_runs_all_the_same(cluster: Cluster, tmp_
 
 @pytest.mark.slow
 def test_none_is_set_where_what_is_sent_is_encrypted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert on_engine(cluster.url, find_attributes) == list(TYPES)
+    assert find_attributes(cluster) == list(TYPES)
     monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
-    assert on_engine(cluster.url, find_attributes) == []
+    assert find_attributes(cluster) == []
 
 
 def test_the_clock_of_the_run_comes_before_that_of_a_step() -> None:

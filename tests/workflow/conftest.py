@@ -12,10 +12,10 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunCaller, RunRequest, start
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import Finding, Loaded, load_text
-from shotclock.workflow.scheduler import OnChange, OnNews
+from shotclock.workflow.run import RunCaller, RunRequest, start
+from shotclock.workflow.run_context import OnChange, OnNews
 from shotclock.workflow.schema import WorkflowFile
 
 RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out

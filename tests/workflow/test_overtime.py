@@ -321,8 +321,8 @@ def test_winding_down_a_run_lets_its_clean_up_run_and_starts_nothing_else(run: R
 
 
 def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
-    from shotclock.workflow.engine import RunCaller, RunRequest, start
     from shotclock.workflow.loader import load_text
+    from shotclock.workflow.run import RunCaller, RunRequest, start
 
     def request(name: str, decision: str) -> RunRequest:
         (tmp_path / f"{name}.json").write_text(decision)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shotclock.workflow.scheduler import ParallelSlots, Slot
+from shotclock.workflow.run_context import ParallelSlots, Slot
 
 
 def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> None:

@@ -17,8 +17,8 @@ from shotclock.core.envelope import Envelope
 from shotclock.store.home import StoreBusy
 from shotclock.store.runs import StepRecord
 from shotclock.store.store import Store
-from shotclock.workflow.engine import resume
 from shotclock.workflow.report import report_of
+from shotclock.workflow.run import resume
 
 from .conftest import statuses, step
 

@@ -17,7 +17,7 @@ import pytest
 
 from shotclock.core.clocks import WallTime
 from shotclock.store.store import Store
-from shotclock.workflow.engine import resume
+from shotclock.workflow.run import resume
 
 pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 

@@ -12,7 +12,7 @@ import pytest
 
 from shotclock.providers.provider import StepPart
 from shotclock.store.store import Store
-from shotclock.workflow.engine import RunRequest, start
+from shotclock.workflow.run import RunRequest, start
 from shotclock.workflow.scheduler import Scheduler
 from shotclock.workflow.schema import WorkflowFile
 from shotclock.workflow.state import Status, StepState

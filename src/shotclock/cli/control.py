@@ -12,7 +12,6 @@ from ..core.errors import Ending, Failure
 from ..inbox.person_wait import refusal_outcome
 from ..process.environment import OVERTIME_VARIABLE
 from ..runtime.call import Outcome
-from ..store.store import Store
 from .output import signals_heard, write_quietly
 from .subcommand import Work
 
@@ -20,8 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..core.clocks import ProcessIdentity
-    from ..store.runs import Run
+    from ..temporal.connection import Address
 
 # Whoever decides about overtime may be a person; the caller's own deadline is mostly earlier.
 LONGEST_WAIT_S = 24 * 3600.0
@@ -64,57 +62,32 @@ def _show_overtime(envelope: Envelope) -> None:
         write_quietly(sys.stdout, f"granted {format_duration(told['granted_ms'])}{left}\n", signals_heard)
 
 
-def control_run(name: str, run_id: str, step: str | None, by_ms: int | None = None) -> Work:
-    """Extend a run or one of its steps, or wind it down where no time is named."""
+def control_run(
+    name: str,
+    run_id: str,
+    step: str | None,
+    by_ms: int | None = None,
+    within_ms: int | None = None,
+    reason: str = "",
+    on: Address | None = None,
+) -> Work:
+    """Extend a run or one of its steps, or wind it down if no time is named."""
 
     def body() -> Outcome:
+        import asyncio
+
+        from ..inbox.access import Principal
+        from ..workflow.engine import RunOrder
+        from .engine import open_engine
+
+        order = RunOrder(run_id, step, Principal.local().name, by_ms, within_ms, reason)
         try:
-            with Store.open() as store:
-                run = store.runs.get(run_id)
-                if run is None:
-                    raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
-                return Outcome(Ending.FINISHED, data=send_to_run(store, run, step, by_ms))
+            with open_engine(on) as engine:
+                return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
         except Failure as failure:
             return refusal_outcome(failure)
 
     return Work(name, body, mutates=True, show=show_control)
-
-
-def send_to_run(
-    store: Store, run: Run, step: str | None, by_ms: int | None, within_ms: int | None = None, reason: str = ""
-) -> dict[str, Any]:
-    """Extend a run, or wind it down where no time is named. Raises Failure where its process cannot be reached."""
-    if run.ended_at is not None:
-        raise Failure("CALL_NOT_FOUND", f"run {run.id!r} has ended")
-    if run.parked_at is not None:
-        raise Failure("CALL_NOT_FOUND", f"run {run.id!r} is parked: no process has it")
-    return send(store, run.holder, f"run {run.id!r}", {"run": run.id, "step": step}, by_ms, within_ms, reason)
-
-
-def send(
-    store: Store,
-    holder: ProcessIdentity,
-    what: str,
-    named: dict[str, object],
-    by_ms: int | None,
-    within_ms: int | None = None,
-    reason: str = "",
-) -> dict[str, Any]:
-    """Tell the process that has a run or a job to extend it, or to wind it down where no time is named."""
-    from ..inbox.access import Principal
-    from ..runtime.control_channel import ask_holder
-
-    request: dict[str, object] = {**named, "who": Principal.local().name}
-    if by_ms is None:
-        request |= {"do": "stop", "within_ms": within_ms, "reason": reason}
-    else:
-        request |= {"do": "extend", "by_ms": by_ms}
-    try:
-        return ask_holder(store.home, holder, request)
-    except Failure as failure:
-        if failure.code != "CALL_NOT_FOUND":
-            raise
-        raise Failure("CALL_NOT_FOUND", f"{what} cannot be reached: {failure}") from None
 
 
 def show_control(envelope: Envelope) -> None:

@@ -348,12 +348,12 @@ def _perform_there(verb: Verb, call: Call, begin: Begin) -> Outcome:
     on = verb.values.get("on")
     if on is None:
         return _perform(verb, call, begin)
-    from .engine import decide_on_engine
+    from .engine import perform_on_proposals
 
     try:
         decides = verb.name in ("approve", "modify", "reject")
         id = verb.values.get("proposal_id")
-        return decide_on_engine(on, id, decides, lambda: _perform(verb, call, begin))
+        return perform_on_proposals(on, id, decides, lambda: _perform(verb, call, begin))
     except Failure as failure:
         return refusal_outcome(failure)
 

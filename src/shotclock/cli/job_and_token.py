@@ -7,10 +7,10 @@ import sys
 
 from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.clocks import WallTime, parse_duration_ms
-from ..core.envelope import Envelope, Problem, Warning_, stop_problem
+from ..core.envelope import Envelope, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace
-from ..process.clock import monotonic_ns, wall_time
+from ..process.clock import wall_time
 from ..runtime.call import OURSELVES, Call, Outcome, Tool
 from ..store.store import Store
 from .output import StopSignal, is_terminal, say_line, signals_heard, write_quietly
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
-    from ..store.runs import Run
     from ..store.tokens import Token
     from ..temporal.connection import Address
 
@@ -30,8 +29,10 @@ _JSON = flag("--json", "The envelope alone on stdout, also on a terminal.")
 _JOB_ID = argument("job-id", "The job, or the beginning of its id.")
 
 
-# A run that is cancelled cleans up, which has five minutes at most (workflow/scheduler.CLEAN_UP_LIMIT_MS).
+# A run that is cancelled cleans up, which has five minutes at most (workflow/run_context.CLEAN_UP_LIMIT_MS).
 CANCEL_MS = 300_000 + TIMEOUT_MS
+# Runs in a list of jobs.
+MOST_RUNS = 100
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------
@@ -95,10 +96,10 @@ def job_main(words: list[str], *, app: str | None, command: list[str], tool: Too
     )
     on: Address | None = verb.values.get("on")
     if verb.name in ("extend", "stop") and on is not None:
-        from .engine import order_on_engine
+        from .control import control_run
 
         how = (verb.values.get("by"), verb.values.get("within"), verb.values.get("reason") or "")
-        return perform(order_on_engine(call.name, on, str(verb.values["job_id"]), None, *how), verb.as_json)
+        return perform(control_run(call.name, str(verb.values["job_id"]), None, *how, on=on), verb.as_json)
     if verb.name in ("extend", "stop"):
         from .control import show_control
 
@@ -116,24 +117,28 @@ def _control_or_refuse(verb: Verb, app: str | None) -> Outcome:
 
 
 def _control_job(verb: Verb, app: str | None) -> Outcome:
-    """Extend a job or a run that is under way, or wind it down. Raises Failure where it cannot be reached."""
+    """Extend a running job or run, or wind it down. Raise Failure if it cannot be reached."""
+    import asyncio
+
     from ..dispatch.job_client import JobClient
-    from .control import send, send_to_run
+    from ..inbox.access import Principal
+    from ..workflow.engine import EmbeddedEngine, RunOrder, send_order
 
     said, name = verb.values, str(verb.values["job_id"])
-    how = (said.get("by"), said.get("within"), said.get("reason") or "")
+    how = (Principal.local().name, said.get("by"), said.get("within"), said.get("reason") or "")
     with Store.open() as store:
         try:
             job = JobClient(store, []).find(name)
         except Failure as failure:
-            run = store.runs.get(name) if failure.code == "JOB_NOT_FOUND" and app is None else None
-            if run is None:
+            if failure.code != "JOB_NOT_FOUND" or app is not None or store.runs.get(name) is None:
                 raise
-            return Outcome(Ending.FINISHED, data=send_to_run(store, run, None, *how))
+            data = asyncio.run(EmbeddedEngine(store).order(RunOrder(name, None, *how)))
+            return Outcome(Ending.FINISHED, data=data)
         if not job.is_active or job.runner is None:
             state = "has ended" if not job.is_active else "is only being started"
             raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
-        return Outcome(Ending.FINISHED, data=send(store, job.runner, f"job {job.id}", {"run": job.id}, *how))
+        data = send_order(store, job.runner, f"job {job.id}", RunOrder(job.id, None, *how))
+        return Outcome(Ending.FINISHED, data=data)
 
 
 def _perform_job(verb: Verb, call: Call, app: str | None, command: list[str]) -> Outcome | Envelope:
@@ -145,9 +150,13 @@ def _perform_job(verb: Verb, call: Call, app: str | None, command: list[str]) ->
 
     async def perform() -> Outcome | Envelope:
         if (on := verb.values.get("on")) is not None:
-            from .engine import perform_on_runs
+            from .engine import manage_run_on, temporal_engine
 
-            return await perform_on_runs(verb, on, call, budget_ms)
+            if verb.name == "list":
+                runs = await temporal_engine(on).list_runs(MOST_RUNS, active_only=bool(said["active"]))
+                jobs = [run.as_job(on.on_command_line) for run in runs]
+                return Outcome(Ending.FINISHED, data={"jobs": jobs})
+            return await manage_run_on(on, verb.name, str(said["job_id"]), call, budget_ms)
         with Store.open() as store:
             try:
                 return await JobClient(store, command).perform(
@@ -161,10 +170,12 @@ def _perform_job(verb: Verb, call: Call, app: str | None, command: list[str]) ->
             except Failure as failure:
                 if failure.code != "JOB_NOT_FOUND" or app is not None:
                     raise
-                run = await asyncio.to_thread(store.runs.get, str(said["job_id"]))
-                if run is None:
+                run_id = str(said["job_id"])
+                if await asyncio.to_thread(store.runs.get, run_id) is None:
                     raise
-                return await _perform_on_run(verb.name, run, store, call, budget_ms)
+                from ..workflow.engine import EmbeddedEngine, manage_run
+
+                return await manage_run(EmbeddedEngine(store), verb.name, run_id, call, budget_ms)
 
     return asyncio.run(_unless_signalled(perform))
 
@@ -216,58 +227,6 @@ def _job_line(job: dict[str, Any]) -> str:
     done = f"  {progress['done']}{of}{unit}" if progress else ""
     code = f"  {job['code']}" if "code" in job else ""
     return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}{done}{code}\n"
-
-
-# --- runs as jobs: one that is parked tells its caller its id as that of a job ----------------------------------
-
-
-async def _perform_on_run(verb: str, run: Run, store: Store, call: Call, budget_ms: int | None) -> Outcome | Envelope:
-    """Do with a run what is done with a job. Raises Failure where a run is to be cancelled that a process has."""
-    import asyncio
-
-    from ..core.clocks import ClockKind, Fired
-    from ..dispatch.job_client import LATER_LOOKS_S, JobClient
-    from ..process.kernel import is_alive
-    from ..workflow.engine import cancel
-
-    notes: tuple[Warning_, ...] = ()
-    if verb == "cancel":
-        ended = await cancel(run.id, store)
-        notes = tuple(note for note in ended.warnings if note["code"] == "CLEAN_UP_MISSING")
-        run = store.runs.get(run.id) or run
-    if verb != "wait":
-        return Outcome(Ending.FINISHED, data=_describe_run(run, store), warnings=notes)
-    until_ns, waits_ms = JobClient.patience(call, budget_ms)
-    # One that no process has does not go on by itself, however long it is waited for.
-    while run.envelope is None and run.parked_at is None and is_alive(run.holder):
-        left_s = LATER_LOOKS_S if until_ns is None else (until_ns - monotonic_ns()) / 1e9
-        if left_s <= 0:
-            break
-        await asyncio.sleep(min(left_s, LATER_LOOKS_S))
-        found = await asyncio.to_thread(store.runs.get, run.id)
-        run = run if found is None else found
-    if run.envelope is not None:
-        told = run.envelope
-        return Envelope(told["data"], told["error"], list(told["warnings"]), told["meta"])
-    shown = _describe_run(run, store)
-    data = {**shown, "state": "running" if shown["run_status"] == "running" else "paused"}
-    fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // 1_000_000)
-    message = f"run {run.id} is {shown['run_status']}; data.continue_command goes on with it"
-    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
-
-
-def _describe_run(run: Run, store: Store) -> dict[str, object]:
-    from ..process.kernel import is_alive
-    from ..workflow.report import report_of
-    from ..workflow.state import count_steps, describe_as_job
-
-    made = report_of(run, store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
-    shown = describe_as_job(run.id, run.name, made.status, run.created_at, run.ended_at)
-    shown["timeout_ms"] = made.budget_ms or 0
-    shown["progress"] = count_steps([step.status for step in made.steps])
-    if made.error is not None:
-        shown["code"] = made.error["code"]
-    return shown
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -9,22 +10,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..core.errors import Ending, Failure
-from ..process.clock import wall_time
-from ..process.kernel import is_alive
 from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
-from ..store.runs import Run
 from ..store.store import Store
-from ..workflow.report import Report, report_of
-from ..workflow.state import Status
+from ..workflow.report import Report
+from .engine import open_engine
 from .output import is_terminal, say_line
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
-# Runs in a list, and those among which a mistyped or shortened id is looked for.
+# Runs in a list.
 RUNS_LISTED = 20
-RUNS_KNOWN = 200
 # Of a file's name, with room for what a page is called while it is written.
 PAGE_NAME_LENGTH = 200
 
@@ -43,13 +40,8 @@ def report(
     With `keeps` there is a page also where nobody said where. `on` is the engine that has the run, if one has.
     """
     try:
-        if on is not None:
-            from .engine import report_on_engine
-
-            made = report_on_engine(on, run_id)
-        else:
-            with Store.open() as store:
-                made = stored_report(store, _find(store, run_id))
+        with open_engine(on) as engine:
+            made = asyncio.run(engine.report(run_id))
         if keeps and html is None:
             with Store.open() as store:
                 html = _page_path(store, made.run_id)
@@ -96,19 +88,11 @@ def show(outcome: Outcome, *, says: bool) -> None:
 def list_runs(on: Address | None = None) -> Outcome:
     """List the last runs, of the store or of an engine."""
     try:
-        if on is not None:
-            from .engine import list_on_engine
-
-            return Outcome(Ending.FINISHED, data={"runs": list_on_engine(on, RUNS_LISTED)})
-        with Store.open() as store:
-            runs = [_describe_run(run) for run in store.runs.list(RUNS_LISTED)]
+        with open_engine(on) as engine:
+            runs = [run.as_row() for run in asyncio.run(engine.list_runs(RUNS_LISTED))]
     except Failure as failure:
         return failure_outcome(failure)
     return Outcome(Ending.FINISHED, data={"runs": runs})
-
-
-def stored_report(store: Store, run: Run) -> Report:
-    return report_of(run, store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
 
 
 def text_of(made: Report, output: str) -> str:
@@ -148,39 +132,6 @@ def ensure_writable(path: str) -> None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise Failure("FILE_UNWRITABLE", f"{path!r} cannot be written: {why}") from None
-
-
-def _find(store: Store, run_id: str) -> Run:
-    """Find a run by its id, or by a beginning that only one has. Raises Failure."""
-    run = None if "\0" in run_id else store.runs.get(run_id)
-    if run is not None:
-        return run
-    known = [run.id for run in store.runs.list(RUNS_KNOWN)]
-    begin = [name for name in known if run_id and name.startswith(run_id)]
-    if len(begin) == 1:
-        run = store.runs.get(begin[0])
-    if run is not None:
-        return run
-    import difflib
-
-    near = begin[:5] or difflib.get_close_matches(run_id, known, n=3)
-    message = f"there is no run {run_id!r}" if not begin else f"{len(begin)} runs begin with {run_id!r}"
-    hint = f"did you mean {' or '.join(near)}?" if near else "`shotclock report` lists the last runs"
-    raise Failure("RUN_NOT_FOUND", message, context={"near": near}, suggestion=hint)
-
-
-def _describe_run(run: Run) -> dict[str, object]:
-    alive = run.ended_at is None and is_alive(run.holder)
-    made = report_of(run, {}, now=wall_time(), is_alive=alive)
-    return {
-        "run_id": run.id,
-        "name": run.name,
-        "status": made.status.value,
-        "started_at": run.created_at.iso(),
-        "ended_at": None if run.ended_at is None else run.ended_at.iso(),
-        "duration_ms": None if made.status in (Status.INTERRUPTED, Status.PARKED) else made.duration_ms,
-        "why": made.why,
-    }
 
 
 def _json(data: dict[str, Any]) -> str:

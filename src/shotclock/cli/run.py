@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,12 +23,12 @@ from ..process.clock import wall_time
 from ..runtime.call import Outcome
 from ..runtime.outcomes import outcome_of_error
 from ..store.store import Store
-from ..workflow.engine import RunCaller, RunRequest, resume, start
+from ..workflow.engine import EmbeddedEngine, Engine
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import select_tagged
 from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
-from ..workflow.schema import WorkflowFile
+from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from .output import (
     Outlet,
@@ -46,7 +46,7 @@ from .output import (
     write_quietly,
 )
 from .parser import Mistakes
-from .report import ensure_writable, stored_report, text_of, write_file
+from .report import ensure_writable, text_of, write_file
 from .subcommand import answer_at_once, problem_of
 
 if TYPE_CHECKING:
@@ -121,16 +121,25 @@ def _perform(asked: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Out
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
     budget_ms = _budget_ms(asked)
-    if asked.on is not None:
-        with _Events(asked, as_json) as events:
-            return _perform_on_engine(asked, events, alone, budget_ms)
-    with Store.open() as store, _Events(asked, as_json) as events:
-        if asked.resume is not None:
-            return events.finish(asyncio.run(_resume(asked.resume, store, events, alone, budget_ms)))
-        request = _read_request(asked)
+    with _open_engine(asked) as engine, _Events(asked, as_json) as events:
+        request = asked.resume if asked.resume is not None else _read_request(asked)
         if isinstance(request, Outcome):
             return request
-        return events.finish(asyncio.run(_start(request, store, events, alone, budget_ms)))
+        return events.finish(asyncio.run(_carry_out(engine, request, events, alone, budget_ms)))
+
+
+def _open_engine(asked: RunOptions) -> contextlib.AbstractContextManager[Engine]:
+    if asked.on is None:  # without the modules of Temporal
+        return _open_embedded()
+    from .engine import open_engine
+
+    return open_engine(asked.on, asked.queue, asked.heartbeat_ms)
+
+
+@contextlib.contextmanager
+def _open_embedded() -> Iterator[Engine]:
+    with Store.open() as store:
+        yield EmbeddedEngine(store)
 
 
 def _read_request(asked: RunOptions) -> RunRequest | Outcome:
@@ -149,25 +158,6 @@ def _read_request(asked: RunOptions) -> RunRequest | Outcome:
         workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
         timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
     )  # fmt: skip
-
-
-def _perform_on_engine(asked: RunOptions, events: _Events, alone: bool, budget_ms: int | None) -> Envelope | Outcome:
-    """Give the run to an engine, or go on waiting for one that it has."""
-    from .engine import RunOnEngine
-
-    request = asked.resume if asked.resume is not None else _read_request(asked)
-    if isinstance(request, Outcome):
-        return request
-    events.run_id = request if isinstance(request, str) else request.run_id
-    assert asked.on is not None
-    job = RunOnEngine(asked.on, request, asked.queue, asked.heartbeat_ms)
-
-    async def main() -> Envelope:
-        with StopSignal(events.leave_at_once) as stop:
-            async with _show_lines(events, alone) as watch:
-                return await job.carry_out(RunCaller(stop, watch.on_change, watch.on_news, budget_ms=budget_ms))
-
-    return events.finish(asyncio.run(main()))
 
 
 def _find_mistakes(asked: RunOptions) -> Mistakes:
@@ -195,23 +185,17 @@ def _budget_ms(asked: RunOptions) -> int | None:
     return None if is_terminal(sys.stdin) else read_response_budget_ms()
 
 
-async def _start(request: RunRequest, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
-    events.run_id = request.run_id
+async def _carry_out(
+    engine: Engine, request: RunRequest | str, events: _Events, alone: bool, budget_ms: int | None
+) -> Envelope:
+    """Start a run, or resume the one with this id, and return its envelope."""
+    events.run_id = run_id = request if isinstance(request, str) else request.run_id
     with StopSignal(events.leave_at_once) as stop:
-        async with _show_changes(store, request.run_id, request.name, request.workflow, events, alone, stop) as watch:
+        async with _show_changes(engine, request, events, alone, stop) as watch:
             caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
-            return await start(request, store, caller)
-
-
-async def _resume(run_id: str, store: Store, events: _Events, alone: bool, budget_ms: int | None) -> Envelope:
-    events.run_id = run_id
-    run = store.runs.get(run_id)
-    workflow = None if run is None or run.ended_at is not None else read_record(run, store)[0]
-    name = "" if run is None else run.name
-    with StopSignal(events.leave_at_once) as stop:
-        async with _show_changes(store, run_id, name, workflow, events, alone, stop) as watch:
-            caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
-            return await resume(run_id, store, caller)
+            if isinstance(request, str):
+                return await engine.resume(run_id, caller)
+            return await engine.start(request, caller)
 
 
 class _Watch(NamedTuple):
@@ -225,21 +209,20 @@ class _Watch(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def _show_changes(
-    store: Store,
-    run_id: str,
-    name: str,
-    workflow: WorkflowFile | None,
-    events: _Events,
-    alone: bool,
-    stop: asyncio.Future[str],
+    engine: Engine, request: RunRequest | str, events: _Events, alone: bool, stop: asyncio.Future[str]
 ) -> AsyncIterator[_Watch]:
-    """Tell of changes: the file of events, and a person, by a view of the run or line by line."""
-
-    screen = screen_here() if workflow is not None else None
-    if screen is None or workflow is None:
+    """Show changes in the file of events and to a person, by a view of an embedded run or line by line."""
+    run_id, name, workflow = request if isinstance(request, str) else request.run_id, "", None
+    if isinstance(request, RunRequest):
+        name, workflow = request.name, request.workflow
+    elif isinstance(engine, EmbeddedEngine) and (run := engine.store.runs.get(run_id)) is not None:
+        name, workflow = run.name, None if run.ended_at is not None else read_record(run, engine.store)[0]
+    screen = screen_here() if workflow is not None and isinstance(engine, EmbeddedEngine) else None
+    if screen is None or workflow is None or not isinstance(engine, EmbeddedEngine):
         async with _show_lines(events, alone) as watch:
             yield watch
         return
+    store = engine.store
     from .live_view import View
 
     def deadline_at() -> WallTime | None:
@@ -430,14 +413,8 @@ def _text(envelope: Envelope, asked: RunOptions) -> str | None:
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:
-            if asked.on is not None:
-                from .engine import report_on_engine
-
-                report = report_on_engine(asked.on, run_id)
-            else:
-                with Store.open() as store:
-                    if (run := store.runs.get(run_id)) is not None:
-                        report = stored_report(store, run)
+            with _open_engine(asked) as engine:
+                report = asyncio.run(engine.report(run_id))
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
     return text_of(report, str(asked.output))

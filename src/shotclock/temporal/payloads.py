@@ -1,8 +1,7 @@
-"""What of a run lies in Temporal's history, and what does not: secrets are encrypted, and what is large lies elsewhere.
+"""The payloads in Temporal's history: encrypted, and without large ones.
 
-With a key (SHOTCLOCK_CODEC_KEY) everything that is sent to the engine is encrypted, and only who has the key can read
-it. Without one nothing secret is sent: a run that would is refused. What is larger than a payload should be is kept
-below SHOTCLOCK_PAYLOADS, a directory or the URL of an object store, under a name that is the digest of its content.
+With a key (SHOTCLOCK_CODEC_KEY) every payload is encrypted. Without one, runs with secrets are refused.
+Large payloads are stored below SHOTCLOCK_PAYLOADS, a directory or the URL of an object store, named by their digest.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from ..workflow.state import HIDES, record_workflow
 KEY_VARIABLE = "SHOTCLOCK_CODEC_KEY"
 PAYLOADS_VARIABLE = "SHOTCLOCK_PAYLOADS"
 KEY_BYTES = 32
-# Larger ones lie elsewhere. Temporal refuses 2 MB, and history holds every one of them.
+# Larger payloads are stored outside of history. Temporal refuses 2 MB.
 THRESHOLD = 128 * 1024
-# Characters of JSON that a step may hand on: a workflow reads and writes it in one go, and Temporal fails the task of
-# one that is busy for two seconds, again and again.
+# The limit of a step's output, in characters of JSON. Temporal fails the task of a workflow that is busy for two
+# seconds, again and again.
 JSON_LIMIT = 10_000_000
-# To put one into an object store, or to get it.
+# The limit of one transfer to or from an object store.
 TRANSFER_LIMIT_S = 60.0
 _NONCE_BYTES = 12
 _ENCODING = b"binary/shotclock-encrypted"
@@ -53,7 +52,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def read_key(environ: Mapping[str, str]) -> bytes | None:
-    """Return the key of the environment, if there is one. Raises Failure where it is none."""
+    """Return the key of the environment, if any. Raise Failure if it is malformed."""
     text = environ.get(KEY_VARIABLE, "").strip()
     if not text:
         return None
@@ -69,7 +68,7 @@ def read_key(environ: Mapping[str, str]) -> bytes | None:
 
 
 def make_converter(environ: Mapping[str, str] | None = None) -> DataConverter:
-    """Return how everything is written that is sent to the engine. Raises Failure."""
+    """Return the converter of all payloads. Raise Failure."""
     environ = os.environ if environ is None else environ
     key = read_key(environ)
     storage = ExternalStorage(drivers=[make_driver(environ)], payload_size_threshold=THRESHOLD)
@@ -84,14 +83,14 @@ def make_converter(environ: Mapping[str, str] | None = None) -> DataConverter:
 
 
 class _OrderedJson(JSONPlainPayloadConverter):
-    """JSON with the keys of objects in their own order: steps begin in the order of their file."""
+    """JSON with the keys of objects in their order: steps begin in the order of their file."""
 
     def to_payload(self, value: Any) -> Payload:
         return Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(value, separators=(",", ":")).encode())
 
 
 class OrderedConverter(CompositePayloadConverter):
-    """The default converter, with objects in their own order."""
+    """The default converter, but with the keys of objects in their order."""
 
     def __init__(self) -> None:
         *others, _ = DefaultPayloadConverter.default_encoding_payload_converters
@@ -99,8 +98,8 @@ class OrderedConverter(CompositePayloadConverter):
 
 
 def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the file as it is sent to the engine: whole where that is encrypted, and refused where it holds secrets
-    and is not. Raises Failure, also for an agent whose tool is a workflow: a worker does not wait for a run inside."""
+    """Return the file for the engine: whole if payloads are encrypted, refused if it holds secrets and they are not.
+    Raise Failure, also for an agent whose tool is a workflow, because a worker cannot wait for a nested run."""
     for step_id, step in ai_steps(workflow):
         if any(workflow.tools[name].workflow is not None for name in step.ai.tools):
             message = f"step {step_id}: a workflow cannot be an agent's tool on Temporal"
@@ -113,13 +112,13 @@ def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables:
     if HIDES not in written and not secret:
         return written
     where = "the file" if HIDES in written else f"the input {secret[0]}"
-    message = f"{where} holds a secret, which would lie in Temporal's history for everybody to read"
+    message = f"{where} holds a secret, which would be readable in Temporal's history"
     hint = f"let the workers have it in their environment (${{NAME}}), or give them and us {KEY_VARIABLE}"
     raise Failure("PRECONDITION", message, suggestion=hint)
 
 
 class EncryptingCodec(PayloadCodec):
-    """Encrypts payloads with AES-256-GCM. What was sent without a key is read as it is."""
+    """Encryption of payloads with AES-256-GCM. Payloads that were sent without a key are read as they are."""
 
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -142,16 +141,16 @@ class EncryptingCodec(PayloadCodec):
         if payload.metadata.get("encoding") != _ENCODING:
             return payload
         if payload.metadata.get("key-id") != self._key_id:
-            raise ValueError(f"it was encrypted with another key than that of {KEY_VARIABLE}")
+            raise ValueError(f"it was encrypted with another key than {KEY_VARIABLE}")
         nonce, data = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
         return Payload.FromString(self._cipher.decrypt(nonce, data, self._key_id))
 
 
-# --- what is large ------------------------------------------------------------------------------------------
+# --- large payloads -----------------------------------------------------------------------------------------
 
 
 def make_driver(environ: Mapping[str, str]) -> StorageDriver:
-    """Return where large payloads lie: the URL or directory of the environment, else a directory of this user."""
+    """Return the storage of large payloads: the URL or directory of the environment, else a directory of this user."""
     place = environ.get(PAYLOADS_VARIABLE, "").strip()
     if place.startswith(("http://", "https://")):
         return HttpDriver(place.rstrip("/"))
@@ -163,7 +162,7 @@ def make_driver(environ: Mapping[str, str]) -> StorageDriver:
 
 
 class _ContentDriver(StorageDriver):
-    """Keeps payloads under the digests of their contents: the same one is kept once, and a wrong one is noticed."""
+    """A storage that names payloads by their digests: equal ones are stored once, and corrupt ones are noticed."""
 
     def name(self) -> str:
         return "shotclock"
@@ -202,10 +201,10 @@ class _ContentDriver(StorageDriver):
 
 
 class DirectoryDriver(_ContentDriver):
-    """Keeps payloads as files. On several machines the directory has to be one that all of them see."""
+    """A storage of files. Several machines have to share the directory."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Use this folder, or one beside the user's store."""
+        """Use this folder; None means one beside the user's store."""
         self._folder = folder
 
     def _path(self, digest: str) -> Path:
@@ -229,7 +228,7 @@ class DirectoryDriver(_ContentDriver):
 
 
 class HttpDriver(_ContentDriver):
-    """Keeps payloads in an object store that takes PUT and GET below its URL."""
+    """An object store that takes PUT and GET below its URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""A worker: it takes steps and workflows from a queue of Temporal, and ends with nothing of them left."""
+"""A worker: it takes workflows and steps from a queue of Temporal, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import create_private_file
 from ..store.store import Store
-from ..workflow.engine import OpenedInbox
+from ..workflow.run import OpenedInbox
 from .connection import API_KEY, SETTINGS, Address, connect
 from .messages import DEFAULT_QUEUE
 from .payloads import KEY_VARIABLE, read_key
@@ -35,38 +35,37 @@ from .run_workflow import RunWorkflow
 from .step_activity import Activities, Leases, WorkerServices
 
 DEFAULT_PARALLEL = 8
-# A run's workflow waits so long for the worker that has it in memory before another one takes it.
+# How long a workflow waits for the worker that has it in memory before another one takes it.
 STICKY_S = 0.5
-# Questions for work that lie open at the engine: what it answers a worker that is cut off is lost until it is missed.
+# Open polls at the engine. A task that answers the poll of a cut-off worker is lost until its timeout.
 POLLS = 2
-# How long steps that run have to end once the worker was told to leave. Then they are handed to others.
+# How long running steps have to end when the worker shuts down. Then other workers take them.
 DEFAULT_DRAIN_MS = 30_000
-# How often it is looked whether a step is overdue: a fraction of what is left between that and the next one's start.
+# The pause between two checks for overdue steps: a fraction of the time until another worker may start them.
 LEASE_LOOK_MS = 50
-# After a worker that could not stop a step in time: all that it started dies with it.
+# The exit code of a worker that could not stop a step in time. Its processes die with it.
 EXIT_CUT_OFF = 70
-# What a run's history has of each worker. Without one the SDK digests the code of every module that is imported, which
-# costs each worker a quarter of a second.
+# The name of a worker in history. Without it the SDK digests all imported modules, which takes a quarter of a second.
 BUILD_ID = f"shotclock-{__version__}"
-# What the worker itself gets in with, and no step.
+# The worker's own credentials, which no step sees.
 OWN_VARIABLES = frozenset((*(setting.variable for setting in SETTINGS), KEY_VARIABLE))
 
 
 @value
 class WorkerOptions:
-    """How a worker takes work."""
+    """The options of a worker."""
 
     queue: str = DEFAULT_QUEUE
     most_steps: int = DEFAULT_PARALLEL
     drain_ms: int = DEFAULT_DRAIN_MS
     folder: str | None = None
-    """Where steps run whose file's own folder is not on this machine."""
+    """The directory of steps whose file's own folder is not on this machine."""
 
 
 async def serve_worker(
     address: Address, options: WorkerOptions, stop: asyncio.Future[str], on_ready: Callable[[], None]
 ) -> str:
-    """Take work until told to stop, and return by what. Raises Failure where the engine cannot be reached."""
+    """Take work until stopped, and return the name of the signal. Raise Failure if the engine cannot be reached."""
     kernel.hide_variables(looks_secret)
     async with contextlib.AsyncExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="shotclock-worker-"))
@@ -92,11 +91,11 @@ async def serve_worker(
         steps, orders = make_workers(client, services, options)
         async with orders, steps:
             on_ready()
-            return await stop  # a worker is there until somebody wants it gone
+            return await stop  # unbounded: a worker serves until it is stopped
 
 
 def _share_approval_key(store: Store) -> None:
-    """Let secrets in what people are asked have the same digest on every worker, where all have one key."""
+    """Give secrets in proposals the same digest on every worker that has the same key."""
     key = read_key(os.environ)
     if key is not None:
         with open(create_private_file(store.home / KEY_FILE), "wb") as file:
@@ -104,8 +103,8 @@ def _share_approval_key(store: Store) -> None:
 
 
 def _end_when_overdue(leases: Leases, guard: socket.socket | None, is_over: threading.Event) -> None:
-    """End the worker, and with it all that it runs, once a step is still there that others may begin now, or nobody
-    would end the worker if it were frozen. In a thread: nothing that blocks the event loop may keep it from that."""
+    """End the worker and its processes when a step is overdue, or when its guard is gone. In a thread, so that a
+    blocked event loop cannot prevent it."""
     poller = select.poll()
     if guard is not None:
         poller.register(guard, select.POLLIN)
@@ -119,7 +118,7 @@ def _end_when_overdue(leases: Leases, guard: socket.socket | None, is_over: thre
 
 
 def make_workers(client: Client, services: WorkerServices, options: WorkerOptions) -> tuple[Worker, Worker]:
-    """Return who takes workflows and steps from the queue, and who hears orders about the steps that are here."""
+    """Return the worker for workflows and steps, and the worker for orders to the steps of this process."""
     activities = Activities(services)
     steps = Worker(
         client,
@@ -127,8 +126,8 @@ def make_workers(client: Client, services: WorkerServices, options: WorkerOption
         build_id=BUILD_ID,
         workflows=[RunWorkflow],
         activities=[activities.carry_out_step, activities.render_outputs],
-        # The workflow is our own code and no user's. Tests replay it in Temporal's sandbox, which would cost a worker a
-        # quarter of its time.
+        # The workflow is our own code. Tests replay it in Temporal's sandbox, which would take a quarter of a worker's
+        # time.
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_concurrent_activities=options.most_steps,
         max_concurrent_activity_task_polls=POLLS,

@@ -41,7 +41,7 @@ from ..providers.workflow import WorkflowStep
 from ..runtime.call import Outcome, admit, answer
 from .lint import approved_files, digests_of
 from .plan import overtime_of
-from .scheduler import RunContext
+from .run_context import RunContext
 from .schema import ToolPart, is_template
 from .shell_programs import (
     ASSIGNED,

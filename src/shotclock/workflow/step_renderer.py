@@ -20,7 +20,7 @@ from ..core.redaction import looks_secret
 from ..providers.command import CommandStep, ToolStep, shell_argv
 from ..providers.provider import STEP_TYPES, StepPart, StepType
 from . import templates
-from .scheduler import RunContext
+from .run_context import RunContext
 from .schema import References, UnsetVariable, holds_template, is_template, unset_message
 from .shell_quoting import Unsafe, find_variable_refusal, with_references
 from .state import Status

@@ -28,6 +28,7 @@ from ...runtime.control_channel import ask_holder, extend, find_calls, list_call
 from ...store.jobs import Job
 from ...store.runs import Run
 from ...store.store import Store
+from ...workflow.engine import RunOrder
 from .responses import answer_request, answering, principal_of, read_body
 
 if TYPE_CHECKING:
@@ -111,24 +112,12 @@ class RunningCalls:
                 return await wind_down(calls, by.name, reason, within_ms)
             return await extend(calls, by_ms, by.name)
         store = self._store()
-        if "run" in named and self._engine is not None and store.runs.get(named["run"]) is None:
-            return await self._engine.send_order(
-                {
-                    "run_id": named["run"],
-                    "step": named.get("step"),
-                    "who": by.name,
-                    "by_ms": by_ms,
-                    "within_ms": within_ms,
-                    "reason": reason,
-                }
-            )
-        holder, run_id = await asyncio.to_thread(_find_holder, store, named)
-        request: dict[str, object] = {"run": run_id, "step": named.get("step"), "who": by.name}
-        if by_ms is None:
-            request |= {"do": "stop", "reason": reason, "within_ms": within_ms}
-        else:
-            request |= {"do": "extend", "by_ms": by_ms}
-        return await asyncio.to_thread(ask_holder, store.home, holder, request)
+        run_id = named.get("run") or named.get("job") or ""
+        order = RunOrder(run_id, named.get("step"), by.name, by_ms, within_ms, reason)
+        if "run" in named and self._engine is not None and store.runs.get(run_id) is None:
+            return await self._engine.order(order)
+        holder = await asyncio.to_thread(_find_holder, store, named)
+        return await asyncio.to_thread(ask_holder, store.home, holder, order.as_request())
 
 
 def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object] | None:
@@ -142,16 +131,16 @@ def _read_store(store: Store) -> tuple[list[Run], list[Job]]:
     return runs, jobs
 
 
-def _find_holder(store: Store, named: dict[str, str]) -> tuple[ProcessIdentity, str]:
+def _find_holder(store: Store, named: dict[str, str]) -> ProcessIdentity:
     if "run" in named:
         run = store.runs.get(named["run"])
         if run is None or run.ended_at is not None or run.parked_at is not None:
             raise Failure("CALL_NOT_FOUND", f"run {named['run'][:80]!r} is not running")
-        return run.holder, run.id
+        return run.holder
     job = store.jobs.get(named["job"]) if "job" in named else None
     if job is None or not job.is_active or job.runner is None:
         raise Failure("CALL_NOT_FOUND", "it is not running any more")
-    return job.runner, job.id
+    return job.runner
 
 
 async def _list_calls_of(

@@ -1,0 +1,742 @@
+"""The engine on Temporal: runs are started, watched, stopped and decided through Temporal's client."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from temporalio.api.enums.v1 import PendingWorkflowTaskState, TaskQueueType
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionDescription,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, TimeoutError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Ending, Failure, SideEffects
+from ..core.proposal import Decision, Proposal, apply_decision, check_decision, result_of
+from ..core.trace import TraceContext
+from ..core.value_types import replace
+from ..inbox.access import Principal
+from ..process.clock import monotonic_ns, process_began_ns, wall_time
+from ..providers.provider import STEP_TYPES
+from ..runtime.call import Outcome, admit, answer, inherited_deadline
+from ..runtime.outcomes import failure_outcome
+from ..store.proposals import export_proposal, read_exported
+from ..store.runs import Run, StepRecord
+from ..store.store import Store
+from ..workflow.engine import RunOrder, RunSummary
+from ..workflow.lint import identity
+from ..workflow.report import Report, judge_code, report_of
+from ..workflow.run import RunCaller, RunRequest, read_envelope, run_exists
+from ..workflow.schema import WorkflowFile, check_inputs
+from ..workflow.state import Status, StepState, commands_for, count_steps, park_outcome
+from .connection import Address, connect
+from .messages import (
+    DEFAULT_HEARTBEAT_MS,
+    DEFAULT_QUEUE,
+    ENDING,
+    KEYS,
+    RUN_WORKFLOW,
+    STATUS,
+    VERSION,
+    WAITING,
+    RunInput,
+    describe_beginning,
+    pack_record,
+    unpack_proposals,
+)
+from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
+
+# The pause between two looks at a run, and before an engine that did not answer is asked again.
+LOOK_S = 0.5
+# How long the start of a run is tried while the engine does not answer.
+START_LIMIT_MS = 30_000
+# How long a queue may have no worker before the caller reports that. A worker polls within seconds.
+NO_WORKER_MS = 5_000
+# How long after the deadline the engine ends a run that no worker ends. An operator can extend the run within it.
+EXTENSION_ROOM_MS = 86_400_000
+# After this a workflow whose worker died in the middle of a decision continues on another worker.
+TASK_LIMIT_S = 5
+RPC_LIMIT = timedelta(seconds=10)
+# The last runs that are searched for a decided proposal.
+MOST_SEARCHED = 50
+# For a first answer of a worker, and for the list of search attributes.
+SEEN_LIMIT = timedelta(seconds=5)
+# An order travels to the worker of the step, and back.
+ORDER_LIMIT = timedelta(seconds=20)
+# The end of a run may take this long after its deadline: grace, the loss of a worker, the start of another.
+END_MARGIN_MS = 60_000
+# A stopped run has five minutes for its clean-up. A run without a worker does not even begin it.
+STOP_LIMIT_S, CANCEL_LIMIT_S = 360.0, 320.0
+# The holder of a run that no process of this machine has.
+NOWHERE = ProcessIdentity("", "", 0, 0)
+# With these codes the engine has refused the run. After any other error it may have accepted it.
+_REFUSALS = (
+    RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED,
+    RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.UNIMPLEMENTED,
+)  # fmt: skip
+# With these codes the engine has found no worker that answers.
+_UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
+# The codes of runs that have ended without an envelope.
+_LOST = ("TIMEOUT", "INTERRUPTED")
+_LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
+_NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
+
+T = TypeVar("T")
+Progress = dict[str, Any]
+"""The answer to the `progress` query of a run (run_workflow.py)."""
+Handle = WorkflowHandle[Any, Any]
+
+
+class TemporalEngine:
+    """The runs of one namespace of Temporal. It connects with the first request, in the running event loop."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        queue: str | None = None,
+        heartbeat_ms: int | None = None,
+    ) -> None:
+        self.address = address
+        self._queue = queue or DEFAULT_QUEUE
+        self._heartbeat_ms = heartbeat_ms or DEFAULT_HEARTBEAT_MS
+        self._client: Client | None = None
+        self._attributes: list[str] | None = None
+
+    @property
+    def where(self) -> str:
+        return self.address.on_command_line
+
+    async def client(self) -> Client:
+        if self._client is None:
+            self._client = await connect(self.address)
+        return self._client
+
+    async def handle(self, run_id: str) -> Handle:
+        return (await self.client()).get_workflow_handle(run_id)
+
+    # --- starting and waiting -----------------------------------------------------------------------------
+
+    async def start(self, request: RunRequest, caller: RunCaller) -> Envelope:
+        # Inside the time of the environment, as an embedded run.
+        call = admit(
+            f"run {request.name}",
+            Clocks(timeout_ms=request.limit_ms),
+            parent=inherited_deadline(os.environ, monotonic_ns()).deadline,
+        )
+        inputs = check_inputs(request.workflow, request.inputs)
+        client, attributes = await self.client(), await self.find_attributes()
+        limit_ms = 0 if call.bound.bell is None else max(1, call.bound.limit_ms)
+        run_input: RunInput = {
+            "version": VERSION,
+            "run_id": request.run_id,
+            "name": request.name,
+            "file": request.file,
+            "folder": str(request.folder),
+            "files": [identity(request.file)],
+            "workflow": write_workflow(request.workflow, inputs, caller.variables),
+            "inputs": inputs,
+            "trace_id": call.trace_id,
+            "limit_ms": limit_ms,
+            "caller_ms": None if call.parent is None else max(1, call.parent.remaining_ms(monotonic_ns())),
+            "deadline_at": None,
+            "deadline_owner": "caller",
+            "latest_at": None,
+            "heartbeat_ms": self._heartbeat_ms,
+            "queue": self._queue,
+            "env": {},
+            "attributes": attributes,
+        }
+        start_id = uuid.uuid4().hex
+        has_end = limit_ms and not _may_ask(request.workflow)
+
+        async def send() -> None:
+            await client.start_workflow(
+                RUN_WORKFLOW,
+                run_input,
+                id=request.run_id,
+                task_queue=self._queue,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                execution_timeout=timedelta(milliseconds=limit_ms + EXTENSION_ROOM_MS) if has_end else None,
+                task_timeout=timedelta(seconds=TASK_LIMIT_S),
+                static_summary=request.name,
+                search_attributes=describe_beginning(request.name, attributes),
+                memo={"name": request.name, "file": request.file, "limit_ms": limit_ms, "start_id": start_id},
+                rpc_timeout=RPC_LIMIT,
+            )
+
+        if not await _is_accepted(client.get_workflow_handle(request.run_id), send, start_id, caller.stop):
+            message = f"the engine does not answer: it is unknown whether it has accepted run {request.run_id}"
+            return self._unknown_answer(Failure("INCOMPLETE", message), request.run_id)
+        return await self._wait_for_end(request.run_id, caller, limit_ms)
+
+    async def resume(self, run_id: str, caller: RunCaller) -> Envelope:
+        """Wait for the end of a run, for as long as a run that begins now may take."""
+        try:
+            limit_ms = int(await _read_memo(await self._describe(run_id), "limit_ms", 0))
+        except Failure as failure:
+            if failure.code == "RUN_NOT_FOUND":
+                raise
+            return self._unknown_answer(failure, run_id)
+        return await self._wait_for_end(run_id, caller, limit_ms)
+
+    async def _wait_for_end(self, run_id: str, caller: RunCaller, limit_ms: int) -> Envelope:
+        """Wait for the end of an accepted run. A signal to the caller stops the run.
+
+        Without an end the answer names the run and the command that continues it: after the caller's budget if the run
+        only waits for people, at once if no worker serves its queue, otherwise some time after its limit.
+        """
+        try:
+            return await self._race_to_end(run_id, caller, limit_ms + END_MARGIN_MS if limit_ms else None)
+        except Failure as failure:
+            return self._unknown_answer(failure, run_id)
+
+    async def _race_to_end(self, run_id: str, caller: RunCaller, within_ms: int | None) -> Envelope:
+        handle, began_ns = await self.handle(run_id), monotonic_ns()
+        ending = asyncio.ensure_future(_read_end(handle))
+        watching = asyncio.ensure_future(self._watch(handle, caller))
+        untaken = asyncio.ensure_future(self._find_queue_without_worker(handle))
+        tasks: list[asyncio.Future[Any]] = [ending, watching, untaken]
+        waits = [*tasks, *([caller.stop] if caller.stop is not None else [])]
+        try:
+            while True:
+                waited_ms = (monotonic_ns() - began_ns) // NS_PER_MS
+                limit_s = None if within_ms is None else max(0, within_ms - waited_ms) / 1000
+                done, _ = await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if done or within_ms is None:
+                    break
+                longer_ms = await _read_limit_ms(handle) + END_MARGIN_MS
+                if longer_ms <= within_ms:
+                    break
+                within_ms = longer_ms  # the run was extended
+            if ending.done():
+                return ending.result()
+            if watching.done():
+                return self._parked_answer(run_id, watching.result(), caller.budget_ms or 0)
+            if untaken.done():
+                message = f"no worker serves queue {untaken.result()!r}: run {run_id} waits for one until its deadline"
+                start = f"`shotclock worker {self.where} --queue {untaken.result()}` starts one"
+                raise Failure("INCOMPLETE", message, suggestion=f"{start}; then run data.continue_command")
+            if caller.stop is None or not caller.stop.done():
+                return self._unended_answer(run_id, within_ms or 0)
+            signal = caller.stop.result()
+            tasks.append(asyncio.ensure_future(_insist(lambda: handle.signal("stop", signal, rpc_timeout=RPC_LIMIT))))
+            done, _ = await asyncio.wait([ending], timeout=STOP_LIMIT_S)
+            return ending.result() if done else self._unended_answer(run_id, int(STOP_LIMIT_S * 1000))
+        finally:
+            for each in tasks:
+                each.cancel()
+            await asyncio.wait(tasks)
+
+    async def _watch(self, handle: Handle, caller: RunCaller) -> Progress:
+        """Report changes to the caller's listener. Return the progress once the run has waited only for people for as
+        long as the caller does."""
+        seen: dict[str, Mapping[str, Any]] = {}
+        waits_since_ns: int | None = None
+        while caller.on_change is not None or caller.budget_ms is not None:
+            with contextlib.suppress(Failure):
+                progress = await self._read_with_nested(await read_progress(handle))
+                for name, record in progress["steps"].items():
+                    if caller.on_change is not None and record != seen.get(name) and record["status"] != "pending":
+                        caller.on_change(StepState.from_record(record))
+                    seen[name] = record
+                now_ns = monotonic_ns()
+                waits_since_ns = (waits_since_ns or now_ns) if progress["only_waits"] else None
+                waited_ms = 0 if waits_since_ns is None else (now_ns - waits_since_ns) // NS_PER_MS
+                if waits_since_ns is not None and caller.budget_ms is not None and waited_ms >= caller.budget_ms:
+                    return progress
+            await asyncio.sleep(LOOK_S)
+        return await _never(dict)
+
+    async def _read_with_nested(self, progress: Progress) -> Progress:
+        """Add the open proposals of nested runs. A run waits only for people if its nested runs do as well."""
+        if not progress["only_waits"]:
+            return progress
+        inner = [
+            await self._read_with_nested(await read_progress(await self.handle(each))) for each in progress["children"]
+        ]
+        waiting = [*progress["waiting"], *(proposal for each in inner for proposal in each["waiting"])]
+        return {**progress, "waiting": waiting, "only_waits": all(each["only_waits"] for each in inner)}
+
+    async def _find_queue_without_worker(self, handle: Handle) -> str:
+        """Return the queue of a run that no worker has taken, once the queue has had no worker for a while."""
+        client = await self.client()
+        alone_since_ns: int | None = None
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                described = await handle.describe(rpc_timeout=RPC_LIMIT)
+                task = described.raw_description.pending_workflow_task
+                if task.state != PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_SCHEDULED:
+                    break
+                request = DescribeTaskQueueRequest(
+                    namespace=client.namespace,
+                    task_queue=TaskQueue(name=described.task_queue),
+                    task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+                )
+                if (await client.workflow_service.describe_task_queue(request, timeout=RPC_LIMIT)).pollers:
+                    break
+            except RPCError:
+                alone_since_ns = None
+                continue
+            alone_since_ns = alone_since_ns or monotonic_ns()
+            if monotonic_ns() - alone_since_ns >= NO_WORKER_MS * NS_PER_MS:
+                return described.task_queue
+        return await _never(str)
+
+    async def wait(self, run_id: str, until_ns: int | None) -> Envelope | None:
+        await self._describe(run_id)
+        left_s = None if until_ns is None else max(0, until_ns - monotonic_ns()) / 1e9
+        try:
+            async with asyncio.timeout(left_s):
+                return await _read_end(await self.handle(run_id))
+        except builtins.TimeoutError:
+            return None
+
+    async def cancel(self, run_id: str) -> Envelope | None:
+        await self._describe(run_id)
+        handle = await self.handle(run_id)
+        try:
+            async with asyncio.timeout(CANCEL_LIMIT_S):
+                await _insist(lambda: handle.cancel(rpc_timeout=RPC_LIMIT))
+                return await _read_end(handle)
+        except builtins.TimeoutError:
+            return None
+
+    # --- answers without an end ---------------------------------------------------------------------------
+
+    def as_accepted(self, failure: Failure, run_id: str) -> Failure:
+        """Return the failure with the run, the commands that continue it, and side effects as unknown."""
+        data = {
+            "run_id": run_id,
+            "job_id": run_id,
+            "state": "ended" if failure.code in _LOST else "running",
+            **commands_for(run_id, self.where),
+        }
+        return Failure(
+            failure.code,
+            str(failure),
+            data=data,
+            context=failure.context,
+            suggestion=failure.suggestion,
+            side_effects=SideEffects.UNKNOWN,
+        )
+
+    def unknown_outcome(self, failure: Failure, run_id: str) -> Outcome:
+        """Return the outcome of a command on a run that the engine has, or may have, accepted. It never claims that
+        nothing was done: the run may do anything meanwhile."""
+        outcome = failure_outcome(self.as_accepted(failure, run_id))
+        outcome.ending = Ending.ABANDONED if failure.code in _LOST else Ending.DETACHED
+        return outcome
+
+    def _unknown_answer(self, failure: Failure, run_id: str, fired: Fired | None = None) -> Envelope:
+        """Return the envelope of a caller that does not learn the end of an accepted run."""
+        outcome = self.unknown_outcome(failure, run_id)
+        if isinstance(outcome.problem, Problem):
+            outcome.problem = replace(outcome.problem, fired=fired)
+        return answer(admit(f"run {run_id}", Clocks(timeout_ms=0), began_ns=process_began_ns()), outcome)
+
+    def _unended_answer(self, run_id: str, waited_ms: int) -> Envelope:
+        """Return the envelope of a run that has not ended within its limit."""
+        key = "" if read_key(os.environ) is None else f", or none has our {KEY_VARIABLE}"
+        message = f"run {run_id} has not ended in its time: no worker takes it{key}, or the engine does not answer"
+        fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
+        return self._unknown_answer(Failure("INCOMPLETE", message), run_id, fired)
+
+    def _parked_answer(self, run_id: str, progress: Progress, budget_ms: int) -> Envelope:
+        """Return the envelope of a run that waits for people."""
+        states = {name: StepState.from_record(record) for name, record in progress["steps"].items()}
+        waiting = [result_of(read_exported(each["record"])) for each in progress["waiting"] if "record" in each]
+        call = admit(f"run {progress['name']}", Clocks(timeout_ms=0), caller=TraceContext(progress["trace_id"]))
+        return answer(call, park_outcome(run_id, progress["name"], states, waiting, budget_ms, self.where))
+
+    # --- looking ------------------------------------------------------------------------------------------
+
+    async def progress(self, run_id: str) -> RunSummary:
+        """Return the progress of a run, without its steps if no worker answers for it."""
+        summary = await self._summarise(await self._describe(run_id))
+        with contextlib.suppress(Failure):
+            progress = await read_progress(await self.handle(run_id), SEEN_LIMIT)
+            counts = count_steps([Status(step["status"]) for step in progress["steps"].values()])
+            summary = replace(summary, timeout_ms=progress["limit_ms"], steps=counts)
+        return summary
+
+    async def list_runs(self, most: int, *, active_only: bool = False) -> list[RunSummary]:
+        """Return the runs, the newest first, without nested ones."""
+        query = f"WorkflowType = '{RUN_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if active_only else "")
+        found: list[WorkflowExecution] = []
+        client = await self.client()
+        try:
+            async for each in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
+                if each.parent_id is None:
+                    found.append(each)
+                if len(found) == most:
+                    break
+        except RPCError as error:
+            raise Failure("CONNECT_FAILED", f"the engine does not list its runs: {error}") from None
+        found.sort(key=lambda each: each.start_time, reverse=True)
+        return list(await asyncio.gather(*map(self._summarise, found)))
+
+    async def report(self, run_id: str) -> Report:
+        try:
+            try:
+                return await self._report(run_id)
+            except Failure as failure:
+                if failure.code != "RUN_NOT_FOUND":
+                    raise
+                return await self._report(await self._find_run(run_id))
+        except Failure as failure:
+            raise failure if failure.code == "RUN_NOT_FOUND" else self.as_accepted(failure, run_id) from None
+
+    async def _report(self, run_id: str) -> Report:
+        handle = await self.handle(run_id)
+        progress, described, now = await read_progress(handle), await self._describe(run_id), wall_time()
+        envelope, ended_at = None, None
+        if described.close_time is not None:
+            envelope = (await _read_ended(handle)).to_dict()
+            ended_at = _read_instant(described.close_time)
+        run, records = make_run(run_id, progress)
+        parked_at = now if progress["only_waits"] and ended_at is None else None
+        run = replace(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
+        made = report_of(run, records, now=now, is_alive=True)
+        if made.status is Status.PARKED:
+            made = replace(made, why=f"it waits for a person: `shotclock inbox list {self.where}`")
+        return made
+
+    async def _find_run(self, beginning: str) -> str:
+        """Return the id of the only run whose id begins like this."""
+        found: list[str] = []
+        if re.fullmatch(r"[A-Za-z0-9._-]+", beginning):
+            query = f"WorkflowType = '{RUN_WORKFLOW}' AND WorkflowId STARTS_WITH '{beginning}'"
+            client = await self.client()
+            found = [each.id async for each in client.list_workflows(query, limit=5, rpc_timeout=RPC_LIMIT)]
+        if len(found) == 1:
+            return found[0]
+        message = f"there is no run {beginning!r}" if not found else f"several runs begin with {beginning!r}"
+        hint = f"did you mean {' or '.join(found)}?" if found else _LISTED_BY
+        raise Failure("RUN_NOT_FOUND", message, context={"near": found}, suggestion=hint)
+
+    async def _describe(self, run_id: str) -> WorkflowExecutionDescription:
+        """Return the engine's own description of a run, which needs no worker."""
+        handle = await self.handle(run_id)
+        try:
+            described = await handle.describe(rpc_timeout=RPC_LIMIT)
+        except RPCError as error:
+            raise _not_reached(handle, error) from None
+        if described.workflow_type != RUN_WORKFLOW:
+            raise Failure("RUN_NOT_FOUND", f"{run_id!r} is a workflow of another program")
+        return described
+
+    async def _summarise(self, found: WorkflowExecution) -> RunSummary:
+        attributes, handle = found.typed_search_attributes, await self.handle(found.id)
+        status, code = Status.RUNNING, None
+        with contextlib.suppress(Failure):  # no worker answers for it now
+            if found.close_time is not None:
+                ending = attributes.get(ENDING)
+                code = (await _read_ended(handle)).code if ending is None else None if ending == "OK" else ending
+                status = judge_code(code)
+            elif attributes.get(STATUS) != "running" and (await read_progress(handle, SEEN_LIMIT))["only_waits"]:
+                status = Status.PARKED
+        if status is Status.RUNNING and found.close_time is not None:  # terminated, or ended long ago
+            status = Status.SUCCEEDED if found.status is WorkflowExecutionStatus.COMPLETED else Status.FAILED
+        began_at = _read_instant(found.start_time)
+        ended_at = None if found.close_time is None else _read_instant(found.close_time)
+        duration_ms = None if ended_at is None else ended_at.since_ms(began_at)
+        name = str(await _read_memo(found, "name", found.id))
+        return RunSummary(found.id, name, status, began_at, ended_at, duration_ms, code, code or "")
+
+    async def find_attributes(self) -> list[str]:
+        """Return our search attributes that the namespace has. None with a key for payloads, because Temporal stores
+        attributes in the clear, and none if the engine does not list them."""
+        if self._attributes is None:
+            client, found = await self.client(), []
+            if read_key(os.environ) is None:
+                with contextlib.suppress(RPCError):
+                    request = ListSearchAttributesRequest(namespace=client.namespace)
+                    listed = await client.operator_service.list_search_attributes(request, timeout=SEEN_LIMIT)
+                    types = listed.custom_attributes
+                    found = [key.name for key in KEYS if types.get(key.name) == int(key.indexed_value_type)]
+            self._attributes = found
+        return self._attributes
+
+    async def list_running(self, most: int | None = None, *, only_waiting: bool = False) -> list[str]:
+        """Return the ids of the running runs. `only_waiting`: without those that certainly have no open proposal."""
+        query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
+        if only_waiting and STATUS.name in await self.find_attributes():
+            query += f" AND ({STATUS.name} = '{WAITING}' OR {STATUS.name} IS NULL)"
+        client = await self.client()
+        return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
+
+    async def is_running(self, run_id: str) -> bool:
+        """Return whether a run is running. Raise Failure if the engine does not answer."""
+        try:
+            return (await self._describe(run_id)).close_time is None
+        except Failure as failure:
+            if failure.code == "RUN_NOT_FOUND":
+                return False
+            raise
+
+    # --- orders and decisions -----------------------------------------------------------------------------
+
+    async def order(self, order: RunOrder) -> dict[str, Any]:
+        handle = await self.handle(order.run_id)
+        message = {name: getattr(order, name) for name in ("run_id", "step", "who", "by_ms", "within_ms", "reason")}
+        try:
+            calls: dict[str, Any] = await handle.execute_update("order", message, rpc_timeout=ORDER_LIMIT)
+            return calls
+        except WorkflowUpdateFailedError as error:
+            cause = error.cause
+            if isinstance(cause, ApplicationError) and cause.type:
+                raise Failure(cause.type, cause.message) from None
+            raise Failure("CALL_NOT_FOUND", str(cause)) from None
+        except WorkflowUpdateRPCTimeoutOrCancelledError:
+            text = f"no worker answers for run {handle.id!r}; it may still receive the order later"
+            raise Failure("CONNECTION_LOST", text, suggestion=_NO_WORKER) from None
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                raise _not_reached(handle, error) from None
+            text = f"it is unknown whether run {handle.id!r} has received the order: {error}"
+            raise Failure("CONNECTION_LOST", text) from None
+
+    async def decide(
+        self,
+        proposal_id: str,
+        decision: Decision,
+        by: Principal,
+        *,
+        action_hash: str | None = None,
+        confirmation: str | None = None,
+        run_id: str | None = None,
+    ) -> Proposal:
+        """Decide a proposal of a run, which `run_id` names if it is known."""
+        by.must_be_operator("decide")
+        runs = await self.list_running(only_waiting=True) if run_id is None else [run_id]
+        for each in runs:
+            for asked in (await read_progress(await self.handle(each), SEEN_LIMIT))["waiting"]:
+                if asked["id"] == proposal_id and "record" in asked:
+                    proposal = read_exported(asked["record"])
+                    check_decision(proposal, decision, by.name)
+                    decided = apply_decision(
+                        proposal,
+                        decision,
+                        by.name,
+                        wall_time(),
+                        via=by.via or None,
+                        action_hash=action_hash,
+                        confirmation=confirmation,
+                    )
+                    await self.send_decision(each, export_proposal(decided))
+                    return decided
+        await self.refuse_decided(proposal_id)
+        raise Failure("ALREADY_DECIDED", f"{proposal_id} is not open any more")
+
+    async def send_decision(self, run_id: str, record: Mapping[str, Any]) -> None:
+        """Send a decided proposal to its run. Raise Failure: ALREADY_DECIDED if another decision came first,
+        CONNECT_FAILED if no worker answers, CONNECTION_LOST if it is unknown whether the run has taken it."""
+        id, handle = record["id"], await self.handle(run_id)
+        waiting = (await read_progress(handle, SEEN_LIMIT))["waiting"]
+        step = next((each["step"] for each in waiting if each["id"] == id), "")
+        try:
+            await handle.execute_update("decide", pack_record(step, record), rpc_timeout=RPC_LIMIT)
+        except WorkflowUpdateFailedError as error:
+            raise Failure("ALREADY_DECIDED", f"{id} is not open any more: {error.__cause__ or error}") from None
+        except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+            if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
+                raise Failure("ALREADY_DECIDED", f"{id} is not open any more: its run has ended") from None
+            message = f"it is unknown whether run {run_id} has taken the decision about {id}: {error}"
+            raise Failure("CONNECTION_LOST", message, suggestion="look at it again before you decide again") from None
+
+    async def pull_proposals(self, store: Store, id: str | None = None) -> dict[str, str]:
+        """Copy the open proposals of the runs, or the one with this id, into a store. Return the run of each."""
+        runs: dict[str, str] = {}
+        for run_id in await self.list_running(only_waiting=True):
+            with contextlib.suppress(Failure):  # it has ended meanwhile, or no worker answers for it
+                progress = await read_progress(await self.handle(run_id))
+                waiting = [each for each in progress["waiting"] if id is None or each["id"] == id]
+                await asyncio.to_thread(unpack_proposals, waiting, store)
+                runs |= {each["id"]: run_id for each in waiting}
+                if id in runs:
+                    break
+        return runs
+
+    async def refuse_decided(self, id: str) -> None:
+        """Raise Failure if the proposal was decided, or has expired, in one of the last runs."""
+        client = await self.client()
+        with contextlib.suppress(builtins.TimeoutError, RPCError):
+            async with asyncio.timeout(RPC_LIMIT.total_seconds()):
+                query = f"WorkflowType = '{RUN_WORKFLOW}'"
+                async for found in client.list_workflows(query, limit=MOST_SEARCHED):
+                    progress: Progress = {"decided": {}}
+                    with contextlib.suppress(Failure):  # no worker answers for it
+                        progress = await read_progress(await self.handle(found.id), SEEN_LIMIT)
+                    if (record := progress["decided"].get(id)) is not None:
+                        status, by = record["status"], record.get("decided_by")
+                        code = "PROPOSAL_EXPIRED" if status == "expired" else "ALREADY_DECIDED"
+                        message = f"{id} of run {found.id} is {status}" + (f", by {by}" if by else "")
+                        raise Failure(code, message, context={"proposal_id": id, "status": status, "decided_by": by})
+
+
+def _may_ask(workflow: WorkflowFile) -> bool:
+    """Return whether a step may wait for a person."""
+    return any(step.approval or STEP_TYPES[step.type].waits_when_approved for step in workflow.steps.values())
+
+
+async def _is_accepted(
+    handle: Handle, send: Callable[[], Awaitable[None]], start_id: str, stop: asyncio.Future[str] | None
+) -> bool:
+    """Send a run to the engine and return whether it has accepted it; False if that is unknown. Raise Failure if the
+    engine refuses it."""
+    is_in_doubt, give_up_ns = False, monotonic_ns() + START_LIMIT_MS * NS_PER_MS
+    while True:
+        try:
+            try:
+                await send()
+            except WorkflowAlreadyStartedError:
+                described = await handle.describe(rpc_timeout=RPC_LIMIT)
+                if await _read_memo(described, "start_id", "") != start_id:  # else our first request had arrived
+                    raise run_exists(handle.id) from None
+            return True
+        except RPCError as error:
+            if error.status in _REFUSALS and not is_in_doubt:
+                raise Failure("CONNECT_FAILED", f"the engine did not take the run: {error}") from None
+            is_in_doubt = True
+        if monotonic_ns() >= give_up_ns or (stop is not None and stop.done()):
+            return False
+        await asyncio.sleep(LOOK_S)
+
+
+async def _never(kind: type[T]) -> T:
+    """Wait until cancelled."""
+    waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    return await waiting
+
+
+async def _insist(send: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a request about a run until the engine answers. The caller bounds the wait."""
+    while True:
+        try:
+            return await send()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
+                return
+        await asyncio.sleep(LOOK_S)
+
+
+async def _read_limit_ms(handle: Handle) -> int:
+    """Return the current limit of a run; 0 if it is unknown."""
+    try:
+        return int((await read_progress(handle))["limit_ms"])
+    except Failure:
+        return 0
+
+
+async def _read_end(handle: Handle) -> Envelope:
+    """Return the envelope of a run once it has ended. The caller bounds the wait. Raise Failure if the run has no
+    envelope, or an unreadable one."""
+    while True:
+        try:
+            return read_envelope(await handle.result())
+        except WorkflowFailureError as error:
+            cause = error.cause
+            if isinstance(cause, ApplicationError) and cause.details:
+                return read_envelope(cause.details[0])
+            if isinstance(cause, TimeoutError):
+                message = f"the engine has ended run {handle.id!r}: no worker did in its time"
+                raise Failure("TIMEOUT", message, suggestion=_NO_WORKER) from None
+            message = f"run {handle.id!r} was terminated, without clean-up and without an envelope: {cause}"
+            raise Failure("INTERRUPTED", message) from None
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                raise _not_reached(handle, error) from None
+        except Exception as error:
+            raise _unreadable(handle, error) from None
+        await asyncio.sleep(LOOK_S)
+
+
+async def _read_ended(handle: Handle) -> Envelope:
+    """Return the envelope of an ended run."""
+    try:
+        async with asyncio.timeout(RPC_LIMIT.total_seconds()):
+            return await _read_end(handle)
+    except builtins.TimeoutError:
+        raise Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}") from None
+
+
+async def read_progress(handle: Handle, limit: timedelta = RPC_LIMIT) -> Progress:
+    """Return the progress of a run. Raise Failure if there is no such run, or no worker answers for it."""
+    try:
+        progress: Progress = await handle.query("progress", rpc_timeout=limit)
+        return progress
+    except RPCError as error:
+        raise _not_reached(handle, error) from None
+    except Exception as error:
+        raise _unreadable(handle, error) from None
+
+
+def _unreadable(handle: Handle, error: Exception) -> Failure:
+    message = f"the record of run {handle.id!r} cannot be read: {error}"
+    hint = f"set {KEY_VARIABLE} and {PAYLOADS_VARIABLE} as for its workers, then run data.continue_command"
+    return Failure("INCOMPLETE", message, suggestion=hint)
+
+
+def _not_reached(handle: Handle, error: RPCError) -> Failure:
+    if error.status is RPCStatusCode.NOT_FOUND:
+        if "already completed" in error.message:
+            return Failure("CALL_NOT_FOUND", f"run {handle.id!r} has ended")
+        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}", suggestion=_LISTED_BY)
+    if error.status in _UNANSWERED:
+        return Failure("CONNECT_FAILED", f"no worker answers for run {handle.id!r}", suggestion=_NO_WORKER)
+    return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
+
+
+async def _read_memo(found: WorkflowExecution, name: str, default: T) -> T:
+    """Return a memo of a run; the default if it was encrypted with another key."""
+    try:
+        memo: T = await found.memo_value(name, default=default)
+        return memo
+    except (KeyError, ValueError, RuntimeError):
+        return default
+
+
+def _read_instant(at: datetime) -> WallTime:
+    return WallTime(int(at.timestamp() * 1000))
+
+
+def make_run(run_id: str, progress: Progress) -> tuple[Run, dict[str, StepRecord]]:
+    """Return a running run and its steps, in the form of a store."""
+    run = Run(
+        run_id,
+        progress["name"],
+        progress["file"],
+        progress["workflow"],
+        progress["inputs"],
+        progress["trace_id"],
+        NOWHERE,
+        WallTime(progress["began_at"]),
+        None if progress["deadline_at"] is None else WallTime(progress["deadline_at"]),
+        None,
+        None,
+    )
+    return run, {name: StepRecord(name, record["status"], record) for name, record in progress["steps"].items()}

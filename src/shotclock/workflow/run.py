@@ -1,0 +1,719 @@
+"""Runs in this process: start, resume, nest and cancel a run; each returns one envelope.
+
+Every step is recorded, so a run whose process died resumes where it was cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
+from ..core.envelope import Envelope, Warning_, warning
+from ..core.errors import Failure
+from ..core.proposal import Proposal, result_of
+from ..core.redaction import looks_secret
+from ..core.trace import TraceContext
+from ..core.value_types import entity, field, replace, value
+from ..inbox.access import Principal
+from ..inbox.inbox import Inbox
+from ..inbox.overtime_question import ask_person
+from ..process import kernel
+from ..process.clock import monotonic_ns, wall_ns, wall_time
+from ..process.context import Scope, current_scope
+from ..process.kernel import is_alive, this_process
+from ..providers.provider import STEP_TYPES, Aside, ForeignProposal, Providers, RunServices, StepPart
+from ..providers.workflow import NestedRun
+from ..runtime.call import Call, WindDown, Work, admit, answer, inherited_deadline, inherited_trace
+from ..runtime.control import calls_inside, control_of, enter, leave
+from ..runtime.control_channel import runs as running_runs
+from ..runtime.preloaded_zygote import Program
+from ..runtime.runtime import Runtime
+from ..store.home import StoreBusy
+from ..store.retention import prune_by_the_way
+from ..store.runs import NewRun, Run, RunTaken, StepRecord
+from ..store.store import Store
+from .lint import identity, inner_workflow
+from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, run_timeout_ms
+from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
+from .scheduler import RunLimits, Scheduler, StepListener
+from .schema import WorkflowFile, check_inputs, find_unset_variables
+from .state import (
+    CANCEL,
+    Status,
+    StepState,
+    describe_steps,
+    explain_limit,
+    judge_run,
+    park_outcome,
+    read_record,
+    record_workflow,
+    redaction_for,
+    restore_secrets,
+)
+from .step_executor import StepExecutor
+from .step_renderer import StepFailed, StepRenderer
+from .step_try import record_skipped_span, trace_steps
+
+if TYPE_CHECKING:
+    from ..core.overtime import OvertimeRequest
+
+# The pause before a write to a busy store is repeated.
+BUSY_PAUSE_S = 0.05
+
+
+@value
+class RunRequest:
+    """A workflow with the inputs of one run."""
+
+    workflow: WorkflowFile
+    file: str
+    folder: Path
+    run_id: str = field(default_factory=lambda: os.urandom(8).hex())
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    """The caller's own limit. The shorter of it and the file's holds."""
+
+    @property
+    def name(self) -> str:
+        return self.workflow.name or Path(self.file).stem
+
+    @property
+    def limit_ms(self) -> int:
+        """Return the shorter of the file's and the caller's limit; 0 is none."""
+        limits = [limit for limit in (run_timeout_ms(self.workflow), self.timeout_ms) if limit]
+        return min(limits, default=0)
+
+
+@value
+class RunCaller:
+    """The caller of a run: its listeners, its patience and its surroundings."""
+
+    stop: asyncio.Future[str] | None = None
+    """Stops the run once it holds the name of a signal."""
+    on_change: OnChange | None = None
+    on_news: OnNews | None = None
+    environment: Mapping[str, str] | None = None
+    """The variables of the run; None means those of this process."""
+    aside: Aside = contextlib.nullcontext
+    """Entered while a question is shown at the terminal, so that a live view stops drawing."""
+    budget_ms: int | None = None
+    """How long the caller waits once only people can continue the run; None means without limit."""
+    outer: RunContext | None = None
+    """The run that this one is a step of."""
+    cleans_up: bool = True
+    """Whether clean-up steps can run in a run that is stopped at once."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return os.environ if self.environment is None else self.environment
+
+
+DEFAULT_CALLER = RunCaller()
+
+
+async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
+    """Run a workflow and return its envelope. Raise Failure if it cannot begin."""
+    call = _admit(request, request.limit_ms)
+    inputs = check_inputs(request.workflow, request.inputs)
+    _refuse_unset(request.workflow, caller.variables)
+    # The stored time counts from the start of the call's clock, so that both deadlines are the same.
+    began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - call.started_ns))
+    new = NewRun(
+        request.run_id,
+        request.name,
+        request.file,
+        record_workflow(request.workflow, caller.variables),
+        inputs,
+        call.trace_id,
+        None if call.bound.bell is None else began_at + call.bound.limit_ms,
+    )
+    try:
+        await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
+    except RunTaken:
+        raise run_exists(request.run_id) from None
+    return await _Run(request, inputs, call, store, caller, _Beginning(began_at, call.started_ns), {}).carry_out()
+
+
+def run_exists(run_id: str) -> Failure:
+    return Failure("RUN_TAKEN", f"there is a run {run_id!r} already; --resume continues it")
+
+
+async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
+    """Resume a run that is parked or whose process died, with its old deadline, and return its envelope.
+
+    An ended run returns its old envelope. Raise Failure if the run does not exist or cannot be resumed.
+    """
+    run = await asyncio.to_thread(_take_up, run_id, store)
+    if run.envelope is not None:
+        return read_envelope(run.envelope)
+    workflow, states = await asyncio.to_thread(read_record, run, store)
+    workflow = await asyncio.to_thread(restore_secrets, run, workflow)
+    _refuse_unset(workflow, caller.variables)
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
+    call = _admit(request, left_ms, TraceContext(run.trace_id))
+    recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
+    return await _Run(request, run.inputs, call, store, caller, _Beginning.of(run), recorded).carry_out()
+
+
+async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
+    """Run a file as a run inside another, or resume the one that a dead process left. Raise Failure if it cannot run.
+
+    Its name is PARENT.STEP, with a number if a step begins several: the number of the item, and for later tries a
+    number behind those of all items. A resumed run so finds the run of each item again.
+    """
+    workflow = await asyncio.to_thread(inner_workflow, inner.file, outer.files, unattended=not os.isatty(0))
+    while True:
+        run_id, name = name_nested_run(inner, outer.run_id, outer.nested_runs)
+        request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
+        found = await asyncio.to_thread(outer.store.runs.get, run_id)
+        caller = RunCaller(
+            inner.stop,
+            _rename_changes(outer.on_change, name),
+            _rename_news(outer.on_news, name),
+            {**outer.environment, **inner.env},
+            outer=outer,
+        )
+        try:
+            if found is None:
+                return await start(request, outer.store, caller)
+            if found.ended_at is None and found.file == request.file and not is_alive(found.holder):
+                return await resume(run_id, outer.store, caller)
+        except Failure as failure:
+            if failure.code != "RUN_TAKEN":  # another process was faster; the next number is free
+                raise
+
+
+def name_nested_run(inner: NestedRun, outer_id: str, begun: dict[tuple[str, int], int]) -> tuple[str, str]:
+    """Return the id of the next run of a step, and its name inside the outer run. Count it in `begun`."""
+    index, count = inner.item
+    before = begun.get((inner.step_id, index), 0)
+    begun[inner.step_id, index] = before + 1
+    number = before * count + index + 1
+    name = inner.step_id + (f".{number}" if number > 1 else "")
+    return f"{outer_id}.{name}", name
+
+
+def _rename_changes(on_change: OnChange | None, name: str) -> OnChange | None:
+    """Return a listener for a nested run, which passes its steps on with the name of the run before theirs."""
+    return on_change and (lambda state: on_change(replace(state, id=f"{name}.{state.id}")))
+
+
+def _rename_news(on_news: OnNews | None, name: str) -> OnNews | None:
+    return on_news and (lambda step, news: on_news(f"{name}.{step}" if step else name, news))
+
+
+def _take_up(run_id: str, store: Store) -> Run:
+    try:
+        run = store.runs.take_up(run_id, this_process(), is_alive)
+    except RunTaken as taken:
+        message = f"run {run_id!r} is under way in process {taken.run.holder.pid}"
+        raise Failure("RUN_TAKEN", message) from None
+    if run is None:
+        raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
+    return run
+
+
+def read_envelope(written: Mapping[str, Any]) -> Envelope:
+    """Return the envelope of an ended run, as it was answered."""
+    return Envelope(written["data"], written["error"], list(written["warnings"]), written["meta"])
+
+
+@value
+class _Beginning:
+    """The beginning of a run, perhaps in another process."""
+
+    at: WallTime
+    at_ns: int
+    budget_ms: int | None = None
+    """The limit of a resumed run."""
+
+    @classmethod
+    def of(cls, run: Run) -> _Beginning:
+        budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
+        return cls(run.created_at, monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS, budget_ms)
+
+
+def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
+    """Raise Failure that names every unset variable which `env` needs."""
+    errors = [
+        {"field": ".".join(path), "message": message} for path, message in find_unset_variables(workflow, environment)
+    ]
+    if errors:
+        message = "; ".join(dict.fromkeys(error["message"] for error in errors))
+        raise Failure("ARG_ERROR", message, context={"errors": errors})
+
+
+def _resume_states(
+    workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run
+) -> dict[str, StepState]:
+    """Return the states of a resumed run. A step that was cut off runs again only if that is harmless."""
+    resumed = {}
+    for step_id, state in states.items():
+        step, items = workflow.steps[step_id], None
+        if is_per_item(workflow, step) and not state.status.is_final:
+            items = store.runs.items(run.id, step_id)
+        if items is not None and -1 not in items:
+            state = _resume_items(workflow, step, state, items, store, run)
+        elif state.status is Status.RUNNING:
+            only_waited = not step.for_each and _only_waited(store, run, step, state)
+            state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
+        elif state.status is Status.SKIPPED:
+            state = state.fresh()
+        resumed[step_id] = state
+    return resumed
+
+
+def _resume_items(
+    workflow: WorkflowFile, step: StepPart, state: StepState, items: Mapping[int, Any], store: Store, run: Run
+) -> StepState:
+    """Return a step whose items continue: finished items stay, and cut-off ones follow the rule for steps."""
+    parts = {**dict(enumerate(state.parts)), **items}
+    for number, record in items.items():
+        item = StepState.from_record(record)
+        if item.status is Status.RUNNING:
+            only_waited = _only_waited(store, run, step, item)
+            item = item.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
+            parts[number] = {**record, **item.to_record()}
+    if state.status is Status.RUNNING:
+        state = state.put_off()
+        state.attempts = sum(part.get("attempts", 0) for part in parts.values())
+    state.parts = [parts.get(number, {}) for number in range(max(parts, default=-1) + 1)]
+    return state
+
+
+def _only_waited(store: Store, run: Run, step: StepPart, state: StepState) -> bool:
+    """Return whether a step certainly had not begun, because it waited for its approval or its command's."""
+    asker, key = Principal.local().name, state.key_in(run.id)
+    if step.approval and not store.proposals.was_used(asker, key):
+        return True
+    return STEP_TYPES[step.type].asks_before_start and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
+
+
+def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
+    """Begin the call of a run, inside the step that it belongs to or the time of the environment."""
+    scope = current_scope.get()
+    step: Call | None = None if scope is None else scope.call
+    if step is not None:  # the owner of the limit, so that the error of a stopped run names the right one
+        parent, owner = step.bound.bell, step.bound.owner
+    elif scope is not None:
+        parent, owner = scope.deadline, scope.name
+    else:
+        parent, owner = inherited_deadline(os.environ, monotonic_ns()).deadline, "caller"
+    return admit(
+        f"run {request.name}",
+        Clocks(timeout_ms=timeout_ms),
+        parent=parent,
+        parent_owner=owner,
+        caller=trace or (inherited_trace() if scope is None else scope.span.trace),
+        inside_of=step,
+    )
+
+
+@entity
+class _Run:
+    """One run in this process, from its first step to its envelope."""
+
+    request: RunRequest
+    inputs: Mapping[str, Any]
+    call: Call
+    store: Store
+    caller: RunCaller
+    began: _Beginning
+    recorded: Mapping[str, StepState]
+    """The states that an earlier process recorded."""
+    kept_ms: int = 0
+    """The time that is kept for clean-up."""
+
+    async def carry_out(self) -> Envelope:
+        """Run the steps, record the end or the parking of the run, and return its envelope."""
+        # Every step is our child and could read our environment in /proc.
+        kernel.hide_variables(looks_secret)
+        token = current_scope.set(Scope(self.call.bound.bell, -1, self.call.name, self.call, call=self.call))
+        outputs: dict[str, Any] = {}
+        ended_by: str | Exception | None
+        try:
+            async with self._open_context() as context:
+                steps = StepExecutor(context, lambda inner: run_nested(context, inner))
+                scheduler = self._make_scheduler(context, steps)
+                await steps.warm_observers()
+                try:
+                    ended_by = await self._wait_for_steps(scheduler, context)
+                    if ended_by is None and not scheduler.is_parked:
+                        scope = scheduler.scope_for_templates()
+                        outputs, notes = await render_outputs(context, steps.renderer, context.workflow.outputs, scope)
+                        scheduler.notes += notes
+                except Exception as error:  # the store failed, or a bug
+                    ended_by = error
+                if self.caller.outer is None and not scheduler.is_parked and context.person_wait.unanswered:
+                    await _withdraw(context.person_wait.unanswered, context.inbox())
+        finally:
+            current_scope.reset(token)
+        if scheduler.is_parked:
+            return await self._park(scheduler, context)
+        return await self._end(scheduler, context, outputs, ended_by)
+
+    @contextlib.asynccontextmanager
+    async def _open_context(self) -> AsyncIterator[RunContext]:
+        """Open the shared objects of the steps. A nested run uses the runtime, providers and inbox of the outer run."""
+        request, outer, environment = self.request, self.caller.outer, dict(self.caller.variables)
+        async with contextlib.AsyncExitStack() as stack:
+            if outer is None:
+                runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
+                runtime.open_channel(self.store.home)
+                inbox: Callable[[], Inbox] = (opened := OpenedInbox(self.store))
+                stack.push_async_callback(opened.close)
+                runtime.person_observer = partial(ask_person, inbox)
+                person_wait = PersonWait(self.caller.budget_ms)
+                providers = Providers(RunServices(inbox, self.caller.aside, environment))
+                stack.push_async_callback(providers.close)
+            else:
+                runtime, providers = outer.runtime, outer.providers
+                inbox, person_wait = outer.inbox, outer.person_wait
+            limit_ms = self.began.budget_ms or self.call.bound.limit_ms
+            self.kept_ms = kept_for_clean_up_ms(request.workflow, limit_ms)
+            yield RunContext(
+                run_id=request.run_id,
+                workflow=request.workflow,
+                folder=request.folder,
+                files=(*(() if outer is None else outer.files), identity(request.file)),
+                began_at=self.began.at,
+                store=self.store,
+                runtime=runtime,
+                providers=providers,
+                inbox=inbox,
+                person_wait=person_wait,
+                slots=ParallelSlots(request.workflow.max_parallelism, None if outer is None else outer.slots),
+                deadlines=Deadlines(self.call.bound.bell, self.kept_ms, clean_up_steps(request.workflow)),
+                environment=environment,
+                base_env={name: value for name, value in environment.items() if not looks_secret(name)},
+                redaction=redaction_for(request.workflow, environment),
+                call=self.call,
+                describe_limit=self._describe_fired_clock,
+                on_change=self.caller.on_change,
+                on_news=self.caller.on_news,
+                record_item=self._record_item,
+            )
+
+    async def _record_item(self, step_id: str, number: int, record: dict[str, Any]) -> None:
+        write = partial(self.store.runs.record_item, self.request.run_id, step_id, number, record)
+        try:
+            write(may_wait=False)
+        except StoreBusy:
+            await asyncio.to_thread(write)
+
+    def _make_scheduler(self, context: RunContext, steps: StepExecutor) -> Scheduler:
+        run_id, run = context.run_id, {"id": context.run_id, "name": self.request.name}
+
+        async def record(states: Iterable[StepState]) -> None:
+            records = [StepRecord(state.id, state.status.value, state.to_record()) for state in states]
+            try:
+                # Takes a tenth of a millisecond; a thread would take twice that.
+                self.store.runs.record(run_id, records, wall_time(), may_wait=False)
+            except StoreBusy:
+                await asyncio.to_thread(self.store.runs.record, run_id, records, wall_time())
+
+        return Scheduler(
+            context.workflow,
+            execute=trace_steps(steps.execute, context.deadlines.of),
+            record=record,
+            scope={"inputs": dict(self.inputs), "env": context.base_env, "run": run},
+            listener=StepListener(context.on_change, record_skipped_span),
+            recorded=self.recorded,
+            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns),
+        )
+
+    async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
+        """Return the name of the signal that ended the run early, if any. The outermost run parks itself and its nested
+        runs."""
+        person_wait, stop = context.person_wait, self.caller.stop
+        if is_stopped_before := stop is not None and stop.done():
+            scheduler.stop_at_once(clean_up=self.caller.cleans_up)
+        working = asyncio.ensure_future(scheduler.run())
+        self.call.work = _RunWork(scheduler, context.deadlines, self.call)
+        control_of(self.call).on_change = _NewsOfRun(context, scheduler, self.began).note
+        enter(self.call)
+        running_runs[self.request.run_id] = self.call
+        if self.call.winding_down is not None:
+            self.call.work.wind_down(self.call.winding_down.until_ns)
+        try:
+            waits: list[asyncio.Future[Any]] = [working]
+            waits += [person_wait.parked] if self.caller.outer is None else []
+            waits += [] if stop is None else [stop]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the timeouts of the steps
+            if working.done():
+                working.result()
+                if not is_stopped_before:
+                    return None
+        finally:
+            leave(self.call)
+            running_runs.pop(self.request.run_id, None)
+            if not working.done():
+                if person_wait.parked.done():
+                    scheduler.park()
+                else:
+                    scheduler.stop()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await working
+        return stop.result() if stop is not None and stop.done() and not scheduler.is_parked else None
+
+    async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
+        """Record that the run waits for people, and return the envelope with the command that continues it."""
+        run_id, states, person_wait = self.request.run_id, scheduler.states, context.person_wait
+        proposals = [
+            dict(each.shown) if isinstance(each, ForeignProposal) else result_of(each)
+            for each in person_wait.parked_on.values()
+        ]
+        waiting = context.redaction.value(proposals)
+        outcome = park_outcome(run_id, self.request.name, states, waiting, person_wait.budget_ms or 0)
+        envelope = answer(self.call, outcome)
+        try:
+            await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
+        except Failure as failure:
+            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
+        return envelope
+
+    async def _end(
+        self, scheduler: Scheduler, context: RunContext, outputs: dict[str, Any], ended_by: str | Exception | None
+    ) -> Envelope:
+        """Record the end of the run, and return its envelope."""
+        run_id, runs, states = self.request.run_id, self.store.runs, scheduler.states
+        data = describe_steps(run_id, self.request.name, states)
+        if outputs:
+            data["outputs"] = outputs
+        outcome = judge_run(
+            self.call,
+            states,
+            data,
+            ended_by,
+            is_out_of_time=context.deadlines.have_fired,
+            find_fired=self._find_fired_clock,
+        )
+        outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
+        envelope = answer(self.call, outcome)
+        try:
+            try:
+                await asyncio.to_thread(runs.end, run_id, envelope.to_dict(), wall_time())
+            except ValueError as error:  # together the outputs are too long for one value
+                envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
+                await asyncio.to_thread(runs.end, run_id, _without_outputs(envelope), wall_time())
+        except Failure as failure:
+            envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
+        if self.caller.outer is None:
+            await asyncio.to_thread(prune_by_the_way, self.store, os.environ, wall_time(), is_alive)
+        return envelope
+
+    def _describe_fired_clock(self) -> tuple[str, Fired]:
+        fired = self._find_fired_clock()
+        return explain_limit(self.call, fired), fired
+
+    def _find_fired_clock(self) -> Fired:
+        """Return the limit that stopped the run, with the value that was set, not the value less a parent's reserve."""
+        call, began = self.call, self.began
+        if began.budget_ms is not None:
+            elapsed_ms = (monotonic_ns() - began.at_ns) // NS_PER_MS
+            return Fired(ClockKind.TIMEOUT, call.name, began.budget_ms, elapsed_ms, call.bound.source, self.kept_ms)
+        fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+        fired = replace(fired, kept_ms=self.kept_ms)
+        source = fired.source
+        if source is None or source is call.bound.bell:
+            return fired
+        step = call.inside_of
+        is_own_of_step = step is not None and source is step.bound.bell is step.bound.source
+        set_ms = step.bound.limit_ms if step is not None and is_own_of_step else source.remaining_ms(call.started_ns)
+        return replace(fired, limit_ms=set_ms)
+
+
+def _without_outputs(envelope: Envelope) -> dict[str, object]:
+    """Return an envelope that is too long without its outputs, which the steps hold as well."""
+    data: Any = envelope.data
+    kept = {
+        name: {key: value for key, value in step.items() if key != "output"} for name, step in data["steps"].items()
+    }
+    return {**envelope.to_dict(), "data": {**data, "steps": kept, "outputs": {}}}
+
+
+class _RunWork(Work):
+    """The work of a run, for its control: its steps wind down by themselves, and no other step starts."""
+
+    def __init__(self, scheduler: Scheduler, deadlines: Deadlines, call: Call) -> None:
+        self._scheduler, self._deadlines, self._call = scheduler, deadlines, call
+
+    def wind_down(self, until_ns: int) -> None:
+        self._scheduler.wind_down()
+
+    def stop_unwound(self) -> None:
+        self._scheduler.stop()
+
+    def move_bell(self) -> bool:
+        move_steps(self._call, self._deadlines)
+        return True
+
+
+def move_steps(run: Call, deadlines: Deadlines) -> None:
+    """Move the deadlines of the running steps to the run's new deadline. Later steps read it when they begin."""
+    if run.bound.bell is None:
+        return
+    became = deadlines.move(run.bound.bell)
+    # Calls made by a step are inside the same deadline.
+    for inner in calls_inside(run):
+        if (parent := became.get(id(inner.parent))) is not None:
+            control_of(inner).follow_caller(parent)
+
+
+class _NewsOfRun:
+    """Records overtime and wind-downs of a run and its steps while they run, and reports them to the listener."""
+
+    def __init__(self, context: RunContext, scheduler: Scheduler, began: _Beginning) -> None:
+        self._context, self._scheduler, self._began = context, scheduler, began
+
+    def note(self, call: Call, news: OvertimeRequest | WindDown) -> None:
+        run = self._context
+        if call is not run.call and call.inside_of is not run.call:
+            return  # a nested run reports it itself
+        described: dict[str, Any] = run.redaction.value(describe_news(call, news))
+        name = call.name.removeprefix("step ") if call is not run.call else ""
+        state = self._scheduler.states.get(name)
+        if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one try
+            run.wound_down.add(name)
+        if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
+            self._write(self._write_deadline)
+        elif state is not None and state.status is Status.RUNNING:
+            state.overtime.append(described)
+            if call.bound.owner == call.name:
+                state.timeout_ms = call.bound.limit_ms
+            self._write(partial(self._write_step, state))
+        if run.on_news is not None:
+            run.on_news(name, described)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write at once, or again in a moment if the store is busy: only the store has it after a `kill -9`."""
+        try:
+            write()
+        except StoreBusy:
+            asyncio.get_running_loop().call_later(BUSY_PAUSE_S, self._write, write)
+        except Failure:
+            pass  # the end of the step is written again with all of this, or the run reports that it could not be
+
+    def _write_step(self, state: StepState) -> None:
+        if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
+            record = StepRecord(state.id, state.status.value, state.to_record())
+            self._context.store.runs.record(self._context.run_id, [record], wall_time(), may_wait=False)
+
+    def _write_deadline(self) -> None:
+        run, call = self._context, self._context.call
+        if running_runs.get(run.run_id) is call:
+            elapsed_ms = (call.started_ns - self._began.at_ns) // NS_PER_MS
+            deadline_at = self._began.at + (elapsed_ms + call.bound.limit_ms)
+            run.store.runs.extend(run.run_id, deadline_at, may_wait=False)
+
+
+def describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:
+    """Return an overtime request or a wind-down as it is recorded with its step."""
+    if not isinstance(news, WindDown):
+        return {"event": "overtime", **news.as_meta()}
+    return {
+        "event": "wind_down",
+        "at_ms": (news.at_ns - call.started_ns) // NS_PER_MS,
+        "by": news.by,
+        "reason": news.reason,
+        "within_ms": max(0, news.until_ns - news.at_ns) // NS_PER_MS,
+    }
+
+
+class OpenedInbox:
+    """The inbox of a store, opened with the first question."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._inbox: Inbox | None = None
+
+    def __call__(self) -> Inbox:
+        if self._inbox is None:
+            self._inbox = Inbox(self._store)
+        return self._inbox
+
+    async def close(self) -> None:
+        if self._inbox is not None:
+            await self._inbox.close()
+
+
+async def _withdraw(proposals: Iterable[Proposal], inbox: Inbox) -> None:
+    """Withdraw the open proposals of a run that has ended."""
+    for proposal in proposals:
+        try:
+            await inbox.withdraw(proposal.id, Principal.local())
+        except Failure as failure:
+            if failure.code.startswith("STORE_"):
+                return  # the next write would fail as well; other failures mean that it was decided
+
+
+async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> Envelope:
+    """End a run that no process has, and its nested runs, for good, and return its envelope.
+
+    Its questions are withdrawn and the clean-up of its begun steps runs. `refusal` is the reason why clean-up cannot
+    run; a warning names it. An ended run stays as it is. Raise Failure if the run does not exist, or a process has it
+    (RUN_TAKEN).
+    """
+    run = await asyncio.to_thread(_take_up, run_id, store)
+    if run.envelope is not None:
+        return read_envelope(run.envelope)
+    workflow, states = await asyncio.to_thread(read_record, run, store)
+    for step_id, step in workflow.steps.items():
+        if step.type == "workflow":
+            why = refusal or (f"it needs the variables of step {step_id} around it" if step.env else None)
+            for inner in await asyncio.to_thread(store.runs.list_inside, run_id, step_id):
+                await cancel(inner, store, refusal=why)
+    try:
+        workflow = await asyncio.to_thread(restore_secrets, run, workflow)
+        _refuse_unset(workflow, os.environ)
+    except Failure as failure:
+        refusal = refusal or str(failure)
+    recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
+    uncleaned = _clean_up_of(workflow, recorded) if refusal is not None else []
+    asker = Principal.local().name
+    for proposal_id in await asyncio.to_thread(store.proposals.open_of_run, asker, run_id):
+        with contextlib.suppress(Failure):  # decided or expired just now
+            await asyncio.to_thread(store.proposals.withdraw, proposal_id, asker, wall_time())
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    # The run's own time may be over; clean-up has its own limit.
+    call = _admit(request, 0, TraceContext(run.trace_id))
+    stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop.set_result(CANCEL)
+    if uncleaned:
+        message = f"{', '.join(uncleaned)} did not run: {refusal}"
+        call.warnings += (warning("CLEAN_UP_MISSING", message, steps=uncleaned),)
+    caller = RunCaller(stop, cleans_up=refusal is None)
+    return await _Run(request, run.inputs, call, store, caller, _Beginning.of(run), recorded).carry_out()
+
+
+def _clean_up_of(workflow: WorkflowFile, states: Mapping[str, StepState]) -> list[str]:
+    """Return the clean-up steps of the steps that had begun."""
+    found: dict[str, None] = {}
+    for name, state in states.items():
+        reaction = workflow.steps[name].on_fail or workflow.defaults.on_fail
+        if reaction is not None and state.has_begun:
+            found |= dict.fromkeys(reaction.run)
+    return list(found)
+
+
+async def render_outputs(
+    context: RunContext, renderer: StepRenderer, templates: Mapping[str, str], scope: dict[str, Any]
+) -> tuple[dict[str, Any], list[Warning_]]:
+    """Return the outputs of a run. An output that cannot be rendered is None, with a warning."""
+    outputs: dict[str, Any] = {}
+    notes: list[Warning_] = []
+    for name, template in templates.items():
+        try:
+            outputs[name] = await renderer.render_output(template, scope)
+        except StepFailed as failed:
+            outputs[name] = None
+            context.deadlines.note_fired(failed.fired)
+            notes.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
+    return outputs, notes

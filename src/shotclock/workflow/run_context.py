@@ -1,0 +1,299 @@
+"""The shared objects of one run: its parallel slots, its wait for people, its deadlines and its context."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
+from ..core.proposal import Proposal
+from ..core.redaction import Redaction
+from ..core.value_types import field, value
+from ..providers.provider import ForeignProposal, Providers
+from .schema import WorkflowFile
+from .state import StepState
+
+if TYPE_CHECKING:
+    from ..inbox.inbox import Inbox
+    from ..runtime.call import Call
+    from ..runtime.runtime import Runtime
+    from ..store.store import Store
+
+# The limit of all clean-up of a stopped run. Each clean-up step has its own timeout before that.
+CLEAN_UP_LIMIT_MS = 300_000
+
+RecordItem = Callable[[str, int, dict[str, Any]], Awaitable[None]]
+"""Records the state of an item, by its step and number. Raises Failure."""
+OnChange = Callable[[StepState], None]
+OnNews = Callable[[str, dict[str, Any]], None]
+"""Receives overtime and wind-downs of a step, or of the run, whose name is empty."""
+
+
+# --- slots ------------------------------------------------------------------------------------------------
+# A step takes a slot before it starts. A step with parts (the items of a `for_each`, the steps of a nested file) lends
+# its own slot to them and requests more from the run. So a part never waits for a slot that only its own step could
+# return, and with a single slot the parts still run one after the other.
+
+
+class _SlotState(Enum):
+    WAITING = auto()
+    """Waits for an own slot."""
+    OUTSIDE = auto()
+    """Has an own slot, and waits for an outer one."""
+    TAKEN = auto()
+    OVER = auto()
+
+
+class Slot:
+    """A requested slot."""
+
+    def __init__(self, slots: ParallelSlots, on_grant: Callable[[], None]) -> None:
+        self._slots = slots
+        self._on_grant = on_grant
+        self.state = _SlotState.WAITING
+        self.outer: Slot | None = None
+        """The outer slot, unless it is the lent one."""
+
+    def grant(self) -> None:
+        self.state = _SlotState.TAKEN
+        self._on_grant()
+
+    def give_back(self) -> None:
+        """Return the slot, or withdraw the request for it."""
+        was, self.state = self.state, _SlotState.OVER
+        self._slots.release(self, was)
+
+
+class ParallelSlots:
+    """The limit on parallel steps of a run, its items and its nested runs."""
+
+    def __init__(self, most: int, outer: ParallelSlots | None = None) -> None:
+        """Create `most` slots. `outer` holds the slot of the step whose parts use these."""
+        self._free = most
+        self._outer = outer
+        self._is_lent_free = outer is not None
+        self._waiting: deque[Slot] = deque()
+        self._outside: deque[Slot] = deque()
+
+    def ask(self, on_grant: Callable[[], None]) -> Slot:
+        """Request a slot. `on_grant` is called when it is granted, perhaps at once, in the order of the requests."""
+        slot = Slot(self, on_grant)
+        self._waiting.append(slot)
+        self._hand_out()
+        return slot
+
+    @contextlib.asynccontextmanager
+    async def hold_one(self) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it. Bounded by the timeouts of the steps that have one."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        slot = self.ask(lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+            yield
+        finally:
+            slot.give_back()
+
+    def release(self, slot: Slot, was: _SlotState) -> None:
+        if was in (_SlotState.WAITING, _SlotState.OVER):
+            return
+        self._free += 1
+        if slot.outer is not None:
+            slot.outer.give_back()
+        elif self._outer is not None:
+            self._is_lent_free = True
+            self._lend()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._free > 0 and self._waiting:
+            slot = self._waiting.popleft()
+            if slot.state is not _SlotState.WAITING:
+                continue
+            self._free -= 1
+            if self._outer is None:
+                slot.grant()
+                continue
+            slot.state = _SlotState.OUTSIDE
+            self._outside.append(slot)
+            self._lend()
+            if slot.state is _SlotState.OUTSIDE:
+                slot.outer = self._outer.ask(slot.grant)
+
+    def _lend(self) -> None:
+        """Give the slot of the outer step to the part that has waited longest for one."""
+        while self._is_lent_free and self._outside:
+            slot = self._outside.popleft()
+            if slot.state is _SlotState.OUTSIDE:
+                self._is_lent_free = False
+                outer, slot.outer = slot.outer, None
+                if outer is not None:
+                    outer.give_back()
+                slot.grant()
+
+
+class PersonWait:
+    """The count of working and waiting steps, for a run and its nested runs.
+
+    While a step works, waiting costs the caller nothing. Once only people can continue the run, the caller waits for
+    its budget; then the run is *parked*: the store keeps it with its questions, and resuming it uses the answers.
+    """
+
+    def __init__(self, budget_ms: int | None) -> None:
+        """Begin to count. Without a budget the caller waits without limit."""
+        self.budget_ms = budget_ms
+        self.waiting: dict[str, Proposal | ForeignProposal] = {}
+        """The open proposals, by key."""
+        self.parked_on: dict[str, Proposal | ForeignProposal] = {}
+        """The proposals that were open when the run was parked."""
+        self.unanswered: list[Proposal] = []
+        """The proposals that no step waits for any more, and that may still be undecided."""
+        self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._at_work = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Count a step as working."""
+        return self._counted(1)
+
+    def leave_to_parts(self) -> AbstractContextManager[None]:
+        """Stop counting a step, inside `at_work`, while each of its parts is counted by itself."""
+        return self._counted(-1)
+
+    @contextlib.contextmanager
+    def waits(self, key: str, proposal: Proposal | ForeignProposal) -> Iterator[None]:
+        """Count a step, inside `at_work`, as waiting for a person."""
+        self.waiting[key] = proposal
+        try:
+            with self._counted(-1):
+                yield
+        finally:
+            left = self.waiting.pop(key)
+            if isinstance(left, Proposal):
+                self.unanswered.append(left)
+            self._look()
+
+    @contextlib.contextmanager
+    def _counted(self, change: int) -> Iterator[None]:
+        self._at_work += change
+        self._look()
+        try:
+            yield
+        finally:
+            self._at_work -= change
+            self._look()
+
+    def _look(self) -> None:
+        if self._at_work or not self.waiting:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None and self.budget_ms is not None:
+            self._timer = asyncio.get_running_loop().call_later(self.budget_ms / 1000, self._park)
+
+    def _park(self) -> None:
+        if not self.parked.done():
+            self.parked_on = dict(self.waiting)
+            self.parked.set_result(None)
+
+
+class Deadlines:
+    """The deadlines of the steps of a run: clean-up may use all of the run's time, other steps a little less."""
+
+    def __init__(self, bell: Deadline | None, kept_ms: int, clean_up: frozenset[str]) -> None:
+        self._run = self._clean_up_by = bell
+        self._work = bell if bell is None or not kept_ms else Deadline(bell.at_ns - kept_ms * NS_PER_MS)
+        self._clean_up = clean_up
+        self._fired: list[Deadline] = []
+        """The deadlines of the run that have stopped a step."""
+
+    @property
+    def kept_ms(self) -> int:
+        return 0 if self._run is None or self._work is None else (self._run.at_ns - self._work.at_ns) // NS_PER_MS
+
+    def of(self, step_id: str) -> Deadline | None:
+        return self._clean_up_by if step_id in self._clean_up else self._work
+
+    def note_fired(self, fired: Fired | None) -> bool:
+        """Note a limit that stopped a step, and return whether it is a deadline of the run itself."""
+        source = None if fired is None else fired.source
+        if source is None or (source is not self._run and source is not self._work):
+            return False
+        self._fired.append(source)
+        return True
+
+    def note_cut_short(self, step_id: str) -> None:
+        """Note that the run's own deadline stopped a step on a worker."""
+        deadline = self._run if step_id in self._clean_up else self._work
+        if deadline is not None:
+            self._fired.append(deadline)
+
+    @property
+    def have_fired(self) -> bool:
+        """Return whether the run's own deadline has stopped a step."""
+        return bool(self._fired)
+
+    def may_start(self, step_id: str) -> bool:
+        """Return whether a step may start: not after the run's deadline stopped another, though some reserve is left.
+        Clean-up may start until the end of the run."""
+        return not any(deadline is self._run or step_id not in self._clean_up for deadline in self._fired)
+
+    def move(self, bell: Deadline) -> dict[int, Deadline]:
+        """Move the deadline of the run. Return the new deadlines by the ids of the old objects."""
+        if self._run is None or self._work is None:
+            return {}
+        later = Deadline(bell.at_ns - (self._run.at_ns - self._work.at_ns)) if self._work is not self._run else bell
+        became = {id(self._run): bell, id(self._work): later}
+        if self._clean_up_by is self._run:
+            self._clean_up_by = bell
+        self._run, self._work = bell, later
+        return became
+
+    def begin_clean_up(self, now_ns: int, limit_ms: int = CLEAN_UP_LIMIT_MS) -> None:
+        """Bound the clean-up of a stopped run, also if the run itself has no limit."""
+        by = Deadline.after_ms(now_ns, limit_ms)
+        if self._run is None or by.at_ns < self._run.at_ns:
+            self._clean_up_by = by
+
+
+@value
+class RunContext:
+    """The objects that the parts of one run share."""
+
+    run_id: str
+    workflow: WorkflowFile
+    folder: Path
+    """The folder of the file."""
+    files: tuple[str, ...]
+    """The real paths of the nested files, from the outermost to this one."""
+    began_at: WallTime
+    store: Store
+    runtime: Runtime
+    providers: Providers
+    inbox: Callable[[], Inbox]
+    person_wait: PersonWait
+    slots: ParallelSlots
+    deadlines: Deadlines
+    environment: Mapping[str, str]
+    """Every variable, for steps that name one in `env`."""
+    base_env: Mapping[str, str]
+    """The variables that every step sees: those whose names do not look secret."""
+    redaction: Redaction
+    call: Call
+    describe_limit: Callable[[], tuple[str, Fired]]
+    """Returns the limit that the run has reached, as a sentence and as data."""
+    on_change: OnChange | None = None
+    on_news: OnNews | None = None
+    wound_down: set[str] = field(default_factory=set)
+    """The steps that are winding down: none of their items or tries begins any more."""
+    nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The number of runs that a step has begun for each of its items."""
+    record_item: RecordItem | None = None
+    """None if only whole steps are recorded."""
+    json_limit: int | None = None
+    """The engine's limit on the JSON of an output, in characters."""

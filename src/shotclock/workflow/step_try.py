@@ -1,0 +1,230 @@
+"""One try of a step as a call, and the span of a step above its tries.
+
+run nightly ─┬─ step fetch ─── try fetch ─── calls of the server
+             ├─ step build ─┬─ try build
+             │              └─ try build ─── exec ─── …
+             └─ step audit ─── run audit ─── step scan ─── try scan
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..core.clocks import NS_PER_MS, Deadline
+from ..core.envelope import Envelope
+from ..core.errors import Ending, Failure
+from ..core.overtime import Overtime
+from ..core.trace import TraceContext
+from ..process import spans
+from ..process.clock import monotonic_ns, wall_ns
+from ..process.context import Scope, Traced, current_scope
+from ..providers.provider import Provider, StepCall, StepPart, StepResult, result_left_by
+from ..runtime.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
+from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
+from ..runtime.outcomes import outcome_of_error
+from ..runtime.runtime import Runtime
+from .scheduler import Execute
+from .state import Status, StepState
+
+
+class AnsweredTry(NamedTuple):
+    """One try of a step after its end."""
+
+    envelope: Envelope
+    output: Any = None
+    rule: str | None = None
+    """The kind of a failure, such as `command/timeout`, for error.context.rule."""
+    details: Mapping[str, Any] | None = None
+    """Data that is recorded with the output."""
+    cut: str | None = None
+    """The reason why the output is not whole, if it is not."""
+
+
+async def try_step(
+    provider: Provider,
+    step: StepCall,
+    runtime: Runtime,
+    *,
+    may_start: bool = True,
+    on_cancelled: Callable[[AnsweredTry], None] | None = None,
+) -> AnsweredTry:
+    """Begin the call of one try, let the provider carry it out, and answer it. Without `may_start` it answers
+    NO_TIME_LEFT.
+
+    A cancellation is raised again, after `on_cancelled` was called with the partial result that the provider left.
+    """
+    call = runtime.begin(step.name, {}, step.clocks)
+    call.min_time_ms = step.min_time_ms
+    if step.used_ms:
+        call.count_from(call.started_ns - step.used_ms * NS_PER_MS)
+    if step.overtime is not None:
+        call.overtime = Overtime(step.overtime)
+    outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
+    token = current_scope.set(change_scope(outer, outer.deadline, outer.span, call))
+    work = call.work = _TryWork(call, provider.step_type.can_extend)
+    enter(call)
+    start_control(call, runtime.observe)
+    try:
+        if call.no_time_left or not may_start:
+            result = StepResult(no_time_left(call))
+        else:
+            result = await provider.run(step, call, runtime)
+    except Failure as failure:
+        outcome = outcome_of_error(failure)
+        outcome.ending = Ending.NOT_STARTED
+        result = StepResult(outcome)
+    except asyncio.CancelledError as cancelled:
+        left = result_left_by(cancelled)
+        if not work.take_back_cancellation():
+            if left is not None and on_cancelled is not None:
+                on_cancelled(_answer_try(provider, call, left))
+            raise
+        result = _unwound_result(call, left)
+    finally:
+        current_scope.reset(token)
+        leave(call)
+    return _answer_try(provider, call, result)
+
+
+class _TryWork(Work):
+    """The work of a try whose provider has none of its own: its calls wind down by themselves, and the try is cancelled
+    when the time for that is over. A provider may replace it."""
+
+    __slots__ = ("_call", "_can_extend", "_is_stopped", "_limit_ms", "_task")
+
+    def __init__(self, call: Call, can_extend: bool) -> None:
+        self._call = call
+        self._can_extend = can_extend
+        self._limit_ms = call.clocks.timeout_ms or 0
+        self._task = asyncio.current_task()
+        self._is_stopped = False
+
+    def move_bell(self) -> bool:
+        """Extend the calls of the step: they have the rest of the step's own limit, inside the same deadline. Other
+        waits look at the deadline again when the old one is reached."""
+        if not self._can_extend:
+            return False
+        call, before_ms = self._call, self._limit_ms
+        longer_ms = (call.clocks.timeout_ms or 0) - before_ms
+        made = [each for each in calls_made_by(call) if each.parent is call.parent and each.name != OBSERVER_NAME]
+        if longer_ms and not all(control_of(each).follow_caller(each.parent, longer_ms) for each in made):
+            return False
+        self._limit_ms = before_ms + longer_ms
+        return True
+
+    async def look(self) -> WorkView:
+        """Return only whether it has begun: not while an App or a library is imported for it."""
+        return WorkView(has_begun=not self._can_extend or bool(calls_made_by(self._call)))
+
+    def stop_unwound(self) -> None:
+        if self._task is not None and not self._is_stopped:
+            self._is_stopped = True
+            self._task.cancel()
+
+    def take_back_cancellation(self) -> bool:
+        """Return whether only `stop_unwound` has cancelled the try."""
+        return self._is_stopped and self._task is not None and self._task.uncancel() == 0
+
+
+def _unwound_result(call: Call, left: StepResult | None) -> StepResult:
+    """Return the result of a try that was stopped because it did not wind down, with its partial result."""
+    problem = wound_down_problem(call)
+    if left is None:
+        return StepResult(Outcome(Ending.CANCELLED, problem))
+    outcome = left.outcome
+    if isinstance(outcome, Envelope):
+        survivors: Any = outcome.meta.get("survivors") or ()
+        outcome = Outcome(Ending(outcome.ending), problem, outcome.data, survivors=survivors)
+    outcome.problem = problem
+    return StepResult(outcome, left.output, left.rule)
+
+
+def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredTry:
+    envelope = result.outcome if isinstance(result.outcome, Envelope) else answer(call, result.outcome)
+    if result.rewrite is not None:
+        envelope = result.rewrite(envelope)
+    rule = result.rule or provider.step_type.rule_for(envelope.code)
+    return AnsweredTry(envelope, result.output, rule, result.details, result.cut)
+
+
+# --- spans ------------------------------------------------------------------------------------------------
+# The ids of a span are made even if spans are not recorded, because the calls below pass theirs on to their children.
+
+
+def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
+    """Return a function that executes a step below a span of its own and inside its deadline."""
+
+    async def execute_traced(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        outer = scope_of_run()
+        run = outer.span.trace
+        own, began_ns = run.below(new_span_id()), monotonic_ns()
+        token = current_scope.set(change_scope(outer, deadline_of(name), own, outer.call))
+        try:
+            await execute(name, step, state, scope)
+        finally:
+            current_scope.reset(token)
+            if spans.recorder is not None:
+                ended_ns = wall_ns()
+                span = _span(state, own, run.span_id, ended_ns - (monotonic_ns() - began_ns), ended_ns)
+                spans.recorder.tell(lambda: span)
+
+    return execute_traced
+
+
+def record_skipped_span(state: StepState) -> None:
+    """Record the span of a step that was never executed."""
+    outer = current_scope.get()
+    if spans.recorder is not None and outer is not None:
+        run, now_ns = outer.span.trace, wall_ns()
+        span = _span(state, run.below(new_span_id()), run.span_id, now_ns, now_ns)
+        spans.recorder.tell(lambda: span)
+
+
+def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, ended_ns: int) -> spans.Span:
+    """Return the span of a step. It is made at once, because the state changes when the step runs again."""
+    # A cancelled step may not be final yet.
+    status = state.status if state.status.is_final else Status.CANCELLED
+    attributes: dict[str, spans.Attribute] = {
+        "shotclock.kind": "step",
+        "shotclock.step.id": state.id,
+        "shotclock.step.type": state.type,
+        "shotclock.step.status": status.value,
+        "shotclock.step.attempts": state.attempts,
+    }
+    if state.timeout_ms:
+        attributes["shotclock.timeout_ms"] = state.timeout_ms
+    if state.ending is not None:
+        attributes["shotclock.ending"] = state.ending
+    if state.reason is not None:
+        attributes["shotclock.step.reason"] = state.reason.value
+    if state.cause is not None:
+        attributes["shotclock.step.cause"] = state.cause
+    # Without the reasons for overtime, which may quote secrets.
+    granted_ms = [news["granted_ms"] for news in state.overtime if news["event"] == "overtime"]
+    if granted_ms:
+        attributes["shotclock.overtime.requests"] = len(granted_ms)
+        attributes["shotclock.overtime.granted_ms"] = sum(granted_ms)
+    wound_down_by = [str(news["by"]) for news in state.overtime if news["event"] == "wind_down"]
+    if wound_down_by:
+        attributes["shotclock.wind_down.by"] = wound_down_by[0]
+    code, message = None, ""
+    if status.is_bad:
+        error = state.error or {}
+        code = str(error.get("code") or status.value.upper())
+        message = str(error.get("message") or "")  # already redacted
+    return spans.Span(f"step {state.id}", own, run_id, started_ns, ended_ns, attributes, code, message)
+
+
+def scope_of_run() -> Scope:
+    """Return the scope of the run around a step."""
+    scope = current_scope.get()
+    if scope is None:
+        raise RuntimeError("a step is executed outside of a run")
+    return scope
+
+
+def change_scope(scope: Scope, deadline: Deadline | None, span: Traced, call: Any) -> Scope:
+    """Return a copy with these fields. Each step makes three, and `replace` takes several times as long."""
+    return Scope(deadline, scope.depth, scope.name, span, call, scope.overtime_address)
