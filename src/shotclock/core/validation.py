@@ -281,8 +281,7 @@ class _Either(Shape):
         noted: Problems = []
         for member in self._members:
             wrong: Problems = []
-            inside = (*loc, member.part.__name__) if isinstance(member, _PartShape) else loc
-            found = member.check(value, inside, wrong)
+            found = member.check(value, loc, wrong)
             if not wrong:
                 return found
             noted += wrong
@@ -315,7 +314,9 @@ class _DictOf(Shape):
             return _note(problems, "dict_type", loc, "Input should be a valid dictionary", value)
         checked = {}
         for key, item in value.items():
-            self._key.check(key, (*loc, key, "[key]"), problems)
+            wrong: Problems = []
+            self._key.check(key, (*loc, key), wrong)
+            problems += [{**each, "type": "invalid_key"} for each in wrong]
             checked[key] = self._item.check(item, (*loc, key), problems)
         return checked
 
@@ -409,7 +410,7 @@ class _Tagged(Shape):
         part = self._parts.get(tag) if type(tag) is str else None
         if part is None:
             return _note(problems, "union_tag_invalid", loc, f"{self._key!r} is none of {list(self._parts)}", value)
-        return _shape_of_part(part).check(value, (*loc, tag), problems)
+        return _shape_of_part(part).check(value, loc, problems)
 
     def schema(self, definitions: Definitions) -> Schema:
         found = {tag: _shape_of_part(part).schema(definitions) for tag, part in self._parts.items()}
@@ -473,7 +474,8 @@ class _PartShape(Shape):
                 values[name] = self._fields[name].check(written, inside, problems)
         for key in value:
             if key not in read:
-                _note(problems, "extra_forbidden", (*loc, key), "Extra inputs are not permitted", value[key])
+                message = "Extra inputs are not permitted"
+                _note(problems, "extra_forbidden", (*loc, key), message, value[key], part=part)
         if len(problems) > count:
             return _WRONG
         made = object.__new__(part)

@@ -1,9 +1,10 @@
-"""The loader of workflow files: the workflow, or everything that is wrong with its shape, with file, line and
-column."""
+"""The loader of workflow files: the workflow, or every mistake in its shape, with file, line and column."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import difflib
 import errno
 import hashlib
 import os
@@ -16,22 +17,20 @@ from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..core.validation import Part, ValidationError
 from ..core.value_types import field, value
-from ..providers.provider import STEP_TYPES, Approval, Backoff, Reaction, Retry, StepPart, StepRetry
+from ..providers.provider import STEP_TYPES, StepPart
 from ..runtime.call import Outcome
-from .schema import DefaultsPart, InputPart, ToolPart, WorkflowFile
-from .spellings import translate
+from .schema import ToolPart, WorkflowFile
 from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
-# A file that a person wrote is far smaller; one that is larger was not meant for us.
+# Bytes. A file that a person wrote is far smaller.
 SIZE_LIMIT = 4_000_000
-# Past this many a list of problems helps nobody.
+# Findings of one file that are reported.
 FINDINGS_LIMIT = 200
-# Looking for what was meant takes time with the square of it, and nobody mistypes a key this long.
-WORD_LIMIT = 60
-# So many names are listed in a suggestion, so many are compared.
-LISTED_LIMIT, COMPARED_LIMIT = 15, 500
-
-# So often what is wrong is taken out of a file: taking something out may leave something missing.
+# Characters of a word, and number of names, for which a similar name is searched: the time grows with the square.
+WORD_LIMIT, COMPARED_LIMIT = 60, 500
+# Names that are listed in a suggestion.
+LISTED_LIMIT = 15
+# Rounds of removing mistakes from a file: removing one may leave something missing.
 SALVAGE_ROUNDS = 4
 
 Path_ = tuple[str | int, ...]
@@ -48,7 +47,7 @@ class Finding:
     suggestion: str | None = None
     is_error: bool = True
     file: str | None = None
-    """Where it is not the file that was asked about, but one that this one runs."""
+    """The file, if it is not the checked one but one that it runs."""
 
     @property
     def field(self) -> str:
@@ -57,7 +56,7 @@ class Finding:
 
 @value
 class Source:
-    """A file and where each of its keys stands."""
+    """A file and the positions of its keys."""
 
     name: str
     spots: Spot = field(default_factory=Spot)
@@ -67,7 +66,7 @@ class Source:
     sha256: str = ""
 
     def place_of(self, path: Sequence[str | int]) -> SourcePosition:
-        """Return the position of a key, or of the nearest thing around it that is there."""
+        """Return the position of a key, or of the nearest key around it that exists."""
         spot = self.spots
         for part in path:
             names = [part, *_other_names(part)] if isinstance(part, str) else [part]
@@ -84,17 +83,22 @@ class Loaded:
     workflow: WorkflowFile | None
     findings: tuple[Finding, ...] = ()
     salvaged: WorkflowFile | None = None
-    """Where its shape is wrong: the file without what is wrong, to find what else is. Never run."""
+    """The file without the mistakes in its shape, to find other mistakes. It is never run."""
 
     def format_finding(self, found: Finding) -> str:
-        """Return a finding in one line, as compilers do."""
+        """Return a finding in one line, as compilers write it."""
         hint = f"; {found.suggestion}" if found.suggestion else ""
         return f"{found.file or self.source.name}:{found.place.line}:{found.place.column}: {found.message}{hint}"
 
+    def format_errors(self, findings: Sequence[Finding]) -> tuple[str, list[dict[str, str]]]:
+        """Return the number of problems in words, and the errors for an envelope."""
+        count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
+        errors = [{"field": found.field, "message": self.format_finding(found)} for found in findings]
+        return f"{self.source.name}: {count}, nothing ran", errors
+
 
 def load_file(path: Path) -> Loaded:
-    """Read a workflow file. Raises OSError if it cannot be read at all. A pipe or a device may never end, so only files
-    are read."""
+    """Read a workflow file. Raises OSError. A pipe or a device may never end, so it is not read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
@@ -114,8 +118,8 @@ def load_or_refuse(flow: str) -> Loaded | Outcome:
         problem = Problem("FILE_NOT_FOUND", f"there is no file {flow!r}", "validation")
     except OSError as error:
         hint = None if isinstance(error, PermissionError) else "name a file that holds a workflow"
-        said = f"{flow!r} cannot be read: {error.strerror}"
-        problem = Problem("FILE_UNREADABLE", said, "validation", suggestion=hint)
+        message = f"{flow!r} cannot be read: {error.strerror}"
+        problem = Problem("FILE_UNREADABLE", message, "validation", suggestion=hint)
     except ValueError as error:  # a NUL in its name
         problem = Problem("FILE_NOT_FOUND", f"{flow!r} is no name of a file: {error}", "validation")
     return Outcome(Ending.NOT_STARTED, problem)
@@ -124,7 +128,7 @@ def load_or_refuse(flow: str) -> Loaded | Outcome:
 def judge(
     loaded: Loaded, findings: list[Finding], data: dict[str, object] | None = None, *, may_be_tight: bool = False
 ) -> Outcome:
-    """Return the outcome for what was found. With `may_be_tight`, clocks that cannot fit are no reason to refuse it."""
+    """Return the outcome of a check. With `may_be_tight`, clocks that cannot fit are no errors."""
     wrong = [finding for finding in findings if finding.is_error]
     if may_be_tight:
         wrong = [finding for finding in wrong if not finding.rule.startswith("budget/")]
@@ -133,10 +137,8 @@ def judge(
     data = {"file": loaded.source.name, **data}
     if not wrong:
         return Outcome(Ending.FINISHED, data=data)
-    errors = [{"field": finding.field, "message": loaded.format_finding(finding)} for finding in wrong]
-    count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
-    problem = Problem("WORKFLOW_INVALID", f"{loaded.source.name}: {count}, nothing ran", "validation", errors=errors)
-    return Outcome(Ending.FINISHED, problem, data)
+    message, errors = loaded.format_errors(wrong)
+    return Outcome(Ending.FINISHED, Problem("WORKFLOW_INVALID", message, "validation", errors=errors), data)
 
 
 def describe_finding(loaded: Loaded, finding: Finding) -> dict[str, object]:
@@ -168,28 +170,25 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
     tree = read_tree(text)
     source = Source(name, tree.spots, folder or Path(), len(data), sha256)
     flaws = [Finding(flaw.rule, flaw.message, (), flaw.place, flaw.suggestion) for flaw in tree.flaws]
-    if not tree.is_whole:
+    if tree.is_whole and not isinstance(tree.value, dict):
+        content = "is empty" if tree.value is None else f"holds {_kind_of(tree.value)}"
+        flaws.append(Finding("file/shape", f"{content}; a workflow is a mapping with `steps`", place=tree.spots.place))
+    if not tree.is_whole or not isinstance(tree.value, dict):
         return Loaded(source, None, tuple(flaws))
-    if not isinstance(tree.value, dict):
-        held = "is empty" if tree.value is None else f"holds {_kind_of(tree.value)}"
-        flaws.append(Finding("file/shape", f"{held}; a workflow is a mapping with `steps`", place=tree.spots.place))
-        return Loaded(source, None, tuple(flaws))
-    plain = _with_types(translate(tree.value, source.folder))
+    plain = _with_types(_translate(tree.value, source.folder))
     try:
         workflow = WorkflowFile.model_validate(plain)
         return Loaded(source, None if flaws else workflow, _sort(flaws), workflow if flaws else None)
     except ValidationError as error:
         salvaged, more = _salvage(source, plain, error)
-        return Loaded(source, None, _sort([*flaws, *_findings(source, plain, error), *more]), salvaged)
+        return Loaded(source, None, _sort([*flaws, *_findings(source, error), *more]), salvaged)
 
 
 def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the file with the type of every step: one that only says `exec` is a command. Keys `x-…` hold what others
-    merge in, and are left out."""
+    """Return the file without its keys `x-…`, and with `type: command` on every step that has `exec` and no type."""
     typed = {key: value for key, value in plain.items() if not key.startswith("x-")}
     for name in ("steps", "checks"):
-        steps = plain.get(name)
-        if isinstance(steps, dict):
+        if isinstance(steps := plain.get(name), dict):
             typed[name] = {
                 step_id: {**step, "type": "command"}
                 if isinstance(step, dict) and step.get("type") is None and "exec" in step
@@ -202,13 +201,13 @@ def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
 def _salvage(
     source: Source, plain: dict[str, Any], error: ValidationError
 ) -> tuple[WorkflowFile | None, list[Finding]]:
-    """Return the file without what is wrong, if anything is left; and what is wrong with steps of an unknown type."""
+    """Return the file without its mistakes, if anything is left; and the mistakes in steps of an unknown type."""
     left = copy.deepcopy(plain)
     unknown: set[str] = set()
     found: list[Finding] = []
     for _ in range(SALVAGE_ROUNDS):
         for problem in error.errors(include_url=False):
-            path = _file_path(problem["loc"], left, problem["type"])
+            path = problem["loc"]
             if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
                 unknown.add(str(path[-1]))
             elif len(path) > 2 and str(path[1]) in unknown:
@@ -222,12 +221,14 @@ def _salvage(
 
 
 def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
-    """Take out what is wrong there. A step stays known by its name, whatever is wrong with it."""
-    if len(path) == 2 and path[0] in ("steps", "checks") and kind != "string_pattern_mismatch":
+    """Remove a mistake. A step keeps its name, whatever is wrong with it."""
+    if len(path) == 2 and path[0] in ("steps", "checks") and kind != "invalid_key":
         written = left[path[0]][path[1]]
+        if not isinstance(written, dict):
+            written = {}
         known = {key for name in StepPart.model_fields for key in StepPart.keys_of(name)}
-        kept = {key: value for key, value in written.items() if key in known} if isinstance(written, dict) else {}
-        exec_ = written.get("exec") if isinstance(written, dict) else None
+        kept = {key: value for key, value in written.items() if key in known}
+        exec_ = written.get("exec")
         left[path[0]][path[1]] = {**kept, "type": "command", "exec": exec_ if isinstance(exec_, str) else "true"}
         return
     short = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
@@ -239,24 +240,90 @@ def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
     if not short or not isinstance(node, dict):
         return
     if kind == "missing":
-        node[short[-1]] = 1 if short[-1] == "max" else "x"  # all else that is required is text
+        node[short[-1]] = 1 if short[-1] == "max" else "x"  # all other required keys hold text
     else:
         node.pop(short[-1], None)
 
 
-# --- what is wrong, and where -----------------------------------------------------------------------------
+# --- spellings of Visor -------------------------------------------------------------------------------------
+
+# Keys of a step, or of the file for all its `ai` steps, and the keys of the `ai` block with the same meaning.
+_AI_KEYS = {
+    "ai_model": "model",
+    "ai_provider": "provider",
+    "ai_mcp_servers": "mcp_servers",
+    "ai_custom_tools": "tools",
+}
 
 
-def _findings(source: Source, plain: dict[str, Any], error: ValidationError) -> list[Finding]:
-    """Return one finding for each place: that a value is none of the several types it may have is one mistake, not
-    several."""
+def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the file in the keys of the schema. Keys of another meaning stay, and the schema refuses them."""
+    made = dict(plain)
+    if isinstance(imports := made.get("imports"), list) and isinstance(made.get("tools", {}), dict):
+        named = {_find_id(folder / file): {"workflow": file} for file in imports if isinstance(file, str)}
+        if len(named) == len(imports):
+            made["tools"] = {**named, **made.get("tools", {})}
+            del made["imports"]
+    for key, read in (("inputs", _read_input), ("outputs", _read_output)):
+        listed = made.get(key)
+        if isinstance(listed, list) and all(isinstance(i, dict) and isinstance(i.get("name"), str) for i in listed):
+            made[key] = {item["name"]: read(item) for item in listed}
+    for_all = {key: made[key] for key in _AI_KEYS if key in made}
+    for name in ("steps", "checks"):
+        if isinstance(steps := made.get(name), dict):
+            made[name] = {step_id: _translate_step(step, for_all) for step_id, step in steps.items()}
+            made = {key: value for key, value in made.items() if key not in for_all}
+    return made
+
+
+def _translate_step(step: Any, for_all: dict[str, Any]) -> Any:
+    if not isinstance(step, dict) or step.get("type") != "ai" or not isinstance(step.get("ai", {}), dict):
+        return step
+    made, block = dict(step), {}
+    for key, name in _AI_KEYS.items():
+        if key in step and name not in step.get("ai", {}):
+            block[name] = made.pop(key)
+        elif key in for_all:
+            block[name] = for_all[key]
+    if isinstance(tools := block.get("tools"), list):  # some are written as {workflow: NAME}
+        block["tools"] = [
+            each["workflow"] if isinstance(each, dict) and set(each) == {"workflow"} else each for each in tools
+        ]
+    return {**made, "ai": {**block, **step.get("ai", {})}} if block else step
+
+
+def _read_input(written: dict[str, Any]) -> Any:
+    made = {key: value for key, value in written.items() if key != "name"}
+    if isinstance(schema := made.get("schema"), dict) and set(schema) == {"type"}:
+        made["type"] = made.pop("schema")["type"]
+    return made
+
+
+def _read_output(written: dict[str, Any]) -> Any:
+    return written["value"] if set(written) <= {"name", "value", "description"} and "value" in written else written
+
+
+def _find_id(file: Path) -> str:
+    """Return the `id` of a workflow file, or its name; `check` reports why it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        if file.is_file() and file.stat().st_size <= SIZE_LIMIT:
+            found = read_tree(file.read_text("utf-8-sig")).value
+            if isinstance(found, dict) and isinstance(found.get("id"), str):
+                return str(found["id"])
+    return file.stem
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------
+
+
+def _findings(source: Source, error: ValidationError) -> list[Finding]:
+    """Return one finding for each path: a value that has none of several types is one mistake."""
     by_path: dict[Path_, list[Any]] = {}
     for problem in error.errors(include_url=False):
-        path = _file_path(problem["loc"], plain, problem["type"])
-        by_path.setdefault(path, []).append(problem)
+        by_path.setdefault(problem["loc"], []).append(problem)
     around = {path[:depth] for path in by_path for depth in range(len(path))}
     for path, problems in list(by_path.items()):
-        # What is wrong inside a mapping says which of several shapes was meant; that it is none of the others does not.
+        # A mistake inside a mapping shows which of several shapes was meant.
         if path in around:
             problems[:] = [each for each in problems if each["type"] not in _WANTED]
             if not problems:
@@ -271,57 +338,61 @@ def _findings(source: Source, plain: dict[str, Any], error: ValidationError) -> 
 
 def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
     problem = problems[0]
-    kind, place = problem["type"], source.place_of(path)
-    match kind:
+    place, written = source.place_of(path), problem["input"]
+    match problem["type"]:
         case "extra_forbidden":
-            key = str(path[-1])
-            model = _model_at(problem["loc"][:-1])
-            known = _keys_of(model)
-            if key in known:
-                first = next(same[0] for same in map(model.keys_of, model.model_fields) if key in same)
-                message = f"{key!r} is another name of {first!r}, which is there as well"
-                return Finding("schema/twice", message, path, place, "keep one of them")
-            hint = suggest(key, known, otherwise="known here: ")
-            return Finding("schema/unknown-key", f"unknown key {quote(key)}", path, place, hint)
+            return _unknown_key(path, place, problem["ctx"]["part"])
         case "union_tag_invalid":
-            path = (*path, "type")
-            written = problem["input"].get("type")
-            hint = suggest(str(written), STEP_TYPES, otherwise="one of ")
-            if isinstance(written, str) and written in _KINDS_ELSEWHERE:
-                hint = _KINDS_ELSEWHERE[written]
-            message = "a step needs a `type`" if written is None else f"unknown type {quote(written)}"
+            path, name = (*path, "type"), written.get("type")
+            hint = _KINDS_ELSEWHERE.get(str(name)) or suggest(str(name), STEP_TYPES, otherwise="one of ")
+            message = "a step needs a `type`" if name is None else f"unknown type {quote(name)}"
             return Finding("schema/type", message, path, source.place_of(path), hint)
         case "union_tag_not_found":
+            command = [key for key in written if _ELSEWHERE.get(key) == "exec"] if isinstance(written, dict) else []
             hint = suggest("", STEP_TYPES, otherwise="one of ")
-            for key in problem["input"] if isinstance(problem["input"], dict) else ():
-                if _ELSEWHERE.get(key) == "exec":
-                    hint = f"did you mean 'exec' instead of {key!r}?"
+            hint = f"did you mean 'exec' instead of {command[-1]!r}?" if command else hint
             return Finding("schema/type", "a step needs a `type`", path, place, hint)
         case "missing":
             return Finding("schema/missing", f"{path[-1]!r} is missing", path, source.place_of(path[:-1]))
-        case "string_pattern_mismatch" if problem["loc"][-1] == "[key]":
+        case "invalid_key":
             message = f"{quote(path[-1])} cannot name a step: use letters, digits, `_`, `.` and `-`, a letter first"
             return Finding("schema/value", message, path, place)
-    hint = None
-    wanted = [_WANTED[each["type"]] for each in problems if each["type"] in _WANTED]
-    if len(wanted) == len(problems):
-        wanted = [word for word in wanted if word != "a whole number" or "a number" not in wanted]
-        message = f"should be {' or '.join(dict.fromkeys(wanted))}, and is {_kind_of(problem['input'])}"
-        if "true or false" in wanted and str(problem["input"]).lower() in _YES_NO:
-            hint = f"write {_YES_NO[str(problem['input']).lower()]}: in YAML 1.2 {problem['input']} is text"
-    else:
-        others = [each for each in problems if each["type"] not in _WANTED]
-        message = str(others[0]["msg"]).removeprefix("Value error, ")
-        if others[0]["type"] in ("too_short", "string_too_short"):
-            message = "is empty"
-        elif others[0]["type"] == "literal_error":
-            expected = [word.strip("'") for word in others[0]["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-            message = f"{quote(others[0]['input'])} is not one of {', '.join(expected)}"
-            hint = suggest(str(others[0]["input"]), expected)
+    message, hint = _wrong_value(problems)
     return Finding("schema/value", message, path, place, hint)
 
 
-# What pydantic calls it: what a person would.
+def _unknown_key(path: Path_, place: SourcePosition, part: type[Part]) -> Finding:
+    key = str(path[-1])
+    # The keys of a step's own type come before those that every step has.
+    names = sorted(part.model_fields, key=lambda name: issubclass(part, StepPart) and name in StepPart.model_fields)
+    known = {other: part.keys_of(name)[0] for name in names for other in part.keys_of(name)}
+    if key in known:
+        message = f"{key!r} is another name of {known[key]!r}, which is there as well"
+        return Finding("schema/twice", message, path, place, "keep one of them")
+    hint = suggest(key, known, otherwise="known here: ")
+    return Finding("schema/unknown-key", f"unknown key {quote(key)}", path, place, hint)
+
+
+def _wrong_value(problems: list[Any]) -> tuple[str, str | None]:
+    """Return the message and the suggestion for a value."""
+    wanted = [_WANTED[each["type"]] for each in problems if each["type"] in _WANTED]
+    if len(wanted) == len(problems):
+        written = problems[0]["input"]
+        wanted = [word for word in wanted if word != "a whole number" or "a number" not in wanted]
+        meant = _YES_NO.get(str(written).lower()) if "true or false" in wanted else None
+        hint = None if meant is None else f"write {meant}: in YAML 1.2 {written} is text"
+        return f"should be {' or '.join(dict.fromkeys(wanted))}, and is {_kind_of(written)}", hint
+    other = next(each for each in problems if each["type"] not in _WANTED)
+    if other["type"] in ("too_short", "string_too_short"):
+        return "is empty", None
+    if other["type"] == "literal_error":
+        expected = [word.strip("'") for word in other["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+        message = f"{quote(other['input'])} is not one of {', '.join(expected)}"
+        return message, suggest(str(other["input"]), expected)
+    return str(other["msg"]).removeprefix("Value error, "), None
+
+
+# Types of problems, and the wanted type in words.
 _WANTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
@@ -334,7 +405,7 @@ _WANTED = {
     "bool_type": "true or false",
 }
 _YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
-# What other tools call it. Only said where the key that is meant exists.
+# Keys of other tools, and the key with that meaning here. Suggested where that key exists.
 _ELSEWHERE = {
     "run": "exec",
     "script": "exec",
@@ -353,7 +424,7 @@ _ELSEWHERE = {
     "question": "prompt",
     "file": "workflow",
 }
-# Kinds of steps that others have, and what does the same here.
+# Types of steps of other tools, and a hint.
 _KINDS_ELSEWHERE = {
     "http": "did you mean 'http_client'?",
     "fetch": "did you mean 'http_client'?",
@@ -372,15 +443,12 @@ _KINDS_ELSEWHERE = {
 
 
 def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> str | None:
-    """Return what may have been meant by a word that is not known, or what there is."""
+    """Return the name that may have been meant by an unknown word, or else the known names after `otherwise`."""
     if _ELSEWHERE.get(word) in known:
         return f"did you mean {_ELSEWHERE[word]!r}?"
     if len(word) <= WORD_LIMIT and len(known) <= COMPARED_LIMIT:
         plain = {_squeeze(name): name for name in reversed(list(known))}  # of two spellings the first
-        import difflib
-
-        close = difflib.get_close_matches(_squeeze(word), plain, n=1)
-        if close:
+        if close := difflib.get_close_matches(_squeeze(word), plain, n=1):
             return f"did you mean {plain[close[0]]!r}?"
     if otherwise is None:
         return None
@@ -393,60 +461,8 @@ def _squeeze(word: str) -> str:
     return word.lower().replace("_", "").replace("-", "")
 
 
-def _file_path(loc: Sequence[Any], plain: Any, kind: str) -> Path_:
-    """Return the path in the file: the schema adds the tag of the chosen type, the branch of a union, `[key]`."""
-    path: list[str | int] = []
-    node = plain
-    for position, part in enumerate(loc):
-        if position == 2 and loc[0] in ("steps", "checks"):
-            continue
-        try:
-            node = node[part]
-        except (KeyError, IndexError, TypeError):
-            if kind == "missing" and position == len(loc) - 1:
-                path.append(part)
-            continue
-        path.append(part)
-    return tuple(path)
-
-
-def _model_at(loc: Sequence[Any]) -> type[Part]:
-    """Return the part of the schema whose keys are known at this place."""
-    match tuple(loc):
-        case ("steps" | "checks", _, str(kind)):
-            return STEP_TYPES[kind].schema
-        case ("steps" | "checks", _, "ai", "ai", *inside):
-            from ..providers import ai, ai_models
-
-            parts = {"limits": ai.AiLimits, "mcp_servers": ai.AiServer, "fallback": ai_models.AiModel, "retry": Retry}
-            if inside[-1:] == ["backoff"]:
-                return Backoff
-            return parts.get(str(inside[0]), ai.AiPart) if inside else ai.AiPart
-        case (*_, "on_fail" | "on_success"):
-            return Reaction
-        case (*_, "approval", "Approval"):
-            return Approval
-        case (*_, "retry", "backoff"):
-            return Backoff
-        case (*_, "retry"):
-            return StepRetry
-        case ("tools", _):
-            return ToolPart
-        case ("inputs", _):
-            return InputPart
-        case ("defaults",):
-            return DefaultsPart
-    return WorkflowFile
-
-
-def _keys_of(model: type[Part]) -> list[str]:
-    """Return the keys of a part. Those of a step's own type come before those that every step has."""
-    names = sorted(model.model_fields, key=lambda name: issubclass(model, StepPart) and name in StepPart.model_fields)
-    return [key for name in names for key in model.keys_of(name)]
-
-
 def _other_names(key: str) -> set[str]:
-    """Return what else a key may be called in the file. Only of types that it has: nobody asks about others."""
+    """Return the other names of a key in the file, for the types of steps that it has."""
     models: list[type[Part]] = [WorkflowFile, ToolPart, *(each.schema for each in STEP_TYPES.loaded)]
     return {other for model in models if key in model.model_fields for other in model.keys_of(key)[1:]}
 
