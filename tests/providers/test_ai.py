@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.providers.ai import PROMPT_LIMIT, AiPart, read_overtime
 from shotclock.providers.ai_models import AiModel, ChosenModel, choose_model, default_timeout_ms
-from shotclock.providers.ai_tools import HEAD_KEPT, TAIL_KEPT, KeptText
+from shotclock.providers.ai_tools import TEXT_LIMIT, AgentListener
 from shotclock.store.store import Store
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import Finding, load_text
@@ -1243,17 +1244,13 @@ def test_negotiated_time_without_a_budget_is_as_much_as_the_timeout() -> None:
 
 
 def test_of_a_long_text_the_beginning_and_the_end_are_kept() -> None:
-    kept = KeptText()
-    kept.add("start ")
-    for _ in range(40):
-        kept.add("x" * 100_000)
-    kept.add(" end")
-    text = str(kept)
-    assert text.startswith("start x")
-    assert text.endswith("x end")
-    assert "characters left out" in text
-    assert len(text) < HEAD_KEPT + TAIL_KEPT + 100
-    assert kept.size == 10 + 40 * 100_000
+    listener = AgentListener(SimpleNamespace())  # type: ignore[arg-type]
+    for text in ("start ", *["x" * 100_000] * 40, " end"):
+        listener.wrote(text)
+    assert listener.text.startswith("start x") and listener.text.endswith("x end")
+    assert "characters left out" in listener.text
+    assert len(listener.text) < TEXT_LIMIT + 100
+    assert listener.size == 10 + 40 * 100_000
 
 
 # --- overtime that a model decides about -------------------------------------------------------------------

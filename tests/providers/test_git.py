@@ -396,27 +396,28 @@ def test_an_empty_folder_stays_and_stays_empty(check_out: Checkout, stubborn_ssh
     assert list((work / "here").iterdir()) == []
 
 
-@pytest.mark.slow
-def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else_is(
+def test_the_next_checkout_removes_the_folder_that_a_killed_one_left(
     check_out: Checkout, origin: Path, work: Path
 ) -> None:
-    ours = [work / f".here.{number:012x}.part" for number in range(3)]
-    for folder in (*ours, work / "here" / ".here.00000000000a.part", work / ".there.00000000000a.part"):
-        (folder / ".git").mkdir(parents=True)
-    (work / ".here.00000000000b.part").symlink_to(work / ".there.00000000000a.part")
-    (work / ".here.notours.part").mkdir()
-    in_use = os.open(ours[0], os.O_RDONLY)
+    for left in (work / ".here.part", work / "there" / ".there.part"):
+        (left / ".git").mkdir(parents=True)
+    (work / ".other.part").mkdir()
+    for path in ("here", "there"):
+        assert check_out(origin, path=path).result.envelope.ok
+    assert {path.name for path in work.iterdir()} == {"here", "there", ".other.part"}
+    assert not list((work / "there").glob(".there.*"))
+
+
+def test_a_folder_that_another_checkout_uses_is_left_alone(check_out: Checkout, origin: Path, work: Path) -> None:
+    (work / ".here.part" / ".git").mkdir(parents=True)
+    in_use = os.open(work / ".here.part", os.O_RDONLY)
     try:
         fcntl.flock(in_use, fcntl.LOCK_EX)
-        assert check_out(origin, path="here").result.envelope.ok, (
-            "a folder that was left in it is no reason to take it for somebody's"
-        )
+        tried = check_out(origin, path="here")
     finally:
         os.close(in_use)
-    there = {".here.000000000000.part", ".here.00000000000b.part", ".here.notours.part", ".there.00000000000a.part"}
-    assert {path.name for path in work.iterdir()} == {"here", *there}
-    assert (work / ".there.00000000000a.part" / ".git").is_dir()
-    assert not list((work / "here").glob(".here.*"))
+    assert "in use by another checkout" in tried.message
+    assert (work / ".here.part" / ".git").is_dir() and not (work / "here").exists()
 
 
 @pytest.mark.slow

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from functools import lru_cache
 
 import httpx2
 from pydantic_ai.models import Model, create_async_httpx2_client
+
+from .http_transport import CountedBody
 
 # Where the step has no deadline of its own, its run's or its caller's ends it.
 LONGEST_REQUEST_S = 24 * 3600.0
@@ -36,8 +37,8 @@ def build_model(provider: str, model: str, base_url: str | None, key: str) -> Mo
         from pydantic_ai.models.google import GoogleModel
         from pydantic_ai.providers.google import GoogleProvider
 
-        asked = GoogleProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
-        return GoogleModel(model, provider=asked)
+        google = GoogleProvider(api_key=key, base_url=base_url, http_client=open_bounded_client())
+        return GoogleModel(model, provider=google)
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -61,28 +62,18 @@ async def _bound_body(response: httpx2.Response) -> None:
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise AnswerTooLong(f"its answer is compressed ({encoding[:40]}), which was not asked for")
-    response.stream = _BoundedBody(response.stream, has_events=response.is_success)
+    size, last = 0, b""
 
+    def count(part: bytes) -> None:
+        nonlocal size, last
+        seen = last + part  # the end of an event may come in two packets
+        end = max(seen.rfind(each) for each in _ENDS) if response.is_success else -1  # an error is read as a whole
+        size = size + len(part) if end < 0 else len(seen) - end
+        last = seen[-3:]
+        if size > EVENT_LIMIT:
+            raise AnswerTooLong(f"a part of its answer is longer than {EVENT_LIMIT} bytes, and was given up")
 
-class _BoundedBody(httpx2.AsyncByteStream):
-    """The bytes of a body, until an event of it is too long. An error is read as a whole, so it is one."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, *, has_events: bool) -> None:
-        self._stream, self._has_events = stream, has_events
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, last = 0, b""
-        async for data in self._stream:
-            seen = last + data  # an end may come in two packets
-            end = max(seen.rfind(each) for each in _ENDS) if self._has_events else -1
-            size = size + len(data) if end < 0 else len(seen) - end
-            last = seen[-3:]
-            if size > EVENT_LIMIT:
-                raise AnswerTooLong(f"a part of its answer is longer than {EVENT_LIMIT} bytes, and was given up")
-            yield data
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    response.stream = CountedBody(response.stream, count)
 
 
 # Of an event: an empty line.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -20,7 +21,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
-from ..core.value_types import entity, field, value
+from ..core.value_types import entity, field, replace, value
 from ..process.clock import monotonic_ns
 from ..process.command_task import LOOKED_AT
 from ..process.context import CallListener, Scope, current_scope
@@ -44,8 +45,8 @@ TOOL_TIMEOUT_MS = 60_000
 LEAVE_LIMIT_S = 0.5
 # Characters of what a tool said that a model is given. More would be paid for again with every request.
 RESULT_LIMIT = 200_000
-# What is kept of the text of a model, at its beginning and at its end.
-HEAD_KEPT = TAIL_KEPT = 512 * 1024
+# Characters of a model's text in the result of its step.
+TEXT_LIMIT = 1024 * 1024
 # What every provider of models takes as the name of a tool.
 NAME_LIMIT = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
@@ -374,9 +375,6 @@ def _read_tools(server: _Server, tools: list[mcp_types.Tool]) -> Iterator[_Tool]
 
 def _name_apart(found: list[_Tool]) -> dict[str, _Tool]:
     """Return the tools by the names that the model is told. Those that several servers have begin with the server's."""
-    from collections import Counter
-    from dataclasses import replace
-
     counts = Counter(tool.own_name for tool in found)
     named: dict[str, _Tool] = {}
     for tool in found:
@@ -391,51 +389,15 @@ def _name_apart(found: list[_Tool]) -> dict[str, _Tool]:
 def _shorten(output: Any) -> Any:
     """Return what a model is given of an output: all of it, or its beginning and its end."""
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    if len(text) <= RESULT_LIMIT:
-        return output
-    half = RESULT_LIMIT // 2
-    return f"{text[:half]}\n[{len(text) - RESULT_LIMIT} characters left out]\n{text[-half:]}"
+    return output if len(text) <= RESULT_LIMIT else _cut_middle(text, RESULT_LIMIT)
+
+
+def _cut_middle(text: str, limit: int) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n[{len(text) - limit} characters left out]\n{text[-half:]}"
 
 
 # --- what the agent says ------------------------------------------------------------------------------------
-
-
-class KeptText:
-    """A text that grows, of which the beginning and the end are kept."""
-
-    def __init__(self) -> None:
-        self._head: list[str] = []
-        self._head_size = 0
-        self._tail = ""
-        self._left_out = 0
-
-    def add(self, text: str) -> None:
-        room = HEAD_KEPT - self._head_size
-        if room > 0:
-            self._head.append(text[:room])
-            self._head_size += len(self._head[-1])
-            text = text[room:]
-        if text:
-            self._tail += text
-            if len(self._tail) > 2 * TAIL_KEPT:  # not for every piece of it
-                self._left_out += len(self._tail) - TAIL_KEPT
-                self._tail = self._tail[-TAIL_KEPT:]
-
-    @property
-    def size(self) -> int:
-        return self._head_size + self._left_out + len(self._tail)
-
-    def cut(self, size: int) -> None:
-        """Take back what came after this size, as far as it is still known."""
-        text = "".join(self._head)
-        if size <= len(text):
-            self.__init__()  # type: ignore[misc]
-            self.add(text[:size])
-
-    def __str__(self) -> str:
-        tail, left_out = self._tail[-TAIL_KEPT:], self._left_out + max(0, len(self._tail) - TAIL_KEPT)
-        gap = f"\n[{left_out} characters left out]\n" if left_out else ""
-        return "".join(self._head) + gap + tail
 
 
 class AgentListener(CallListener):
@@ -443,7 +405,7 @@ class AgentListener(CallListener):
 
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
-        self._kept = KeptText()
+        self._text = ""
         self._request_began = 0
         self.tool_calls = 0
         self.on_begin: Callable[[], None] | None = None
@@ -453,7 +415,12 @@ class AgentListener(CallListener):
 
     @property
     def text(self) -> str:
-        return str(self._kept)
+        """Return the beginning and the end of the model's text."""
+        return _cut_middle(self._text, TEXT_LIMIT)
+
+    @property
+    def size(self) -> int:
+        return len(self._text)
 
     @property
     def late_results(self) -> list[dict[str, Any]]:
@@ -466,7 +433,7 @@ class AgentListener(CallListener):
         return self._tools.has_left_doubt
 
     def wrote(self, text: str) -> None:
-        self._kept.add(text)
+        self._text += text  # bounded by CONVERSATION_LIMIT of the agent
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
         match question, value:
@@ -486,8 +453,8 @@ class AgentListener(CallListener):
             begin, self.on_begin = self.on_begin, None
             begin()
         if told.pop("again", False):
-            self._kept.cut(self._request_began)
-        self._request_began = self._kept.size
+            self._text = self._text[: self._request_began]
+        self._request_began = len(self._text)
         self.details.update(told)
         return {"stops_in_ms": self._tools.remaining_ms() if self._tools.is_winding_down() else None}
 
@@ -545,5 +512,4 @@ class AgentWork(Work):
         return False
 
     async def look(self) -> WorkView:
-        text = self._listener.text
-        return WorkView(stdout=text[-LOOKED_AT:], written=len(text))
+        return WorkView(stdout=self._listener.text[-LOOKED_AT:], written=self._listener.size)

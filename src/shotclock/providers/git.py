@@ -2,7 +2,7 @@
 
 There is no `git clone`: what the ref means is asked of the remote first, so that a shallow fetch fetches the right
 thing. A new checkout is made beside its place and moved there when it is whole, so a step that is stopped leaves
-nothing, and one whose process is killed leaves nothing that looks like a checkout: the next one removes it.
+nothing, and one whose process is killed leaves a `.NAME.part` folder, which the next one removes.
 """
 
 from __future__ import annotations
@@ -362,9 +362,8 @@ async def _check_out(git: Git, request: CheckoutRequest, admission: Call) -> Out
     effects: SideEffects | None = None
     try:
         try:
-            await place.sweep()
             if place.is_free():
-                found = await checkout.create(place.prepare())
+                found = await checkout.create(await place.prepare())
                 place.move_into_place()
             else:
                 found = await checkout.update(place.target)

@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,22 +19,18 @@ from ..core.redaction import hide_credentials, hide_values
 from ..core.value_types import value
 from ..runtime.command_runner import run_shielded
 
-# How long removing what a failed checkout left may hold up the answer: a large tree on a slow disk runs it out. It is
-# removed all the same; the answer only does not wait for it, and says that something is left.
+# How long the answer waits for the removal of a failed checkout: a large tree on a slow disk may take longer. It is
+# removed all the same; the answer then reports partial side effects.
 REMOVAL_LIMIT_S = 10.0
-
-
-# Another process may take a folder that was made a moment ago for one that was left behind; once is chance.
-MOST_STAGINGS = 5
 LONGEST_PREFIX = 100
 
 
 class InTheWay(Exception):
-    """A file or folder that was there before the checkout, and is not to be touched."""
+    """A file or folder that existed before the checkout and must not be touched."""
 
 
 class CheckoutFolder:
-    """The folder of a checkout. Only what this object has made itself is ever removed."""
+    """The folder of a checkout. Only files that a checkout has made are ever removed."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -44,52 +39,47 @@ class CheckoutFolder:
         self._moved: list[Path] = []
         self._staging: Path | None = None
         self._held = -1
-        """The staging folder, locked for as long as this process lives: so it is known for one that is in use."""
+        """The staging folder, locked as long as this process lives: one without a lock was left by a killed process."""
         self._is_free = False
         self._is_taken = False
 
-    async def sweep(self) -> None:
-        """Remove what processes that were killed have left here. Bounded, like every removal."""
-        sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
-        await run_shielded(asyncio.wait([sweeping], timeout=REMOVAL_LIMIT_S))
-
     def is_free(self) -> bool:
-        """Return whether there is nothing, or an empty folder. Raises InTheWay."""
+        """Return whether the target is missing or an empty folder. Raises InTheWay."""
         target = self.target
         if not os.path.lexists(target):
             self._is_free = True
         elif not target.is_dir():
             raise InTheWay(f"{target} exists and is not a folder")
-        elif not any(os.scandir(target)):
+        elif os.listdir(target) in ([], [self._staging_name]):
             self._is_free = True
         elif not os.path.lexists(target / ".git"):
             raise InTheWay(f"{target} is not empty, and not a checkout")
         return self._is_free
 
-    def prepare(self) -> Path:
-        """Make an empty folder on the same file system, and return it."""
-        above = self.target.parent
-        missing = []
-        while not os.path.lexists(above):
-            missing.append(above)
-            above = above.parent
-        for folder in reversed(missing):
-            folder.mkdir()
-            self._made.append(folder)
-        beside = self.target if self.target.is_dir() else self.target.parent
-        for _ in range(MOST_STAGINGS):
-            staging = beside / f"{self._prefix}{secrets.token_hex(6)}.part"
-            staging.mkdir()
-            if (held := _lock(staging)) is not None:
-                break
-        else:
-            raise InTheWay(f"{beside}: another process removes the folders that are made there; use another `path`")
-        self._staging, self._held = staging, held
+    async def prepare(self) -> Path:
+        """Make an empty folder beside the target and return it. Raises InTheWay while another checkout uses it."""
+        staging = self._make_staging()
+        if os.listdir(staging):  # left by a checkout whose process was killed
+            clearing = asyncio.ensure_future(asyncio.to_thread(_clear, staging))
+            if not (await asyncio.wait([clearing], timeout=REMOVAL_LIMIT_S))[0]:
+                raise InTheWay(f"{staging} was left by a killed checkout and takes long to remove: try again later")
+            clearing.result()
+        return staging
+
+    def _make_staging(self) -> Path:
+        for folder in reversed(self.target.parents):
+            if not os.path.lexists(folder):
+                folder.mkdir()
+                self._made.append(folder)
+        staging = (self.target if self.target.is_dir() else self.target.parent) / self._staging_name
+        staging.mkdir(exist_ok=True)
+        self._held = _lock(staging)
+        self._staging = staging
         return staging
 
     def move_into_place(self) -> None:
         assert self._staging is not None
-        if self._staging.parent == self.target:  # it was there, and whoever stands in it must not lose the ground
+        if self._staging.parent == self.target:  # it may be the working directory of a process, so it stays
             for entry in list(self._staging.iterdir()):
                 moved = self.target / entry.name
                 entry.rename(moved)
@@ -99,8 +89,8 @@ class CheckoutFolder:
         self._is_taken = True
 
     async def clean_up(self) -> SideEffects | None:
-        """Remove what a checkout that came to nothing has left. Bounded, and done even if cancelled meanwhile. Returns
-        what is left of it; None where that cannot be known."""
+        """Remove the files of a failed checkout, bounded and shielded from cancellation. Return the side effects; None
+        where they are unknown."""
         if not self._is_free:
             return None
         removing = asyncio.ensure_future(asyncio.to_thread(self._remove))
@@ -109,71 +99,51 @@ class CheckoutFolder:
         return SideEffects.NONE if is_gone else SideEffects.PARTIAL
 
     @property
-    def _prefix(self) -> str:
-        return f".{self.target.name[:LONGEST_PREFIX]}."
-
-    def _sweep(self) -> None:
-        for folder in self._left_behind():
-            if (held := _lock(folder)) is not None:
-                try:
-                    if held >= 0:
-                        shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    _unlock(held)
-
-    def _left_behind(self) -> Iterator[Path]:
-        """Yield the folders that are named as only we name them. Whether one is in use is another question."""
-        name = re.compile(re.escape(self._prefix) + "[0-9a-f]{12}[.]part")
-        for folder in (self.target, self.target.parent):
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                found = [entry.path for entry in entries if name.fullmatch(entry.name)]
-                yield from map(Path, found)
+    def _staging_name(self) -> str:
+        return f".{self.target.name[:LONGEST_PREFIX]}.part"
 
     def _remove(self) -> None:
         try:
             self._remove_made()
         finally:
-            _unlock(self._held)
+            if self._held >= 0:
+                os.close(self._held)
             self._held = -1
 
     def _remove_made(self) -> None:
         if not self._is_taken:
             for path in self._moved:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                _remove_tree(path)
         if self._staging is not None and os.path.lexists(self._staging):
             shutil.rmtree(self._staging)
         for folder in reversed(self._made):
-            with contextlib.suppress(OSError):  # it is in use by now: by the checkout, or by somebody else
+            with contextlib.suppress(OSError):  # it is used by the checkout or by others
                 folder.rmdir()
 
 
-def _lock(folder: Path) -> int | None:
-    """Lock a folder until this process ends, however it does. Returns the descriptor; None where another process has
-    it, or it is gone; -1 where there are no locks, and nobody can know."""
-    try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        _remove_tree(path)
+
+
+def _remove_tree(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder until this process ends, and return its descriptor. Raises InTheWay if it is locked."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = os.path.samestat(os.fstat(held), os.stat(folder, follow_symlinks=False))
-    except (BlockingIOError, FileNotFoundError):
-        is_there = False
-    except OSError:
+    except BlockingIOError:
         os.close(held)
-        return -1
-    if not is_there:
-        os.close(held)
-        return None
+        raise InTheWay(f"{folder} is in use by another checkout: wait for it, or use another `path`") from None
+    except OSError:  # the file system has no locks
+        pass
     return held
-
-
-def _unlock(held: int) -> None:
-    if held >= 0:
-        os.close(held)
 
 
 # --- where a repository is --------------------------------------------------------------------------------

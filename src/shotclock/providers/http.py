@@ -27,6 +27,7 @@ from ..runtime.idle_clock import LONGEST_DELAY_S, IdleClock
 from ..runtime.outcomes import outcome_of_error, stalled_problem
 from ..runtime.runtime import Runtime
 from .http_message import (
+    DEFAULT_BODY_BYTES,
     BodyTooLarge,
     HttpRequest,
     InvalidRequest,
@@ -50,7 +51,7 @@ class HttpStep(StepPart):
     headers: dict[str, Scalar] = field(default={})
     body: Any = None
     params: dict[str, Scalar] = field(default={})
-    max_body_bytes: int = field(default=10_000_000, ge=1)
+    max_body_bytes: int = field(default=DEFAULT_BODY_BYTES, ge=1)
     output_file: str | None = None
 
 

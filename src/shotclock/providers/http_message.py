@@ -37,6 +37,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Shorter values would be found in every other word.
 SHORTEST_SECRET = 4
+DEFAULT_BODY_BYTES = 10_000_000
 
 
 class InvalidRequest(Exception):
@@ -87,7 +88,7 @@ class HttpRequest:
             {name: value if isinstance(value, list) else _text(value) for name, value in params.items()},
             headers,
             content,
-            int(settings.get("max_body_bytes") or 10_000_000),
+            int(settings.get("max_body_bytes") or DEFAULT_BODY_BYTES),
             None if file is None else _text(file),
         )
 
@@ -217,9 +218,9 @@ class Response:
     def _is_error(self) -> bool:
         return self.status >= 400
 
-    def count_bytes(self, size: int) -> None:
+    def count_bytes(self, part: bytes) -> None:
         """Count what came over the wire. Raises BodyTooLarge."""
-        self._received_bytes += size
+        self._received_bytes += len(part)
         if self._received_bytes > self._request.max_body_bytes and not self._is_error:
             raise BodyTooLarge(self._request.max_body_bytes)
 

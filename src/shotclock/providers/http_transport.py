@@ -216,7 +216,7 @@ class Transport(httpx2.AsyncBaseTransport):
         env: Mapping[str, str],
         *,
         on_sign: Callable[[], None],
-        on_body: Callable[[int], None],
+        on_body: Callable[[bytes], None],
     ) -> None:
         self._backend = Backend(names, on_sign)
         self._tls = tls
@@ -267,13 +267,13 @@ class Transport(httpx2.AsyncBaseTransport):
 class CountedBody(httpx2.AsyncByteStream):
     """A body whose parts are counted as they come. `on_part` may raise."""
 
-    def __init__(self, stream: typing.AsyncIterable[bytes], on_part: Callable[[int], None]) -> None:
+    def __init__(self, stream: typing.AsyncIterable[bytes], on_part: Callable[[bytes], None]) -> None:
         self._stream = stream
         self._on_part = on_part
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._stream:
-            self._on_part(len(part))
+            self._on_part(part)
             yield part
 
     async def aclose(self) -> None:

@@ -173,24 +173,28 @@ class Conversation:
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
-    async def _find_missing_tool(self, session: ClientSession) -> Problem | None:
-        """Return why the tool cannot be called; None where it is there, or where the server does not list any."""
-        names: list[str] = []
+    async def _list_tools(self, session: ClientSession) -> list[types.Tool]:
+        tools: list[types.Tool] = []
         cursor: str | None = None
         for _ in range(MOST_PAGES):
-            try:
-                page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
-            except MCPError as error:
-                if error.code == METHOD_NOT_FOUND:
-                    return None
-                raise
-            names += [tool.name for tool in page.tools]
-            self._stop_tool = next((tool for tool in page.tools if tool.name == STOP_TOOL), self._stop_tool)
-            if self._tool in names:
-                return None
+            page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+            tools += page.tools
             cursor = page.next_cursor
             if not cursor:
                 break
+        self._stop_tool = next((tool for tool in tools if tool.name == STOP_TOOL), None)
+        return tools
+
+    async def _find_missing_tool(self, session: ClientSession) -> Problem | None:
+        """Return why the tool cannot be called; None where it exists or the server lists no tools."""
+        try:
+            names = [tool.name for tool in await self._list_tools(session)]
+        except MCPError as error:
+            if error.code == METHOD_NOT_FOUND:
+                return None
+            raise
+        if self._tool in names:
+            return None
         close = difflib.get_close_matches(self._tool[:100], names, n=1)
         listed = ", ".join(names[:NAMES_SHOWN]) + (" …" if len(names) > NAMES_SHOWN else "")
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {listed or 'none'}"
@@ -316,7 +320,6 @@ class ServerConversation(Conversation):
         tools = await self._list_tools(session)
         self.enter(Stage.CALLING)
         self._talking = session
-        self._stop_tool = next((tool for tool in tools if tool.name == STOP_TOOL), None)
         self._calling.set_result(session)
         self.listed.set_result(tools)
         await self._closing.wait()  # bounded by whoever opened it
@@ -340,25 +343,14 @@ class ServerConversation(Conversation):
         """Let it end by itself, with a good-bye."""
         self._closing.set()
 
-    async def _list_tools(self, session: ClientSession) -> list[types.Tool]:
-        tools: list[types.Tool] = []
-        cursor: str | None = None
-        for _ in range(MOST_PAGES):
-            page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
-            tools += page.tools
-            cursor = page.next_cursor
-            if not cursor:
-                break
-        return tools
-
 
 async def _cap_body(response: httpx2.Response) -> None:
     """Bound a body that is read at once. Events of a stream are limited one by one, by the SDK."""
     stream, size = response.stream, 0
 
-    def count(part: int) -> None:
+    def count(part: bytes) -> None:
         nonlocal size
-        size += part
+        size += len(part)
         if size > MESSAGE_LIMIT:
             raise httpx2.ReadError(f"the answer is larger than {MESSAGE_LIMIT} bytes", request=response.request)
 
