@@ -8,33 +8,28 @@ from __future__ import annotations
 import os
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..core.clocks import WallTime
+from ..core.clocks import WallTime
 
 monotonic_ns = time.monotonic_ns
-
-
 wall_ns = time.time_ns
-
 
 _process_began = [monotonic_ns()]
 os.register_at_fork(after_in_child=lambda: _process_began.__setitem__(0, monotonic_ns()))
 
 
 def process_began_ns() -> int:
-    """Return when this process began, as far as we saw: it imported us, or was forked from one that had."""
+    """Return when this process began: when it imported this module, or was forked."""
     return _process_began[0]
 
 
 def timestamp(at_ns: int) -> str:
-    """Return a wall-clock instant in UTC, for people and logs; never used to measure."""
+    """Return a wall-clock instant in UTC, for people and logs."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest // 1_000_000:03d}Z"
 
 
 def pause(seconds: float) -> None:
-    """Sleep, for the few places where there is nothing to wait on. Bounded by its argument."""
+    """Sleep, for the few places that cannot wait for an event."""
     time.sleep(seconds)
 
 
@@ -43,7 +38,5 @@ def wall_seconds() -> float:
 
 
 def wall_time() -> WallTime:
-    """Return the instant on the wall clock, for what is stored."""
-    from ..core.clocks import WallTime  # what `exec` has no use for
-
+    """Return the instant on the wall clock, for the store."""
     return WallTime.of_ns(wall_ns())

@@ -1,7 +1,6 @@
-"""A command: what a supervisor is told to run, how it is started, and the report when it is over.
+"""A command: the task of a supervisor, the start, the output, the messages, and the report at the end.
 
-Its output comes through a pipe that is read as it comes, and captured within bounds or passed on without waiting for
-its reader.
+Output is read from a pipe as it comes, and is captured within bounds or relayed without waiting for its reader.
 
 docs/design.md: R16.
 """
@@ -22,21 +21,21 @@ from ..core.value_types import as_dict, field, record, value
 from . import clock
 
 DEFAULT_OUTPUT_LIMIT = 1024 * 1024
-# A flood stops being written here; by then nobody will read it all, and a disk must not fill up.
+# The most that is written to a file: a flood must not fill the disk.
 SPILL_CAP = 64 * 1024 * 1024
 SPILL_KEPT_SECONDS = 24 * 3600
 READ_SIZE = 256 * 1024
-# POLLOUT promises room for this much in a pipe, so a write of it cannot block, and no flag of a
-# descriptor that others may share has to be changed.
+# POLLOUT promises room for this much in a pipe. So a write cannot block, and the flags of a descriptor that other
+# processes may share stay as they are.
 PIPE_ROOM = 4096
 RELAY_HELD = 64 * 1024
-# What is shown of each stream to whoever asks what a command is doing.
+# Bytes of each stream in an observer's view of a running command.
 LOOKED_AT = 4096
 
 
 @value
 class Captured:
-    """Output that was captured: head and tail, and the file that has the whole."""
+    """Captured output: head and tail, and the file with the whole."""
 
     head: bytes = b""
     tail: bytes = b""
@@ -50,8 +49,8 @@ class Captured:
 
 
 class Capture:
-    """Bounded capture of a stream. Keeps at most `limit` bytes in memory, the first half as it came and the last half
-    seen so far; the whole in a file up to a cap."""
+    """Bounded capture of a stream: the first and the last `limit / 2` bytes in memory, the whole in a file up to
+    SPILL_CAP."""
 
     def __init__(self, limit: int, spill_to: str | None) -> None:
         self._head_limit = (limit + 1) // 2
@@ -59,13 +58,13 @@ class Capture:
         self._head = bytearray()
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
-        self._total = 0
+        self.total = 0
         self._spill_to = spill_to
         self._spill_fd = -1
         self._spilled = 0
 
     def add(self, chunk: bytes) -> None:
-        self._total += len(chunk)
+        self.total += len(chunk)
         room = self._head_limit - len(self._head)
         if room > 0:
             self._head += chunk[:room]
@@ -81,12 +80,8 @@ class Capture:
         while self._tail and self._tail_size - len(self._tail[0]) >= self._tail_limit:
             self._tail_size -= len(self._tail.popleft())
 
-    @property
-    def total(self) -> int:
-        return self._total
-
     def end(self, most: int) -> bytes:
-        """Return the last of what came, as far as it is in memory."""
+        """Return the last `most` bytes, as far as they are in memory."""
         tail = b"".join(self._tail)
         return (tail if len(tail) >= most else bytes(self._head) + tail)[-most:] if most else b""
 
@@ -97,11 +92,11 @@ class Capture:
         if self._spill_fd >= 0:
             os.close(self._spill_fd)
             self._spill_fd = -1
-            return Captured(bytes(self._head), tail, self._total, self._spill_to, self._spilled)
-        return Captured(bytes(self._head), tail, self._total)
+            return Captured(bytes(self._head), tail, self.total, self._spill_to, self._spilled)
+        return Captured(bytes(self._head), tail, self.total)
 
     def _open_spill(self) -> None:
-        """Open the file at the first byte that memory cannot keep: from here on it has everything, from the start."""
+        """Open the file at the first byte that memory cannot keep, and write everything so far to it."""
         if self._spill_to is None:
             return
         try:
@@ -110,7 +105,7 @@ class Capture:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._spill_fd = os.open(self._spill_to, flags, 0o600)
         except OSError:
-            self._spill_to = None  # nowhere to write: head and tail are what is kept, and `truncated` says so
+            self._spill_to = None  # no place to write: head and tail are kept, and `truncated` is true
             return
         self._spill(bytes(self._head))
         for chunk in self._tail:
@@ -124,11 +119,11 @@ class Capture:
                 self._spilled += written
                 chunk = chunk[written:]
         except OSError:
-            pass  # disk full: the file ends here, its size is reported
+            pass  # disk full: the file ends here, and its size is reported
 
 
-class Stream:
-    """One output pipe of the work."""
+class OutputPipe:
+    """One output pipe of the work, captured or relayed."""
 
     def __init__(self, fd: int, capture: Capture | None, relay_to: int) -> None:
         self.fd = fd
@@ -137,9 +132,9 @@ class Stream:
         self.held = bytearray()
         self.total = 0
         self.last = b""
-        """The end of what was relayed, for whoever looks at it."""
+        """The end of the relayed output."""
         self.trouble = 0
-        """Why what was relayed could not be written on: an errno. That a reader left is none."""
+        """The errno of a failed relay; 0 if the reader left."""
         os.set_blocking(fd, False)
 
     @property
@@ -151,7 +146,7 @@ class Stream:
         return self.open or bool(self.held)
 
     def read(self) -> bool:
-        """Take what is there. Return True if there was anything."""
+        """Read the available output. Return whether there was any."""
         try:
             chunk = os.read(self.fd, READ_SIZE if self.capture else RELAY_HELD)
         except (BlockingIOError, InterruptedError):
@@ -170,15 +165,15 @@ class Stream:
         return True
 
     def end(self) -> tuple[bytes, int]:
-        """Return the last of what came, and how much came in all."""
+        """Return the end of the output, and its total size."""
         return (self.last, self.total) if self.capture is None else (self.capture.end(LOOKED_AT), self.capture.total)
 
     def write(self) -> None:
-        if not _takes_more(self.relay_to):  # both streams may be the same pipe, and the other was faster
+        if not _takes_more(self.relay_to):  # both streams may be one pipe, which the other has filled
             return
         try:
             written = os.write(self.relay_to, self.held[:PIPE_ROOM])
-        except OSError as error:  # nobody reads any more: let the work find out the way it would without us
+        except OSError as error:  # the reader left: closing our end tells the work as it would without us
             self.trouble = 0 if error.errno == errno.EPIPE else error.errno or errno.EIO
             self.held.clear()
             self.close()
@@ -198,8 +193,7 @@ def _takes_more(fd: int) -> bool:
 
 
 def state_directory() -> str:
-    """Return where durable state lives: SHOTCLOCK_HOME, else XDG_STATE_HOME/shotclock, else
-    ~/.local/state/shotclock."""
+    """Return the directory of durable state: SHOTCLOCK_HOME, XDG_STATE_HOME/shotclock or ~/.local/state/shotclock."""
     if home := os.environ.get("SHOTCLOCK_HOME"):
         return os.path.abspath(home)
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -207,7 +201,7 @@ def state_directory() -> str:
 
 
 def make_private_directory(path: str) -> None:
-    """Make a directory with every parent that is ours: makedirs gives its mode to the last one only."""
+    """Make a directory in the state directory, both private. `os.makedirs` sets the mode of the last one only."""
     home = state_directory()
     os.makedirs(os.path.dirname(home), exist_ok=True)
     for folder in (home, path):
@@ -216,7 +210,7 @@ def make_private_directory(path: str) -> None:
 
 
 def spill_path(name: str, home: str = "") -> str:
-    """Return the file of output that does not fit. `home` is the state directory, where the caller has looked it up."""
+    """Return the file for output that does not fit into memory. `home` is the state directory, if known."""
     return f"{home or state_directory()}/output/{name}"
 
 
@@ -225,7 +219,7 @@ def stop_file_path(name: str, home: str = "") -> str:
 
 
 def prune_spills() -> None:
-    """Remove output files nobody came for in a day. Cheap: one listing, only done when a new one is written."""
+    """Remove output files older than a day. Called when a new one is written."""
     folder = os.path.join(state_directory(), "output")
     oldest = clock.wall_seconds() - SPILL_KEPT_SECONDS
     try:
@@ -240,27 +234,29 @@ def prune_spills() -> None:
             continue
 
 
-# Python ignores these, and what is ignored stays so across exec; what we run expects the default.
+# Python ignores these signals, and exec keeps that; a command expects the default.
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Output(Enum):
+    """The destination of a command's output."""
+
     INHERIT = auto()
-    """The work writes to the caller's own descriptors; we never see it."""
+    """The caller's own descriptors."""
     CAPTURE = auto()
     RELAY = auto()
-    """Passed through byte by byte, so that silence can be noticed."""
+    """The caller's descriptors, through a pipe, so that silence is noticed."""
 
 
 @record
 class CommandTask:
-    """A command to run, and by when. Instants are monotonic nanoseconds; None is never."""
+    """A command and its limits. Instants are monotonic nanoseconds; None is never."""
 
     argv: list[str]
     env: dict[str, str]
     cwd: str | None = None
     started_ns: int = 0
-    """When the call began, from where its clocks are counted."""
+    """The beginning of the call."""
     bell_ns: int | None = None
     kill_ns: int | None = None
     soft_ns: int | None = None
@@ -272,13 +268,13 @@ class CommandTask:
     spill_stderr: str | None = None
     leave_children: bool = False
     stdin: bool = False
-    """Give the work the caller's stdin. Otherwise it reads the end of file at once."""
+    """Whether the command reads the caller's stdin. Otherwise it reads the end of file at once."""
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
-    """What it has, once its soft clock has rung, before it is stopped."""
+    """The time between the soft limit and the stop."""
     stop_signal: str = "SIGTERM"
-    """How it is asked to wind down."""
+    """The signal that asks the command to wind down."""
     stop_file: str | None = None
-    """Made when it is asked to."""
+    """A file made when the command is asked to wind down."""
 
     def pack(self) -> dict[str, object]:
         return as_dict(self)
@@ -286,31 +282,31 @@ class CommandTask:
 
 @record
 class CommandReport:
-    """The report on a command or a worker, sent once, when the tree is verified gone (or declared a survivor)."""
+    """The report on a command or a worker, sent once, when its tree is verified gone or has survivors."""
 
     status: int | None = None
-    """The leader's exit code, or minus its signal; None if it was never seen to end."""
+    """The leader's exit code, or minus its signal; None if its end was not seen."""
     fired: str | None = None
-    """The clock that made us stop it."""
+    """The limit that stopped the work."""
     elapsed_ns: int = 0
-    """From start to the moment the clock fired, or to the end."""
+    """From the start to the limit that was reached, or to the end."""
     stopped: str | None = None
-    """Why we were told to stop it, if we were: the caller's word."""
+    """The caller's reason, if the caller stopped the work."""
     leaked: list[dict[str, object]] = field(default_factory=list)
     survivors: list[dict[str, object]] = field(default_factory=list)
     soft_rang: bool = False
-    """It was asked to wind down, by its soft clock or by an order."""
+    """Whether the work was asked to wind down, by its soft limit or by an order."""
     stdout: Captured = field(default_factory=Captured)
     stderr: Captured = field(default_factory=Captured)
     unstartable: tuple[str, int] | None = None
-    """Which step of starting failed ("machine", "exec", "cwd", "fork"), and its errno."""
+    """The step of the start that failed ("machine", "exec", "cwd", "fork"), and its errno."""
     unwritten: int = 0
-    """The errno for which output that was to be passed on was lost."""
+    """The errno of a failed relay of output."""
     lost: bool = False
-    """There was no report: the supervisor was killed. What it guarded was looked for, and these are its survivors."""
+    """Whether the supervisor was killed before it could report. The survivors were looked for without it."""
     ended_ns: int = 0
     spare_pid: int = 0
-    """The supervisor's own, where it waits for another command."""
+    """The pid of the supervisor, if it waits for another command."""
 
     def pack(self) -> dict[str, object]:
         packed = as_dict(self)
@@ -326,38 +322,36 @@ class CommandReport:
 
 
 class Order:
-    """Orders to a supervisor: the first field of a message to it, and what the others are."""
+    """Kinds of orders to a supervisor: the first field of a message. The docstrings name the other fields."""
 
     STOP = "stop"
-    """TERM, the grace, KILL. With why."""
+    """TERM, grace, KILL. Reason."""
     KILL = "kill"
-    """At once. With why."""
+    """KILL at once. Reason."""
     GRACE = "grace"
-    """The grace from here on, in milliseconds."""
+    """Change the grace. Milliseconds."""
     WIND_DOWN = "wind down"
-    """Ask it to end by itself. With the instant at which it is stopped if it has not."""
+    """Ask the work to end by itself. The instant at which it is stopped if it has not."""
     BELL = "bell"
-    """Another bell. With its instant, and that of the kill."""
+    """Move the timeout. Its instant, and that of the kill."""
     LOOK = "look"
-    """Answer with what it has written so far."""
+    """Send `News.LOOKED`."""
     SUSPEND = "suspend"
     CONTINUE = "continue"
     AGAIN = "again"
-    """Run another worker. Its descriptors come along."""
+    """Run another worker. Its descriptors come with the message."""
 
 
 class News:
-    """News from a supervisor: the first field of a message from it, and what the others are."""
+    """Kinds of messages from a supervisor: the first field. The docstrings name the other fields."""
 
     STARTED = "started"
-    """With the process group of the work, and the supervisor's own pid."""
-    SOFT = "soft"
-    """The soft clock rang."""
+    """The process group of the work, and the supervisor's own pid."""
     LOOKED = "looked"
-    """With the end of its stdout and of its stderr, and how many bytes both were in all."""
+    """The end of stdout, the end of stderr, and the total bytes of both."""
     SUSPENDED = "suspended"
     ENDED = "ended"
-    """With a packed `CommandReport`: the last one about this work."""
+    """A packed `CommandReport`: the last message about this work."""
 
 
 class StartFailed(Exception):
@@ -370,8 +364,7 @@ class StartFailed(Exception):
 
 
 def become(task: CommandTask, becomes: dict[int, int]) -> None:
-    """Become the command, in the child between fork and exec. All our descriptors but the standard three close at
-    exec."""
+    """Exec the command in the forked child. All descriptors but the standard three close at exec."""
     for ignored in _PYTHON_IGNORES:
         signal.signal(ignored, signal.SIG_DFL)
     _enter(task.cwd)
@@ -383,11 +376,10 @@ def become(task: CommandTask, becomes: dict[int, int]) -> None:
 
 
 def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
-    """Spawn the command in a process group of its own and return its pid: what is left of starting one when nothing of
-    ours is copied, which is most of what a fork costs.
+    """Spawn the command in a process group of its own and return its pid. Cheaper than a fork, which copies our memory.
 
-    Our own stdin must be what the command is to read. A directory or a program on a dead network mount holds us up
-    here: whoever waits for us must notice.
+    The command reads our own stdin. A directory or a program on a dead network mount blocks this process, and our
+    caller must notice that.
     """
     _enter(task.cwd)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in becomes.items()]
@@ -400,24 +392,24 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
         )
     finally:
         if task.cwd is not None:
-            os.chdir("/")  # nobody's directory is kept from being removed or unmounted by us
+            os.chdir("/")  # so that the directory can be removed or unmounted
 
 
 def _try_each(task: CommandTask, start: Callable[[str], int]) -> int:
-    """Start what the path leads to. (`os.execvpe` does the same, and imports `warnings` for it.)"""
+    """Start the first usable candidate. (`os.execvpe` does the same, but cannot spawn.)"""
     refused: OSError | None = None
     for path in _candidates(task.argv[0], task.env):
         try:
             return start(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             missing = error.errno or 0
-        except OSError as error:  # there, but not to be executed: one further down the path may be
+        except OSError as error:  # not executable: a later one in the path may be
             refused = refused or error
     raise StartFailed("exec", missing if refused is None else refused.errno or 0)
 
 
 def _candidates(command: str, env: dict[str, str]) -> list[str]:
-    """Return where the command may be. The last one is tried in any case, for the reason why it is not."""
+    """Return the possible paths of a command. The last one is always tried, for its error."""
     if os.sep in command:
         return [command]
     paths = [os.path.join(folder, command) for folder in env.get("PATH", os.defpath).split(os.pathsep)]

@@ -1,7 +1,7 @@
-"""The environment of what is started for a call: one for commands, steps and whatever a function starts itself.
+"""The environment of processes that a call starts: commands, steps, and processes of a function.
 
-Nobody is there to press a key, and output is data: so no pager, no editor, no colour, no question. And the call's
-deadline and place in its trace go along, for a shotclock that is started further down.
+No person is there to press a key, and output is data: so no pager, no editor, no colour, no question. The call's
+deadline and trace are included, for a shotclock that is started further down.
 
 docs/design.md: R5.
 """
@@ -18,40 +18,40 @@ from .clock import monotonic_ns
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
 CALL_VARIABLE = "SHOTCLOCK_CALL"
-"""In the environment of what a call starts that shares its process with others: which call it was."""
+"""The call that started a process, if that call shares its own process with others."""
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
 STOP_FILE_VARIABLE = "SHOTCLOCK_STOP_FILE"
-"""A file that appears when the command is asked to wind down."""
+"""The path of a file that appears when the command is asked to wind down."""
 OVERTIME_VARIABLE = "SHOTCLOCK_OVERTIME"
-"""What `shotclock overtime` asks with: the call, its token, and the socket of the process that waits for it."""
+"""The address for `shotclock overtime`: the call, its token, and the socket of the process that waits for it."""
 
-# `false` as an editor: git and others say at once that there was a problem with it, and how to do without.
+# With `false` as an editor, git and others fail at once and explain how to do without.
 NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 
 _TRACEPARENT, _TRACESTATE = TRACEPARENT_VARIABLE.encode(), TRACESTATE_VARIABLE.encode()
 _REMAINING, _DEADLINE = REMAINING_VARIABLE.encode(), DEADLINE_VARIABLE.encode()
-# Longer ones than any of ours; they are replaced before a call begins.
+# Longer than any of ours. The inherited values are replaced before a call begins.
 _LONGEST_INHERITED = 64
 _TRACEPARENT_IS, _REMAINING_IS, _DEADLINE_IS = _TRACEPARENT + b"=", _REMAINING + b"=", _DEADLINE + b"="
 
 
 def child_environment(
     inherited: Mapping[str, str],
-    given: Mapping[str, str],
+    declared: Mapping[str, str],
     trace: TraceContext,
     deadline: Deadline | None,
     *,
     attended: bool = False,
 ) -> dict[str, str]:
-    """Return the variables of a command. `given` was written down for it, and wins. `attended`: a person is at its
-    terminal, and may want an editor."""
-    variables = {**inherited, **QUIET, **({} if attended else NO_EDITOR), **given}
-    # One that is not what we were started with was meant for this command, by whoever wrote it down.
+    """Return the variables of a command. `declared` wins. `attended`: a person is at the terminal and may want an
+    editor."""
+    variables = {**inherited, **QUIET, **({} if attended else NO_EDITOR), **declared}
+    # A value other than the one this process was started with was declared for this command.
     if variables.get(TRACEPARENT_VARIABLE) in (None, os.environ.get(TRACEPARENT_VARIABLE)):
         variables.pop(TRACESTATE_VARIABLE, None)
         variables |= trace.as_variables()
-    # Of these only its own are right for it. A nameless one could be inherited, but not passed on.
+    # Inherited values of these belong to another call. A variable without a name cannot be passed on.
     for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, OVERTIME_VARIABLE, ""):
         variables.pop(name, None)
     if deadline is not None:
@@ -67,7 +67,7 @@ def _deadline_variables(deadline: Deadline) -> dict[str, str]:
 
 
 def quiet_this_process() -> None:
-    """Set the variables in a process that runs functions of others: what they start gets the same as any command."""
+    """Set the variables in a process that runs functions, for the processes they start."""
     os.environ.update({**QUIET, **NO_EDITOR})
     os.environ.pop(OVERTIME_VARIABLE, None)  # of a call further up
 
@@ -77,35 +77,34 @@ class CallVariables:
 
     def __init__(self) -> None:
         self._entries = kernel.OwnEntries(_TRACEPARENT, _REMAINING, _DEADLINE) if kernel.LINUX else None
-        known: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
-        self._known: MutableMapping[bytes, bytes] = os.environb if known is None or self._entries is None else known
+        own: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
+        self._python: MutableMapping[bytes, bytes] = os.environb if own is None or self._entries is None else own
+        """Python's view of the environment; C's view is in `_entries`."""
 
     def prepare(self) -> None:
-        """Make room for the variables in the process that workers are forked from. The first call of each worker would
-        pay a millisecond for it."""
+        """Make room for the variables in the process that workers are forked from: it takes a millisecond."""
         if self._entries is not None:
             names = (_TRACEPARENT, _REMAINING, _DEADLINE)
-            self._entries.write(*(name + b"=" + self._known.get(name, b"")[:_LONGEST_INHERITED] for name in names))
+            self._entries.write(*(name + b"=" + self._python.get(name, b"")[:_LONGEST_INHERITED] for name in names))
 
     def remove_prepared(self) -> None:
-        """Remove the variables that only `prepare` has set, in a process that serves several calls at once."""
+        """Remove the variables set by `prepare`, in a process that serves several calls at once."""
         if self._entries is not None:
             for name in (_TRACEPARENT, _REMAINING, _DEADLINE):
-                if name not in self._known:
+                if name not in self._python:
                     os.unsetenv(name)
 
     def set(self, deadline_ns: int, traceparent: str, tracestate: str) -> None:
-        """Set the variables of a call. A deadline of 0 is none. Each call pays for this, and may be short: what is
-        written out here is."""
+        """Set the variables of a call. A deadline of 0 is none."""
         parent, deadline = traceparent.encode(), b"%d" % deadline_ns
         remaining = b"%d" % (max(0, deadline_ns - monotonic_ns()) // NS_PER_MS)
-        known = self._known
-        known[_TRACEPARENT], known[_REMAINING], known[_DEADLINE] = parent, remaining, deadline
+        python = self._python
+        python[_TRACEPARENT], python[_REMAINING], python[_DEADLINE] = parent, remaining, deadline
         if self._entries is not None:
             self._entries.write(_TRACEPARENT_IS + parent, _REMAINING_IS + remaining, _DEADLINE_IS + deadline)
         if not deadline_ns:
             del os.environb[_REMAINING], os.environb[_DEADLINE]
         if tracestate:
             os.environ[TRACESTATE_VARIABLE] = tracestate
-        elif _TRACESTATE in known:
+        elif _TRACESTATE in python:
             del os.environb[_TRACESTATE]

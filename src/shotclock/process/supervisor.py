@@ -1,12 +1,12 @@
-"""The supervisor: one small process above each piece of process work, whose only job is to end it on time.
+"""The supervisor: one small process above each command or worker, whose only job is to end it on time.
 
     caller ── supervisor ── leader (a command, or a worker running a Python function) ── anything
 
-It is a subreaper, so whatever the work starts stays below it however often it forks, changes session or
-daemonises; it holds the clocks, so a stuck caller cannot delay a kill; and it holds the other end of the
-caller's socket, so when the caller dies, even by SIGKILL, everything below is killed at once.
+It is a subreaper, so all processes of the work stay below it, however often they fork, change session or daemonise. It
+holds the limits, so a stuck caller cannot delay a kill. It holds the other end of the caller's socket, so when the
+caller dies, even by SIGKILL, everything below is killed at once.
 
-It runs our code only, has one thread, and every wait of its loop is bounded by the next clock.
+It runs our code only, has one thread, and every wait of its loop is bounded by the next limit.
 
 docs/design.md: R7, R10, R15.
 """
@@ -32,36 +32,36 @@ from .command_task import (
     News,
     Order,
     Output,
+    OutputPipe,
     StartFailed,
-    Stream,
     become,
     make_private_directory,
     spawn,
 )
 from .kill import Cgroup, group_of, kill_below, signal_process
 
-# How long a command's children may outlive it before they count as leaked: a pipeline's tail is still writing.
+# How long a command's children may outlive it before they count as leaked: the end of a pipeline may still write.
 LEAK_GRACE_MS = 300
-# What leaked children get between TERM and KILL. They were never asked for, so it is short.
+# The time of leaked children between TERM and KILL.
 LEAK_STOP_GRACE_MS = 500
-# Python looks for signals between two of its instructions. One that comes after the last look and before a call into
-# the kernel is seen when that returns, which may be never; the next one interrupts it. So a worker is asked again.
+# Python checks for signals between two instructions. A signal between that check and a blocking system call is handled
+# only when the call returns, perhaps never; the next signal interrupts the call. So TERM is repeated for a worker.
 TERM_AGAIN_MS = 50
-# What the work may take to stop itself when it is told of Ctrl-Z (an editor gives the terminal back first), before it
-# is stopped without being asked; and in how many looks at the tree the last of it must have been found.
+# How long the work may take to stop itself after Ctrl-Z (an editor gives the terminal back first) before it is sent
+# SIGSTOP, and the most sweeps over its tree for that.
 SUSPEND_GRACE_MS = 100
 SUSPEND_SWEEPS = 20
-# What ends sooner than this was never said to have started: one message less for most commands.
-START_TOLD_AFTER_MS = 20
-# How long the caller may take to read the report before we give up on telling it.
+# A command that ends sooner is not reported as started: one message less for most commands.
+ANNOUNCE_AFTER_MS = 20
+# How long the caller may take to read a message.
 REPORT_LIMIT_S = 10.0
-# poll() takes a C int of milliseconds; a month in one wait would overflow it.
+# poll() takes a C int of milliseconds, which a month would overflow.
 LONGEST_WAIT_MS = 3_600_000
-# A worker's bell is set by the worker. So its supervisor, if it is stopped, is continued by the kernel this often.
+# The worker itself arms its timeout, so the kernel continues a stopped supervisor of a worker this often.
 WORKER_LOOK_MS = 1_000
-# After a kill, how long whoever reads our relayed output may take for the last of it.
+# How long, after a kill, the reader of relayed output may take for the rest.
 FLUSH_LIMIT_MS = 1_000
-# What a pipe may hold at most, unless root says otherwise.
+# The largest size of a pipe, unless root has changed it.
 LARGEST_PIPE = 1024 * 1024
 _SIGNALS_PASSED_ON = {number.name: number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
 _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
@@ -69,25 +69,27 @@ _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, si
 
 SUPERVISOR_NAME = "shotclock-sup"
 
-# For those who wait for a supervisor. Past the bell: one that has not rung it by then may be stopped, by a signal of
-# the very work that it guards, and is told to go on. Past the kill: one that is stopped all the same is killed itself.
+# For callers that wait for a supervisor, which its own work may have stopped by a signal. That long after the timeout
+# the supervisor is continued; that long after the kill a supervisor that is still stopped is killed itself.
 LATE_BELL_MS = 30
 SILENT_LIMIT_MS = 20
 LOOK_PAUSE_MS = 10
 
 
 class _Stage(Enum):
+    """The stage of the work."""
+
     RUNNING = auto()
     LINGERING = auto()
-    """The leader is gone, something it started is not."""
+    """The leader is gone, but not all of its children."""
     STOPPING = auto()
     FLUSHING = auto()
-    """Nothing runs any more; what it wrote is still on its way out."""
+    """Nothing runs any more; the rest of the output is being relayed."""
     GONE = auto()
 
 
 class Supervisor:
-    """The supervisor of one piece of work. Runs in its own process from fork to exit."""
+    """The supervisor of one command or worker. Runs in its own process from fork to exit."""
 
     def __init__(self, control: ipc.Socket) -> None:
         self._control = control
@@ -98,8 +100,8 @@ class Supervisor:
         self._child_signal, self._child_signal_in = os.pipe()
         os.set_blocking(self._child_signal, False)
         os.set_blocking(self._child_signal_in, False)
-        # Handlers, not SIG_IGN: ignored signals stay ignored across exec and would reach the work.
-        # Except that what `nohup` had ignored stays ignored for the work.
+        # Handlers, not SIG_IGN: exec would keep ignored signals ignored in the work. Only those that were ignored
+        # before, as by `nohup`, stay ignored for the work.
         self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
         signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
         os.setsid()
@@ -108,17 +110,17 @@ class Supervisor:
         self._continuing = kernel.ContinuingTimer()
 
     def _start_afresh(self) -> None:
-        """Forget the work before: nothing is known of any yet."""
+        """Forget the previous work."""
         self._bell_fd = -1
         self._moved_bell_ns = 0
         self._stage = _Stage.RUNNING
         self._leader = -1
         self._group = -1
         self._start_fd = -1
-        self._start_told_ns: int | None = None
+        self._announce_ns: int | None = None
         self._stays = False
         self._report = CommandReport()
-        self._streams: list[Stream] = []
+        self._streams: list[OutputPipe] = []
         self._started_ns = monotonic_ns()
         self._last_sign_ns = self._started_ns
         self._bell_ns: int | None = None
@@ -143,9 +145,9 @@ class Supervisor:
     # --- starting -----------------------------------------------------------------------------------------
 
     def run_command(self, task: CommandTask, handed: list[int] | None = None, *, stays: bool = False) -> None:
-        """Run one command to its end and report. `handed` are the ends of pipes that become its stdin and stdout:
-        then it is the caller who talks with it, and only its stderr is ours. `stays` tells the caller, where nothing
-        is left of the command, that we wait for another."""
+        """Run one command to its end and report. `handed` are pipe ends that become its stdin and stdout: the caller
+        has the other ends, and we read stderr only. With `stays` this supervisor waits for another command if nothing
+        is left of this one."""
         self._take_on(task)
         self._stays = stays and not self._ignored
         if not task.leave_children:
@@ -153,14 +155,14 @@ class Supervisor:
         becomes = self._pipes(task, handed or [])
         self._start(lambda: become(task, becomes), execs=True)
         _forget_standard_streams()
-        for fd in becomes.values():  # whoever reads or writes the other ends must see when the work lets go of them
+        for fd in becomes.values():  # the holders of the other ends must notice when the work closes its own
             os.close(fd)
         self._watch()
 
     def run_next_command(self) -> bool:
-        """Wait for another command and run it, which now costs no fork. Return False if nobody will ask for one.
+        """Wait for another command and run it without a fork. Return False if the caller is gone.
 
-        Our zygote is the third who guards it: where we and our caller are killed at once, it kills what we leave.
+        The zygote guards it as well: if this supervisor and its caller are killed at once, it kills what is left.
         """
         if self._cgroup is not None and not self._cgroup.enter():
             self._cgroup.remove()
@@ -171,16 +173,16 @@ class Supervisor:
         self._start_afresh()
         self._take_on(task)
         self._stays = True
-        _empty(self._child_signal)  # of the command before: nobody is left who could send one
+        _empty(self._child_signal)  # from the previous command, which has no process left
         becomes = self._pipes(task, [])
         try:
-            if not self._orders.has_unread:  # otherwise it was called off at once; without a child, the loop ends
+            if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
                 self._leader = self._group = spawn(task, becomes)
-                self._start_told_ns = monotonic_ns() + START_TOLD_AFTER_MS * NS_PER_MS
+                self._announce_ns = monotonic_ns() + ANNOUNCE_AFTER_MS * NS_PER_MS
         except StartFailed as failed:
             self._report.unstartable = (failed.step, failed.errno)
         while self._orders.has_unread:
-            self._heed(self._orders.next())
+            self._obey(self._orders.next())
         for fd in becomes.values():
             os.close(fd)
         self._watch()
@@ -189,7 +191,7 @@ class Supervisor:
     def _next_task(self) -> CommandTask | None:
         if self._caller_gone or not self._stays:
             return None
-        # Unbounded on purpose: without a command there is nothing to end, and we end with our caller's socket.
+        # Unbounded on purpose: without a command there is nothing to end, and the caller's socket ends the wait.
         self._control.settimeout(None)
         try:
             return CommandTask(**self._orders.next()[0])
@@ -205,7 +207,7 @@ class Supervisor:
         self._stop_signal = signal.Signals[task.stop_signal]
 
     def _pipes(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
-        """Return which descriptors become which of the command's own."""
+        """Make the output pipes. Return our descriptors by the number they get in the command."""
         output = Output[task.output]
         ends: list[int] = []
         if output is not Output.INHERIT:
@@ -215,7 +217,7 @@ class Supervisor:
                 read_end, write_end = os.pipe()
                 capture = Capture(task.output_limit, spill) if output is Output.CAPTURE else None
                 relay_to = os.dup(number) if output is Output.RELAY else -1
-                self._streams.append(Stream(read_end, capture, relay_to))
+                self._streams.append(OutputPipe(read_end, capture, relay_to))
                 ends.append(write_end)
         return dict(zip((0, 1, 2) if handed else (1, 2), [*handed, *ends], strict=False))
 
@@ -228,10 +230,10 @@ class Supervisor:
         release: Callable[[], None] = lambda: None,
         leave_children: bool = False,
     ) -> None:
-        """Run a function in a child until it returns, dies, or its bell (a timer that it arms) rings.
+        """Run a function in a child until it returns, dies, or its timer, which it arms itself, expires.
 
-        `release` lets go of what only the child needs: the caller must see the child's socket close with it.
-        `announce` tells a caller that waits for it when the child is there.
+        `release` closes what only the child needs: the caller must notice when the child's socket closes. `announce`
+        reports the start to the caller.
         """
         self._bell_fd = bell_fd
         self._asks_again = True
@@ -239,26 +241,25 @@ class Supervisor:
         self._start(serve, execs=False)
         release()
         if announce and self._stage is _Stage.RUNNING:
-            self._tell((News.STARTED, self._group, os.getpid()))
+            self._send((News.STARTED, self._group, os.getpid()))
         self._watch()
 
     def wait_for_next(self) -> list[int]:
-        """Wait to be given another worker to run, and start afresh. Return the descriptors it needs; none: nobody will
-        ask.
+        """Wait for another worker to run. Return its descriptors; none if the caller is gone.
 
-        We were forked with everything imported, so we are as good a place to fork it from as the zygote. Only where
-        nothing is left of the last one: a survivor would be taken for a child of the next.
+        This process was forked with everything imported, so it can fork a worker as well as the zygote. Only if nothing
+        is left of the last worker: a survivor would be taken for a child of the next.
         """
         self._start_afresh()
         while not self._caller_gone and not kernel.has_children():
             try:
-                # Unbounded on purpose: without a worker there is nothing to end, and we end with our caller's socket.
+                # Unbounded on purpose: without a worker there is nothing to end, and the caller's socket ends the wait.
                 self._control.settimeout(None)
                 orders = self._orders.receive()
             except ipc.Broken:
                 break
-            # Anything before it was meant for the last worker, and came too late. Nothing is behind it: where
-            # descriptors come along, the kernel ends a read.
+            # Earlier orders were for the last worker and came too late. None follows: the kernel ends a read at a
+            # message with descriptors.
             if (Order.AGAIN,) in orders:
                 return self._orders.take_descriptors()
         return []
@@ -266,8 +267,8 @@ class Supervisor:
     def _start(self, become: Callable[[], None], *, execs: bool) -> None:
         error_in = -1
         if execs:
-            # Empty and closed at a successful exec, or holding why there was none. It is polled like everything
-            # else: a working directory or a binary on a dead network mount hangs the child, not us.
+            # Closed by a successful exec, or holding the error. It is polled, because a working directory or a binary
+            # on a dead network mount hangs the child and must not hang us.
             self._start_fd, error_in = os.pipe()
             os.set_blocking(self._start_fd, False)
         me = os.getpid()
@@ -297,7 +298,7 @@ class Supervisor:
             os.close(error_in)
         self._leader = self._group = pid
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # on both sides, so that a stop sent at once finds the group
+            os.setpgid(pid, pid)  # in parent and child, so that an immediate stop finds the group
 
     def _read_start(self) -> None:
         if self._start_fd < 0:
@@ -312,7 +313,7 @@ class Supervisor:
             step, number = answer.decode().split()
             self._report.unstartable = (step, int(number))
         else:
-            self._tell((News.STARTED, self._group, os.getpid()))
+            self._send((News.STARTED, self._group, os.getpid()))
 
     # --- the loop -----------------------------------------------------------------------------------------
 
@@ -320,12 +321,12 @@ class Supervisor:
         while self._stage is not _Stage.GONE:
             self._poll_once()
             self._reap()
-            self._heed_clocks()
+            self._check_limits()
         report = self._report
         if self._has_stop_file and self._stop_file is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._stop_file)
-        # Whatever would not die would be taken for the next command's.
+        # A survivor would be taken for a process of the next command.
         self._stays = self._stays and not report.survivors
         if self._cgroup is not None and not self._stays:
             self._cgroup.remove()
@@ -342,10 +343,10 @@ class Supervisor:
         report.unwritten = next((stream.trouble for stream in self._streams if stream.trouble), 0)
         report.spare_pid = os.getpid() if self._stays else 0
         self._continue_caller()
-        self._tell((News.ENDED, report.pack()))
+        self._send((News.ENDED, report.pack()))
 
     def _continue_caller(self) -> None:
-        """Continue our caller, which the work may have stopped. After Ctrl-Z that is left to `fg`."""
+        """Continue the caller, which the work may have stopped. After Ctrl-Z only `fg` does that."""
         if kernel.LINUX:
             caller = ipc.peer_pid(self._control)
             if not kernel.is_suspended(caller):
@@ -368,7 +369,7 @@ class Supervisor:
                 poller.register(stream.relay_to, select.POLLOUT)
                 writers[stream.relay_to] = stream
         wait_ms = self._wait_ms()
-        self._continuing.arm(wait_ms + LATE_BELL_MS)  # the work may stop us, and our caller as well
+        self._continuing.arm(wait_ms + LATE_BELL_MS)  # the work may stop both us and our caller
         for fd, _ in poller.poll(wait_ms):
             if fd == self._control.fileno():
                 self._take_orders()
@@ -406,11 +407,11 @@ class Supervisor:
                     self._soft_ns,
                     self._wind_down_ns,
                     idle_at,
-                    self._start_told_ns,
+                    self._announce_ns,
                     self._suspend_ns,
                 )
 
-    def _heed_clocks(self) -> None:
+    def _check_limits(self) -> None:
         now = monotonic_ns()
         match self._stage:
             case _Stage.STOPPING:
@@ -430,21 +431,24 @@ class Supervisor:
                 if _due(self._linger_ns, now):
                     self._stop_leaked()
             case _Stage.RUNNING:
-                if _due(self._start_told_ns, now):
-                    self._start_told_ns = None
-                    self._tell((News.STARTED, self._group, os.getpid()))
+                if _due(self._announce_ns, now):
+                    self._announce_ns = None
+                    self._send((News.STARTED, self._group, os.getpid()))
                 if any(stream.held for stream in self._streams):
-                    self._last_sign_ns = now  # whoever reads our output is slow, the work is not silent
+                    self._last_sign_ns = now  # the reader of our output is slow, but the work is not silent
                 if self._is_watched and now >= self._last_sign_ns + self._idle_ns:
                     self._fire(ClockKind.IDLE)
                 elif _due(self._soft_ns, now):
                     self._wind_down(now + self._wind_down_ms * NS_PER_MS)
-                    self._tell((News.SOFT,))
 
     @property
     def _is_watched(self) -> bool:
-        """Return whether silence counts: not of work that is stopped, nor of work that is saving what it has."""
+        """Return whether the idle limit applies: not to suspended work, nor to work that winds down."""
         return bool(self._idle_ns) and not self._suspended and self._wind_down_ns is None
+
+    @property
+    def _is_active(self) -> bool:
+        return self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING
 
     def _take_orders(self) -> None:
         try:
@@ -453,13 +457,13 @@ class Supervisor:
             return
         except ipc.Broken:
             self._caller_gone = True
-            self._reap()  # a zygote that was killed is why its caller has left it: what it forked is to live on
+            self._reap()  # if the caller left because a zygote was killed, the supervisors it forked live on
             self._kill()
             return
         for order in orders:
-            self._heed(order)
+            self._obey(order)
 
-    def _heed(self, order: ipc.Message) -> None:
+    def _obey(self, order: ipc.Message) -> None:
         match order:
             case (Order.STOP, str(why)):
                 self._report.stopped = self._report.stopped or why
@@ -483,7 +487,7 @@ class Supervisor:
     # --- the leader and what it leaves --------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Collect the dead. We are the subreaper, so no child left means that nothing is left at all."""
+        """Reap the dead. This process is the subreaper, so without a child nothing of the work is left."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
         while True:
@@ -500,7 +504,7 @@ class Supervisor:
                 if self._stage is _Stage.RUNNING:
                     self._leader_left()
                 elif self._stage is _Stage.STOPPING and self._asked_with != signal.SIGTERM:
-                    # What it left may never hear it: a shell's background jobs ignore SIGINT.
+                    # Its children may ignore the signal, as a shell's background jobs ignore SIGINT.
                     self._ask_again_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
 
     def _leader_left(self) -> None:
@@ -521,10 +525,10 @@ class Supervisor:
 
     def _begin_flushing(self) -> None:
         now = monotonic_ns()
-        if self._stage is _Stage.STOPPING:  # whoever reads our relay has had its time as well
+        if self._stage is _Stage.STOPPING:  # the reader of the relay has had its time as well
             self._bell_ns = now + FLUSH_LIMIT_MS * NS_PER_MS
         self._stage = _Stage.FLUSHING
-        # Our tree has let go of the pipes; only a stranger it handed them to can keep them open from here on.
+        # The tree has closed the pipes; only a foreign process that was handed them can keep them open.
         self._linger_ns = now + LEAK_GRACE_MS * NS_PER_MS
         for stream in self._streams:
             is_kept_open = self._leave_children or bool(self._report.survivors)
@@ -552,17 +556,17 @@ class Supervisor:
         if not any(stream.busy for stream in self._streams):
             self._stage = _Stage.GONE
 
-    # --- stopping: the one ladder -------------------------------------------------------------------------
+    # --- stopping -----------------------------------------------------------------------------------------
 
     def _fire(self, kind: ClockKind) -> None:
-        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+        if self._is_active:
             self._report.fired = kind.value
             self._report.elapsed_ns = monotonic_ns() - self._started_ns
             self._stop()
 
     def _stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask politely, by the signal that our caller was told by. The kill comes after the grace."""
-        if self._stage is not _Stage.RUNNING and self._stage is not _Stage.LINGERING:
+        """Send the signal that the caller received. The kill comes after the grace."""
+        if not self._is_active:
             return
         self._begin_stopping(self._grace_ms)
         if not self._grace_ms:
@@ -573,7 +577,7 @@ class Supervisor:
             self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
 
     def _ask(self, number: signal.Signals) -> None:
-        """Send the signal to all of the work, and CONT so that stopped processes can hear it."""
+        """Send the signal to all of the work, and CONT so that stopped processes receive it."""
         self._asked_with = number
         if self._suspended:
             self._continue()
@@ -594,8 +598,8 @@ class Supervisor:
     # --- winding down ---------------------------------------------------------------------------------------
 
     def _wind_down(self, until_ns: int) -> None:
-        """Ask the work to end by itself until then. It is asked once: a shorter time may follow, not a longer one."""
-        if self._stage is not _Stage.RUNNING and self._stage is not _Stage.LINGERING:
+        """Ask the work to end by itself until then. A second call can only shorten the time."""
+        if not self._is_active:
             return
         if self._wind_down_ns is not None:
             self._wind_down_ns = min(self._wind_down_ns, until_ns)
@@ -606,19 +610,18 @@ class Supervisor:
         self._signal_group(self._stop_signal)
 
     def _make_stop_file(self) -> None:
-        """Make the file that tells the work to stop. It is new or there already: what the work has put in its place (a
-        pipe, a link) is neither waited for nor followed."""
+        """Make the file that asks the work to stop. A pipe or a link in its place is neither opened nor followed."""
         if self._stop_file is None or self._has_stop_file:
             return
         self._has_stop_file = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with contextlib.suppress(OSError):  # nowhere to write: the signal tells it
+        with contextlib.suppress(OSError):  # no place to write: there is still the signal
             make_private_directory(os.path.dirname(self._stop_file))
             os.close(os.open(self._stop_file, flags, 0o600))
 
     def _move_bell(self, bell_ns: int, kill_ns: int) -> None:
-        """Take a later bell. One that has rung stays rung."""
-        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+        """Move the timeout, unless it was reached."""
+        if self._is_active:
             if self._bell_fd >= 0:
                 self._moved_bell_ns = bell_ns
                 kernel.DeadlineTimer(self._bell_fd).arm(bell_ns)
@@ -626,7 +629,7 @@ class Supervisor:
                 self._bell_ns, self._latest_kill_ns = bell_ns, kill_ns
 
     def _hear_bell(self) -> None:
-        """Stop the work, unless its bell was moved before the worker came to arm the one that it had been given."""
+        """Stop the work, unless its timeout was moved before the worker armed the original one."""
         if monotonic_ns() < self._moved_bell_ns:
             kernel.DeadlineTimer(self._bell_fd).arm(self._moved_bell_ns)
         else:
@@ -635,23 +638,21 @@ class Supervisor:
     def _show_output(self) -> None:
         ends = [stream.end() for stream in self._streams]
         *rest, stderr = [text for text, _ in ends] or [b""]
-        self._tell((News.LOOKED, rest[0] if rest else b"", stderr, sum(total for _, total in ends)))
+        self._send((News.LOOKED, rest[0] if rest else b"", stderr, sum(total for _, total in ends)))
 
     # --- Ctrl-Z -------------------------------------------------------------------------------------------
 
     def _suspend(self) -> None:
-        """Stop the work for Ctrl-Z at our caller's terminal. The clocks go on: a deadline holds for stopped work as
-        well."""
-        if self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING:
+        """Stop the work for Ctrl-Z at the caller's terminal. Its timeout continues to run."""
+        if self._is_active:
             self._suspended = True
             self._signal_group(signal.SIGTSTP)
             self._suspend_ns = monotonic_ns() + SUSPEND_GRACE_MS * NS_PER_MS
         else:
-            self._tell((News.SUSPENDED,))
+            self._send((News.SUSPENDED,))
 
     def _suspend_rest(self) -> None:
-        """Stop whatever did not stop by itself, until nothing below us runs: what is found may have forked
-        meanwhile."""
+        """Send SIGSTOP until nothing below us runs: the processes found may have forked meanwhile."""
         self._suspend_ns = None
         for _ in range(SUSPEND_SWEEPS):
             running = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_halted(pid)]
@@ -659,10 +660,10 @@ class Supervisor:
                 break
             for pid in running:
                 signal_process(pid, signal.SIGSTOP)
-        self._tell((News.SUSPENDED,))
+        self._send((News.SUSPENDED,))
 
     def _continue(self) -> None:
-        """Continue everything below us, whoever stopped it: that is what `fg` means."""
+        """Continue everything below us, whatever stopped it: that is the meaning of `fg`."""
         self._suspended = False
         self._suspend_ns = None
         self._last_sign_ns = monotonic_ns()
@@ -670,7 +671,7 @@ class Supervisor:
             signal_process(pid, signal.SIGCONT)
 
     def _outside_the_group(self) -> list[int]:
-        """Return descendants that the group's signal does not reach. What another supervisor guards is asked by it."""
+        """Return the descendants outside the process group, except those that another supervisor guards."""
         below = kernel.descendants(os.getpid())
         guarded: set[int] = set()
         for pid in below:
@@ -690,26 +691,25 @@ class Supervisor:
                 os.killpg(self._group, number)
 
     def _kill(self) -> None:
-        """Send SIGKILL to every descendant, again and again until the kernel says that there is none."""
+        """Send SIGKILL to every descendant, again and again until the kernel reports that none is left."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
         self._stage = _Stage.STOPPING
         if self._cgroup is not None and not self._cgroup.inside:
             self._cgroup.kill()
-        if self._leader > 0:  # its group is most of it, and can be dying while we look for the rest
+        if self._leader > 0:  # its group is most of the work, and dies while we look for the rest
             self._signal_group(signal.SIGKILL)
-        left = kill_below(self._reap_and_say_if_gone, self._pause, escalate=self._kill_from_outside)
+        left = kill_below(self._reap_until_gone, self._pause, escalate=self._kill_from_outside)
         if left:
             self._report.survivors = [kernel.describe(pid) for pid in left]
             self._begin_flushing()
 
     def _kill_from_outside(self) -> None:
-        """Step out of the cgroup and kill it. Takes milliseconds when nobody else moves: only where they are worth
-        it."""
+        """Leave the cgroup and kill it. Leaving takes milliseconds, so this is not the first step."""
         if self._cgroup is not None and self._cgroup.leave():
             self._cgroup.kill()
 
-    def _reap_and_say_if_gone(self) -> bool:
+    def _reap_until_gone(self) -> bool:
         self._reap()
         return self._stage is not _Stage.STOPPING
 
@@ -719,7 +719,7 @@ class Supervisor:
         poller.poll(wait_ms)
         _empty(self._child_signal)
 
-    def _tell(self, message: ipc.Message) -> None:
+    def _send(self, message: ipc.Message) -> None:
         if self._caller_gone:
             return
         self._control.settimeout(REPORT_LIMIT_S)
@@ -735,7 +735,7 @@ def _due(at_ns: int | None, now_ns: int) -> bool:
 
 
 def _forget_standard_streams() -> None:
-    """Replace the standard streams: a supervisor that held its caller's pipes would keep whoever reads them waiting."""
+    """Replace the standard streams: a reader of the caller's pipes must not wait for this supervisor."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -743,7 +743,7 @@ def _forget_standard_streams() -> None:
 
 
 def has_rung(bell_fd: int) -> bool:
-    """Return whether the bell still says so: the call may have ended and disarmed it while we were woken."""
+    """Return whether the timer has really expired: the call may have ended and disarmed it meanwhile."""
     try:
         return len(os.read(bell_fd, 8)) == 8
     except OSError:

@@ -1,9 +1,9 @@
-"""Programs without a supervisor: those that are meant to outlive us (one of ours, a browser, a server that is shared),
-and an editor.
+"""Programs without a supervisor: those that outlive this process (one of ours, a browser, a shared server), and an
+editor.
 
-An editor stays in our session and process group, so that the terminal is its own. A supervisor would take that from it
-(`/dev/tty`, the size of the window, Ctrl-Z). So we are the one who guards it: it is stopped when its time is up, when
-we are told to stop, and by the kernel when we are killed.
+An editor stays in our session and process group, so that it has the terminal (`/dev/tty`, the size of the window,
+Ctrl-Z), which a supervisor would take from it. So this process guards it: the editor is stopped when its time is up,
+when this process is told to stop, and by the kernel when this process is killed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .environment import CALL_VARIABLE, DEADLINE_VARIABLE, REMAINING_VARIABLE
 from .kill import kill_below
 from .supervisor import LONGEST_WAIT_MS
 
-# How long the program may take to leave our family: an interpreter that starts, and a fork.
+# How long the program may take to detach: the start of an interpreter, and a fork.
 LEAVE_LIMIT_S = 10.0
 LEAVE_PAUSE_S = 0.002
 
 
-def read_complaint(argv: Sequence[str], limit_s: float) -> str:
-    """Run a program that reads nothing and changes nothing. Return its error output if it fails within the limit."""
+def read_error_output(argv: Sequence[str], limit_s: float) -> str:
+    """Run a program that changes nothing. Return its error output if it fails within the limit."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         ran = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s)
@@ -43,12 +43,12 @@ def read_complaint(argv: Sequence[str], limit_s: float) -> str:
 
 
 def start_detached(module: str, arguments: list[str], *, output_fd: int, environment: Mapping[str, str]) -> None:
-    """Run `module.main(*arguments)`, reading nothing, writing to `output_fd`. Raises OSError if it cannot be started.
+    """Run `module.main(*arguments)` in a process that survives this one and its callers. Its own limits bound it.
 
-    It survives us, and whoever started us; its own clocks are what bounds it.
+    It reads nothing and writes to `output_fd`. Raises OSError if it cannot be started.
     """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # The first process is our child and ends at once, so that nobody has to wait for the second.
+    # The first process is our child and ends at once, so that the second needs no parent to wait for it.
     code = (
         "import os, sys\n"
         "if os.fork(): os._exit(0)\n"
@@ -57,12 +57,12 @@ def start_detached(module: str, arguments: list[str], *, output_fd: int, environ
         f"from {module} import main\n"
         "main(*sys.argv[1:])\n"
     )
-    # The caller's deadline ends its wait, and its call what it started, but not this work.
+    # The deadline and the call of the caller do not apply to this work.
     callers = (REMAINING_VARIABLE, DEADLINE_VARIABLE, CALL_VARIABLE)
     kept = {name: value for name, value in environment.items() if name not in callers}
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        pid = contextvars.Context().run(  # of no call: it outlives whoever starts it
+        pid = contextvars.Context().run(  # it belongs to no call
             os.posix_spawn,
             sys.executable,
             [sys.executable, "-P", "-c", code, *arguments],
@@ -85,8 +85,8 @@ def start_detached(module: str, arguments: list[str], *, output_fd: int, environ
 
 
 def open_in_browser(path: str, environment: Mapping[str, str]) -> bool:
-    """Open a page in the person's own browser, which outlives us. Return whether there was something to open it with;
-    whether a window came up nobody knows."""
+    """Open a page in the person's own browser, which outlives us. Return whether a program was found for it; whether a
+    window appeared is unknown."""
     command = _find_opener(environment)
     if command is None:
         return False
@@ -98,8 +98,8 @@ def open_in_browser(path: str, environment: Mapping[str, str]) -> bool:
 
 
 def start_program(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Start a program, by its path, that survives us and whoever started us; nobody reads what it writes, and whether
-    it runs nobody knows. Raises OSError."""
+    """Start a program by its path. It survives this process and its callers, and its output is discarded. Raises
+    OSError."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         start_detached(__name__, list(argv), output_fd=null, environment=environment)
@@ -112,9 +112,10 @@ def main(*argv: str) -> None:
 
 
 def _find_opener(environment: Mapping[str, str]) -> str | None:
-    """Find the program that opens a page. Without a display xdg-open would look for a browser of the terminal, which is
-    ours to write on. One that is named by BROWSER is meant: editors that are connected to this machine from another
-    one name theirs that way."""
+    """Find the program that opens a page: that of BROWSER, which editors with a remote connection set, or xdg-open.
+
+    Without a display xdg-open would start a browser in our terminal, so it is not used then.
+    """
     search = environment.get("PATH")
     if sys.platform == "darwin":
         return shutil.which("open", path=search)
@@ -127,12 +128,12 @@ def _find_opener(environment: Mapping[str, str]) -> str | None:
 
 # --- an editor at the person's terminal --------------------------------------------------------------------
 
-# Between SIGTERM and SIGKILL: time for an editor to put what was not saved somewhere.
+# Between SIGTERM and SIGKILL: time for an editor to save its buffers.
 GRACE_MS = 2_000
-# An exit code that shells use for a command that is not there; nothing was edited then.
+# The exit code of a command that was not found; nothing was edited then.
 _NOT_THERE = 127
-_ASKS_TO_STOP = (signal.SIGTERM, signal.SIGHUP)
-# The terminal sends these to all of its foreground, and they are the editor's to understand: Emacs uses one for Ctrl-G.
+_STOPS_EDITOR = (signal.SIGTERM, signal.SIGHUP)
+# The terminal sends these to its whole foreground, and the editor handles them: Emacs uses one for Ctrl-G.
 _EDITORS_OWN = (signal.SIGINT, signal.SIGQUIT)
 
 
@@ -143,10 +144,10 @@ class Edited:
     status: int | None
     """Its exit code, or minus its signal."""
     why_not: OSError | None = None
-    """Why it could not be started."""
+    """The error of the start."""
     overdue: bool = False
     signal: str | None = None
-    """What told us to stop it."""
+    """The signal that stopped it."""
 
     @property
     def is_well(self) -> bool:
@@ -154,8 +155,10 @@ class Edited:
 
 
 def edit(argv: Sequence[str], *, until_ns: int) -> Edited:
-    """Run an editor to its end, or to ours. Not for programs with threads or other children. Nothing survives this
-    call."""
+    """Run an editor to its end, or until this process is to stop. Nothing of it survives this call.
+
+    Not for programs with threads or other children.
+    """
     kernel.become_subreaper()
     heard: list[int] = []
     wake, wake_in = os.pipe()
@@ -164,10 +167,10 @@ def edit(argv: Sequence[str], *, until_ns: int) -> Edited:
         os.set_blocking(fd, False)
 
     def hear(number: int, frame: FrameType | None) -> None:
-        if number in _ASKS_TO_STOP:
+        if number in _STOPS_EDITOR:
             heard.append(number)
 
-    listened_to = (*_ASKS_TO_STOP, *_EDITORS_OWN, signal.SIGCHLD)
+    listened_to = (*_STOPS_EDITOR, *_EDITORS_OWN, signal.SIGCHLD)
     previous = {number: signal.signal(number, hear) for number in listened_to}
     previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
     me = os.getpid()
@@ -181,7 +184,7 @@ def edit(argv: Sequence[str], *, until_ns: int) -> Edited:
         os.close(errors_in)
         errors_in = -1
         edited = _await_end(pid, wake, heard, until_ns)
-        # Closed by exec, or with the reason why there was none. Whoever has ended has let go of it.
+        # Closed by exec, or holding the error. The editor has ended, so the read does not block.
         failed = os.read(errors, 16) if edited.status == _NOT_THERE else b""
         return Edited(None, OSError(int(failed), os.strerror(int(failed)))) if failed else edited
     finally:
@@ -195,11 +198,11 @@ def edit(argv: Sequence[str], *, until_ns: int) -> Edited:
 
 
 def _become(argv: Sequence[str], parent: int, errors_in: int) -> None:
-    """Become the editor, in the child up to the exec."""
+    """Exec the editor in the forked child."""
     try:
         kernel.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        for number in (*_ASKS_TO_STOP, *_EDITORS_OWN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*_STOPS_EDITOR, *_EDITORS_OWN, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], list(argv))
     except OSError as error:
@@ -227,7 +230,7 @@ def _await_end(pid: int, wake: int, heard: list[int], until_ns: int) -> Edited:
 
 
 def _pause(wake: int, wait_ms: int) -> None:
-    """Wait, or until a child has ended, or a signal came."""
+    """Wait until the time is up, a child has ended or a signal has come."""
     poller = select.poll()
     poller.register(wake, select.POLLIN)
     poller.poll(max(0, wait_ms))

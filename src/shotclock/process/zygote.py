@@ -1,18 +1,17 @@
-"""Zygotes: small, single-threaded processes that fork supervisors on request, so that no threaded one has to.
+"""Zygotes: small, single-threaded processes that fork supervisors on request, so that a threaded process need not.
 
-The *clean* zygote runs our code only and is started once per runtime. It forks a supervisor for every command
-and for one *preloaded* zygote, which imports the users' modules (an import may hang: it is supervised like any
-other work) and forks a supervisor for every worker and every host process, with everything already imported.
+The *clean* zygote runs our code only and is started once per runtime. It forks a supervisor for every command and for
+one *preloaded* zygote. That one imports the users' modules (an import may hang, so it is supervised) and forks a
+supervisor for every worker, with everything already imported.
 
     runtime ── clean zygote ─┬─ supervisor ── command
                              ├─ supervisor ── preloaded zygote ── supervisor ── worker
-                             └─ guard of the runtime itself, where it may not go on for ever without a sign
+                             └─ guard of the runtime itself, which kills a frozen runtime
 
-A supervisor lives and dies by its own socket to the runtime: when the runtime dies it kills what it guards without
-being told, and when a zygote dies it goes on. One whose worker is gone forks the next: it was forked with everything
-imported and has run our code only, so one fork of a large process is enough where the zygote would need two. One whose
-command is gone spawns the next, without any. Both
-zygotes are subreapers: if a supervisor is itself killed, what it guarded comes to its zygote, which kills it.
+A supervisor lives as long as its own socket to the runtime: when the runtime dies it kills its work by itself, and the
+death of a zygote does not concern it. A supervisor whose worker is gone forks the next one, and one whose command is
+gone spawns the next one: that saves forks of a large process. Both zygotes are subreapers: the orphans of a killed
+supervisor become children of its zygote, which kills them.
 
 docs/design.md: R11, R29b, R58.
 """
@@ -40,17 +39,17 @@ if TYPE_CHECKING:
 
 COMMAND, PRELOADED, WORKER, HOST, GUARD = b"c", b"z", b"w", b"h", b"g"
 
-# Not named after the program: whoever kills every process called "shotclock" leaves one guard to clean up.
+# Not named after the program: `pkill shotclock` then leaves a process that cleans up.
 ZYGOTE_NAME = "clock-zygote"
 
-# The variables that an interpreter needs to start, and a supervisor to find the state directory. All processes above a
-# step show the zygote's, so it gets no others.
+# The variables that an interpreter needs to start, and a supervisor needs to find the state directory. The work can
+# read the environment of the processes above it in /proc, so the zygote gets no others.
 _LIBRARIES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 _OURS = ("SHOTCLOCK_HOME", "XDG_STATE_HOME", "SHOTCLOCK_TEST_MARK")  # the last: in tests
 _NEEDED = frozenset(("PATH", "HOME", "LANG", "TMPDIR", "TZ", *_LIBRARIES, *_OURS))
 _NEEDED_PREFIXES = ("LC_", "PYTHON")
 
-# A request is one small datagram on a local socket; the sender is not scheduled at worst.
+# A request is one small message on a local socket; only a sender that is not scheduled exhausts this.
 _REQUEST_LIMIT_S = 10.0
 # How long the supervisors may take to clean up after the runtime is gone: a kill and its verification.
 FAREWELL_LIMIT_S = 3.0
@@ -61,12 +60,12 @@ _early: list[tuple[socket.socket, int]] = []
 
 
 def start_zygote_early() -> None:
-    """Start a clean zygote that will be needed, while this program still imports what it needs itself."""
+    """Start a clean zygote for later use, while this program still imports its own modules."""
     _early.append(start_clean_zygote())
 
 
 def stop_early_zygote() -> None:
-    """End it where nobody needed it. It has forked nothing, and is our own child."""
+    """End an early zygote that was not used. It has forked nothing and is our own child."""
     while _early:
         ours, pid = _early.pop()
         ours.close()
@@ -75,32 +74,31 @@ def stop_early_zygote() -> None:
 
 
 def start_clean_zygote() -> tuple[socket.socket, int]:
-    """Start a clean zygote, or take the one that was started early. It ends when the socket is closed, or the process
-    that holds it dies.
+    """Start a clean zygote, or return the early one. It ends when the socket is closed or its holder dies.
 
-    Everything below it can read in /proc what it was started with. So it gets only what it needs itself;
-    commands and workers are told theirs through the socket.
+    Every process below it can read its environment in /proc, so it gets only the variables it needs itself. Those of
+    commands and workers are sent through the socket.
     """
     if _early:
         return _early.pop()
     ours, theirs = socket.socketpair()
-    # -P, and only our own root on the path: a `socket.py` in somebody's folder must not become ours.
+    # -P, and only our own root on the path: a `socket.py` in the current folder must not be imported.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import sys; sys.path.append({root!r}); from shotclock.process.zygote import main; main({theirs.fileno()})"
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
         os.fstat(2)
-        complaints = 2
+        errors_to = 2
     except OSError:
-        complaints = null
+        errors_to = null
     try:
-        pid = contextvars.Context().run(  # of no call, whoever was the first to need it
+        pid = contextvars.Context().run(  # it belongs to no call, also not to the first that needs it
             os.posix_spawn,
             sys.executable,
             [sys.executable, "-P", "-c", code],
             needed_variables(),
-            file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, complaints, 1)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, errors_to, 1)],
             setsigmask=[],
         )
     finally:
@@ -119,7 +117,7 @@ def needed_variables() -> dict[str, str]:
 def main(fd: int) -> None:
     """Run the clean zygote: from exec to the end of the runtime."""
     os.set_inheritable(fd, False)
-    # Whatever else the runtime was started with, somebody may be waiting for its end of file.
+    # Another process may wait for the end of file of a descriptor that the runtime inherited.
     os.closerange(3, fd)
     os.closerange(fd + 1, fd + 256)
     kernel.name_process(ZYGOTE_NAME)
@@ -134,14 +132,14 @@ def _serve_forks(requests: socket.socket) -> None:
     for fd in (child_signal, child_signal_in):
         os.set_blocking(fd, False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # a Ctrl-C at the terminal is for the runtime to handle
+        signal.signal(number, lambda *_: None)  # the runtime handles Ctrl-C
     signal.set_wakeup_fd(child_signal_in, warn_on_full_buffer=False)
     kernel.become_subreaper()
     poller = select.poll()
     poller.register(requests, select.POLLIN)
     poller.register(child_signal, select.POLLIN)
     while True:
-        # Unbounded on purpose: a zygote without work has nothing to do, and ends with its runtime's socket.
+        # Unbounded on purpose: a zygote has nothing to do without requests, and the socket ends with the runtime.
         ready = {fd for fd, _ in poller.poll()}
         if child_signal in ready:
             with contextlib.suppress(OSError):
@@ -155,7 +153,7 @@ def _serve_forks(requests: socket.socket) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            _tell_unstartable(fds, error)
+            _report_unstartable(fds, error)
             continue
         if pid == 0:
             try:
@@ -171,8 +169,7 @@ def _serve_forks(requests: socket.socket) -> None:
         forked.add(pid)
         for fd in fds:
             os.close(fd)
-    # The runtime is gone, and every supervisor saw it go as well. They clean up and leave; what is left after that
-    # belongs to nobody.
+    # The runtime is gone, and the supervisors have noticed as well. They clean up and exit; then the rest is killed.
     for _ in range(int(FAREWELL_LIMIT_S / FAREWELL_PAUSE_S)):
         _reap(forked)
         if not _guards(forked):
@@ -181,8 +178,8 @@ def _serve_forks(requests: socket.socket) -> None:
     _kill_strays(forked)
 
 
-def _tell_unstartable(fds: list[int], error: OSError) -> None:
-    """Report that there is no process for a supervisor: its caller hears it from us."""
+def _report_unstartable(fds: list[int], error: OSError) -> None:
+    """Report to the caller that no supervisor could be forked."""
     with socket.socket(fileno=fds[0]) as control, contextlib.suppress(ipc.Broken):
         control.setblocking(False)
         ipc.send(control, (News.ENDED, CommandReport(unstartable=("fork", error.errno or 0)).pack()))
@@ -191,7 +188,7 @@ def _tell_unstartable(fds: list[int], error: OSError) -> None:
 
 
 def _reap(forked: set[int]) -> None:
-    """Collect the dead. A supervisor that was killed leaves orphans to us, and nobody else is left to kill them."""
+    """Reap the dead. The orphans of a killed supervisor are ours now, and are killed here."""
     killed = False
     cgroups: list[Cgroup] = []
     while True:
@@ -203,7 +200,7 @@ def _reap(forked: set[int]) -> None:
             break
         forked.discard(pid)
         cgroup = Cgroup.left_by(pid)
-        if cgroup is not None:  # by one that was killed, or that could not remove what it was in itself
+        if cgroup is not None:  # left by a killed supervisor, or by one that was inside it
             cgroups.append(cgroup)
         if os.WIFSIGNALED(status):
             killed = True
@@ -216,16 +213,15 @@ def _reap(forked: set[int]) -> None:
 
 
 def _guards(forked: set[int]) -> set[int]:
-    """Return the supervisors below us: those we forked, and those that a preloaded zygote forked, which may be
-    dying."""
+    """Return the supervisors below us: those we forked, and those that a preloaded zygote forked."""
     below = kernel.descendants(os.getpid())
     return {pid for pid in below if pid in forked or _is_supervisor(pid)}
 
 
 def _kill_strays(forked: set[int]) -> None:
-    """Kill everything below us that is not a living supervisor or below one: it has lost its guard.
+    """Kill everything below us that is neither a living supervisor nor below one.
 
-    Looked for anew in each sweep: the others go on working meanwhile, and what they start is not ours to kill.
+    Each sweep searches again, because the supervisors continue to start processes, which must live.
     """
 
     def roots() -> list[int]:
@@ -248,13 +244,14 @@ def _kill_strays(forked: set[int]) -> None:
 
 
 def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
-    """Wait, in the runtime after a supervisor was killed, until what it guarded is gone. Return what would not die.
+    """Wait until the processes of a killed supervisor are gone, and kill them. Return the survivors. Called by the
+    runtime.
 
-    Its zygote kills that by itself, unless somebody has stopped it as well.
+    The zygote kills them by itself, unless it was stopped as well.
     """
 
     def find() -> list[int]:
-        if _is_supervisor(supervisor) and not kernel.is_zombie(supervisor):  # dying: nothing is handed on yet
+        if _is_supervisor(supervisor) and not kernel.is_zombie(supervisor):  # dying: its children are not orphans yet
             return [supervisor]
         zygotes = [pid for pid in kernel.descendants(os.getpid()) if kernel.name_of(pid) == ZYGOTE_NAME]
         for pid in zygotes:
@@ -262,7 +259,7 @@ def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
         children = []
         for pid in zygotes:
             below = kernel.children_of(pid)
-            # A supervisor that was just forked has that name too, until it takes its own: then these are its work.
+            # A new supervisor has that name until it sets its own: then these are processes of its work.
             if kernel.name_of(pid) == ZYGOTE_NAME:
                 children += below
         roots = [pid for pid in children if kernel.name_of(pid) not in (SUPERVISOR_NAME, ZYGOTE_NAME)]
@@ -272,7 +269,7 @@ def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
 
 
 def continue_ours() -> None:
-    """Let zygotes and supervisors go on that somebody has stopped: they would not hear that they are to end."""
+    """Continue stopped zygotes and supervisors, so that they notice that they are to end."""
     for pid in kernel.descendants(os.getpid()):
         if kernel.name_of(pid) in (ZYGOTE_NAME, SUPERVISOR_NAME):
             signal_process(pid, signal.SIGCONT)
@@ -283,7 +280,7 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def _find_unguarded(root: int) -> list[int]:
-    """Return it and what is below it, without the supervisors there and what they guard."""
+    """Return a process and its descendants, without supervisors and the processes they guard."""
     found = [root]
     for pid in found:
         found += [child for child in kernel.children_of(pid) if not _is_supervisor(child)]
@@ -291,14 +288,14 @@ def _find_unguarded(root: int) -> list[int]:
 
 
 def _supervise(note: bytes, fds: list[int]) -> None:
-    """Do what the request asked for, from beginning to end, in a fresh supervisor."""
+    """Serve one request in a new supervisor, from beginning to end."""
     control = socket.socket(fileno=fds[0])
     if note == COMMAND:
         control.settimeout(_REQUEST_LIMIT_S)
         try:
             message = ipc.receive_one(control)
         except ipc.Broken:
-            return  # whoever asked has left
+            return  # the caller has left
         control.settimeout(None)
         if _is_called_off(control):
             return
@@ -323,22 +320,25 @@ def _supervise(note: bytes, fds: list[int]) -> None:
 
 
 def _guard_runtime(control: socket.socket, timer_fd: int, runtime_fd: int) -> None:
-    """Kill the runtime once its timer rings: then it was frozen, or it would have armed it anew. All that it runs dies
-    with it, and nothing of it can go on when somebody lets it. Until then, wait for its end."""
-    os.setsid()  # what stops the group of the runtime, as Ctrl-Z does, does not stop its guard
+    """Kill the runtime when its timer expires, or return when the runtime ends.
+
+    A runtime arms its timer again and again; only a frozen one does not. Its work dies with it, so nothing can continue
+    when the runtime is thawed.
+    """
+    os.setsid()  # so that Ctrl-Z, which stops the group of the runtime, does not stop its guard
     kernel.name_process(SUPERVISOR_NAME)
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(timer_fd, select.POLLIN)
     while True:
-        # Unbounded on purpose: whoever arms the timer says until when, and we end with its socket.
+        # Unbounded on purpose: the runtime arms the timer, and its socket ends with it.
         ready = {fd for fd, _ in poller.poll()}
         if control.fileno() in ready:
             return
         if has_rung(timer_fd):
-            os.write(2, b"shotclock: killed, with all that it ran: it stood still for longer than it may\n")
+            os.write(2, b"shotclock: killed with all its work: the process was frozen for too long\n")
             signal.pidfd_send_signal(runtime_fd, signal.SIGKILL)
-            if kernel.name_of(os.getppid()) == ZYGOTE_NAME:  # stopped with it, perhaps, and has to clean up and leave
+            if kernel.name_of(os.getppid()) == ZYGOTE_NAME:  # perhaps stopped as well, but it has to clean up
                 signal_process(os.getppid(), signal.SIGCONT)
             return
 
@@ -377,7 +377,7 @@ def _supervise_async_worker(control: socket.socket, calls: socket.socket, memory
 
 
 def _is_called_off(control: socket.socket) -> bool:
-    """Return whether the caller has left, or sent something, before we began: that can only be "stop"."""
+    """Return whether the caller has left, or has sent a message, which can only be "stop"."""
     try:
         control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -394,8 +394,7 @@ def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
 
 
 def become_zygote_of(requests: socket.socket) -> NoReturn:
-    """Become a zygote, in a fresh fork of the program itself: everything is imported already. Lives until the program
-    is gone."""
+    """Become a zygote in a fork of the program itself, with everything imported. Ends with the program."""
     from . import worker_main
 
     worker_main.inside_worker = True
@@ -403,7 +402,7 @@ def become_zygote_of(requests: socket.socket) -> NoReturn:
     kernel.name_process(ZYGOTE_NAME)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    # What functions print is not the program's answer, which goes to stdout alone.
+    # Only the program's answer goes to stdout, not the output of functions.
     os.dup2(2, 1)
     fd = os.dup(requests.fileno())
     os.closerange(3, fd)
@@ -422,7 +421,7 @@ def _prepare(
     main_file: str | None,
     environment: dict[str, str],
 ) -> None:
-    """Import what the workers will need. A failing import is told by the call that needs it, not here."""
+    """Import the modules of the workers. The call that needs a failing import reports it."""
     import importlib
     import warnings
 
@@ -431,14 +430,14 @@ def _prepare(
 
     from . import worker_main
 
-    # Users' imports may start threads; forking after that is their choice of library, not news per fork.
+    # Imports of users may start threads; Python would warn at each fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     sys.path[:] = path
     worker_main.inside_worker = True
     from ..core.arguments import signature_of, to_jsonable
 
     for name in modules:
-        with contextlib.suppress(BaseException):  # a program may well leave when it is imported
+        with contextlib.suppress(BaseException):  # a program may exit when it is imported
             importlib.import_module(name)
     try:
         _import_main(main_module, main_file)
@@ -448,15 +447,15 @@ def _prepare(
         with contextlib.suppress(Exception):
             signature_of(worker_main.find(module, name))
     if "pydantic" in sys.modules:
-        # Once here, so that whatever it imports and builds late is not paid by the first call of each worker. It takes
-        # longer than all else here: where no function needs it, no call waits for it.
+        # Its late imports happen here once, not in the first call of each worker. It takes longer than all else here,
+        # so a program without pydantic does not wait for it.
         signature_of(_prepare).build_model()
         to_jsonable(b"")
     worker_main.prepare_forks()
 
 
 def _import_main(main_module: str | None, main_file: str | None) -> None:
-    """Import the runtime's main program under another name, so that its functions can be found here as well."""
+    """Import the main program of the runtime under another name, so that its functions can be found."""
     import runpy
     import types
 

@@ -584,7 +584,7 @@ def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
             continue
         if checked >= SYNTAX_CHECKS_LIMIT or shutil.which(shell[0]) is None:
             continue
-        from ..process.unsupervised import read_complaint
+        from ..process.unsupervised import read_error_output
 
         script = part.exec
         if is_template(script):
@@ -596,7 +596,7 @@ def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
             except Unsafe:
                 continue  # reported by _check_scripts
         checked += 1
-        if said := read_complaint([*shell, "-n", "-c", script], SYNTAX_LIMIT_S):
+        if said := read_error_output([*shell, "-n", "-c", script], SYNTAX_LIMIT_S):
             why = re.sub(r"^.*?: (?:-c: )?(?:line )?(?=\d+: )", "line ", said.splitlines()[0])
             yield Finding("shell/syntax", f"{os.path.basename(shell[0])} cannot read it: {why}", path)
 
