@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo browser adb test test-matrix lint check bench soak lock picture size clean
+.PHONY: help setup docs demo browser adb test test-matrix lint check bench soak lock picture size clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -105,6 +105,9 @@ lint: $(STAMP) ## lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(STAMP) ## write the generated parts of the reference pages
+	$(BIN)/python docs/generate.py
 
 check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .

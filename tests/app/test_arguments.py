@@ -269,16 +269,12 @@ def test_a_list_or_object_that_is_no_json_is_refused_with_how_it_is_written(tool
         assert problem["field"] == field and message in problem["message"], (words, problem)
 
 
-def test_a_word_too_many_is_blamed_on_what_it_was_meant_for(tool: Any):
-    flag = "--loud takes no separate value, here 'true': write --loud or --no-loud"
+def test_an_argument_without_a_place_is_refused(tool: Any):
     expected = {
-        ("add", "1", "--a", "2"): {"a": "given twice, as '1' and by --a: leave one out"},
-        ("add", "1", "2", "--a", "2"): {"a": "given twice, as '1' and by --a: leave one out"},
-        ("add", "--a", "2", "1"): {"b": "'1' comes after --a: write --b '1'"},
-        ("add", "1", "--loud", "true"): {"loud": flag},
-        ("add", "--loud", "true", "1"): {"loud": flag},
-        ("say", "x", "--loud", "true"): {"loud": flag},
-        ("take", "x", "--names", "y"): {"names": "given twice, as 'x' and by --names: leave one out"},
+        ("add", "1", "--a", "2"): {"b": "'1' is unclear beside --a: write --b '1'"},
+        ("add", "--a", "2", "1"): {"b": "'1' is unclear beside --a: write --b '1'"},
+        ("say", "x", "--loud", "true"): {"arguments": "unexpected argument 'true'"},
+        ("take", "x", "--names", "y"): {"arguments": "unexpected argument 'x'"},
     }
     program = tool("lists.py", LISTS)
     for (words, mistakes), ran in zip(expected.items(), program.each([list(words) for words in expected]), strict=True):

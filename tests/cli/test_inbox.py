@@ -846,11 +846,11 @@ def test_a_whole_trail_is_said_to_be_whole_and_a_changed_one_is_named(
 
 
 def test_help_names_every_verb_and_is_no_data(shotclock: Any) -> None:
-    from shotclock.cli.inbox import TABLE
+    from shotclock.cli.inbox import COMMANDS
 
     ran = shotclock("inbox", "--help")
     assert (ran.code, ran.stdout) == (0, b"")
-    for verb in TABLE.names:
+    for verb in COMMANDS["inbox"].names:
         assert f"\n  {verb} ".encode() in ran.stderr
     assert shotclock("help", "inbox").stderr == ran.stderr
     assert b"Usage: shotclock inbox propose --title TEXT" in shotclock("inbox", "propose", "--help").stderr

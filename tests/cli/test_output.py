@@ -29,7 +29,6 @@ CALLS = {
     "jobs": (["job", "list"], 0),
     "job that is not there": (["job", "status", "j-none"], 5),
     "tokens": (["token", "list"], 0),
-    "help": (["help", "exec", "--markdown"], 0),
     "unknown word": (["frob"], 2),
 }
 calls = pytest.mark.parametrize(("words", "code"), CALLS.values(), ids=CALLS)

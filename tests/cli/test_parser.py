@@ -1,4 +1,4 @@
-"""One reader of command lines: what is read, and every mistake at once. All tables are read by it."""
+"""The parser of command lines reads every table, and reports every mistake at once."""
 
 import json
 from typing import Any, Literal
@@ -8,14 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock import App
-from shotclock.cli import app_cli, inbox, job_and_token
-from shotclock.cli import subcommand_options as commands
-from shotclock.cli.exec import COMMAND as EXEC
-from shotclock.cli.exec import HELP
+from shotclock.cli import app_cli, index
 from shotclock.cli.parser import (
-    Command,
     CommandTable,
-    Reading,
+    ParsedLine,
+    Subcommand,
     argument,
     command_help,
     duration,
@@ -43,22 +40,21 @@ def app_table() -> CommandTable:
     return app_cli.table_of(app.catalogue())
 
 
+LOADED = {name: index.load(name) for name in index.MODULES if name != "ui"}
 TABLES = {
-    "shotclock": commands.TABLE,
-    "inbox": inbox.TABLE,
-    "token": job_and_token.TOKEN_TABLE,
-    "job": job_and_token.job_table(["shotclock"]),
+    "shotclock": CommandTable("shotclock", "", tuple(each for each in LOADED.values() if isinstance(each, Subcommand))),
+    **{name: each for name, each in LOADED.items() if isinstance(each, CommandTable)},
     "an app": app_table(),
 }
 DEMO = CommandTable(
     "demo",
     "A table to read with.",
     (
-        Command(
+        Subcommand(
             "copy",
             "Copy one thing to another.",
             (
-                argument("source", "From here.", required=True),
+                argument("source", "From here.", missing="missing SOURCE"),
                 argument("target", "To there."),
                 option("--limit", "N", "So many.", read=whole_number, default="3"),
                 option("--tag", "TEXT", "A mark.", repeats=True),
@@ -68,20 +64,20 @@ DEMO = CommandTable(
                 flag("--json", "As JSON."),
             ),
         ),
-        Command("check", "Look.", (flag("--limit", "Here it has no value."), option("--deep", "N", "Here it has."))),
+        Subcommand("check", "Look.", (flag("--limit", "Here it has no value."), option("--deep", "N", "Here it has."))),
     ),
     has_version=True,
 )
 
 
-def reading_of(line: str | list[str], table: CommandTable = DEMO) -> Reading:
+def reading_of(line: str | list[str], table: CommandTable = DEMO) -> ParsedLine:
     return read_command(table, line.split() if isinstance(line, str) else line)
 
 
 def said(line: str | list[str]) -> dict[str, Any]:
     reading = reading_of(line)
     assert not reading.mistakes
-    return reading.given
+    return reading.typed
 
 
 def mistakes(line: str | list[str]) -> dict[str, str]:
@@ -89,9 +85,8 @@ def mistakes(line: str | list[str]) -> dict[str, str]:
     return {mistake["field"]: mistake["message"] for mistake in reading.mistakes}
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
+def test_options_and_arguments_are_read_as_argparse_would() -> None:
+    table: list[tuple[str, dict[str, Any]]] = [
         ("copy a", {"source": "a"}),
         ("copy a b --deep", {"source": "a", "target": "b", "deep": True}),
         ("copy --deep a b", {"source": "a", "target": "b", "deep": True}),
@@ -111,10 +106,9 @@ def mistakes(line: str | list[str]) -> dict[str, str]:
         ("--limit check --deep 1", {"limit": True, "deep": "1"}),
         ("--deep copy a", {"source": "a", "deep": True}),
         ("--deep copy check", {"source": "check", "deep": True}),
-    ],
-)
-def test_options_and_arguments_are_read_as_argparse_would(line: str, expected: dict[str, Any]) -> None:
-    assert said(line) == expected
+    ]
+    for line, expected in table:
+        assert said(line) == expected, line
 
 
 def test_what_is_not_said_is_as_declared() -> None:
@@ -128,10 +122,9 @@ def test_words_with_spaces_are_no_options() -> None:
     assert said(["copy", "- a list", "--tag", "- x"]) == {"source": "- a list", "tag": ["- x"]}
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("copy", {"source": "SOURCE is missing"}),
+def test_a_mistake_is_named_with_what_to_do() -> None:
+    table: list[tuple[str, dict[str, str]]] = [
+        ("copy", {"source": "missing SOURCE"}),
         ("copy a --idel 5s", {"--idel": "unknown option; did you mean --idle?"}),
         ("copy a -i 5s", {"-i": "unknown option; see demo copy --help"}),
         ("copy a --lim 7", {"--lim": "unknown option; did you mean --limit?"}),
@@ -139,41 +132,35 @@ def test_words_with_spaces_are_no_options() -> None:
         ("copy a --idle --deep", {"idle": "--idle needs a value"}),
         ("copy a --limit x", {"limit": "'x' is not a whole number"}),
         ("copy a --mode quick", {"mode": "'quick' is none of fast, slow"}),
-        ("copy a --deep=perhaps", {"deep": "--deep takes no value, and 'perhaps' is neither true nor false"}),
+        ("copy a --deep=perhaps", {"deep": "--deep is a flag: 'perhaps' is neither true nor false"}),
         ("copy a --deep --no-deep", {"deep": "--no-deep was given before: leave one out"}),
         ("copy a --limit 1 --limit 2", {"limit": "--limit was given before: leave one out"}),
-        ("copy a b c", {"arguments": "'c' is one too many"}),
+        ("copy a b c", {"arguments": "unexpected argument 'c'"}),
         ("cpoy a", {"command": "there is no command 'cpoy'; did you mean copy?"}),
         ("xyz", {"command": "there is no command 'xyz'; there are copy, check and help"}),
-        ("", {"command": "none given; there are copy, check and help"}),
+        ("", {"command": "no command; there are copy, check and help"}),
         ("--nope", {"--nope": "unknown option; see demo --help"}),
-        ("--json", {"command": "none given; there are copy, check and help"}),
-    ],
-)
-def test_a_mistake_is_named_with_what_to_do(line: str, expected: dict[str, str]) -> None:
-    assert mistakes(line) == expected
-
-
-def test_what_stands_behind_version_is_called_an_option_only_where_it_is_one() -> None:
-    table = CommandTable("demo", "", (), has_version=True)
-    said = {each["field"]: each["message"] for each in reading_of("--version x --jsn", table).mistakes}
-    assert said == {"arguments": "'x' is one too many", "--jsn": "unknown option; did you mean --json?"}
-
-
-def test_a_verb_of_ui_without_ui_is_answered_with_the_whole_command() -> None:
-    for name in ("wait", "snapshot", "wait-for-nav", "sleep", "click"):
-        reading = read_command(TABLES["shotclock"], [name, "--timeout", "100"])
-        assert reading.suggestion == f"that is `shotclock ui {name}`"
-        assert reading.mistakes[0]["message"].endswith(f"; that is `shotclock ui {name}`")
+        ("--json", {"command": "no command; there are copy, check and help"}),
+        ("help cpoy", {"command": "there is no command 'cpoy'; there are copy, check and help"}),
+        ("help copy check", {"arguments": "help takes one word; try `demo copy check --help`"}),
+    ]
+    for line, expected in table:
+        assert mistakes(line) == expected, line
 
 
 def test_every_mistake_is_reported_at_once() -> None:
-    line = "copy --limit x --mode quick --idle soon --deep=perhaps --nope 3 --tag"
-    assert set(mistakes(line)) == {"limit", "mode", "idle", "deep", "--nope", "tag", "source"}
+    line = "copy --limit x --mode quick --idle soon --deep=perhaps --tag"
+    assert set(mistakes(line)) == {"limit", "mode", "idle", "deep", "tag", "source"}
+
+
+def test_the_value_of_an_unknown_option_is_no_argument() -> None:
+    assert set(mistakes("copy a b --nope c")) == {"--nope"}
+    assert set(mistakes("copy a --jsn b")) == {"--jsn"}
+    assert set(mistakes("copy --nope a --limit x")) == {"--nope", "limit", "source"}
 
 
 def test_a_required_option_that_is_misspelt_is_not_missing_as_well() -> None:
-    table = CommandTable("t", "", (Command("go", "", (option("--title", "T", required=True),)),))
+    table = CommandTable("t", "", (Subcommand("go", "", (option("--title", "T", missing="missing --title"),)),))
     assert [mistake["field"] for mistake in reading_of("go --titel x", table).mistakes] == ["--titel"]
 
 
@@ -187,63 +174,59 @@ def test_help_can_be_asked_for_at_every_level(line: str) -> None:
 
 
 def test_an_argument_given_by_its_name_does_not_move_the_others() -> None:
-    table = CommandTable("t", "", (Command("go", "", tuple(option(f"--{x}", "X", by_place=True) for x in "abc")),))
-    assert reading_of("go 1 2 --c 3", table).given == {"a": "1", "b": "2", "c": "3"}
-    assert reading_of("go --b 2 1", table).given == {"a": "1", "b": "2"}
-    [mistake] = reading_of("go --a 1 2", table).mistakes
-    assert mistake == {"field": "b", "message": "'2' comes after --a: write --b '2'"}
+    table = CommandTable("t", "", (Subcommand("go", "", tuple(option(f"--{x}", "X", by_place=True) for x in "abc")),))
+    assert reading_of("go 1 2 --c 3", table).typed == {"a": "1", "b": "2", "c": "3"}
+    assert reading_of("go --b 2 1", table).typed == {"a": "1", "b": "2"}
+    for line in ("go --a 1 2", "go 2 --a 1"):
+        [mistake] = reading_of(line, table).mistakes
+        assert mistake == {"field": "b", "message": "'2' is unclear beside --a: write --b '2'"}
 
 
 # --- all tables -----------------------------------------------------------------------------------------------
 
 
-ALL = [(name, command.name) for name, table in TABLES.items() for command in table.commands if command.main is None]
+def test_the_help_of_every_command_names_each_of_its_options() -> None:
+    for table in TABLES.values():
+        for command in table.commands:
+            text = command_help(table.name, command)
+            assert text.startswith(f"Usage: {table.name} {command.name} ")
+            assert max(map(len, text.splitlines())) <= 110, text
+            for each in command.options:
+                assert (each.name if each.name[:2] == "--" else each.name.upper()) in text
 
 
-@pytest.mark.parametrize(("table", "name"), ALL)
-def test_the_help_of_every_command_names_each_of_its_parameters(table: str, name: str) -> None:
-    command = TABLES[table].find(name)
-    assert command is not None
-    text = command_help(TABLES[table], command)
-    assert text.startswith(f"Usage: {TABLES[table].name} {name} ")
-    assert max(map(len, text.splitlines())) <= 110
-    for parameter in command.parameters:
-        assert (parameter.name if parameter.name[:2] == "--" else parameter.name.upper()) in text
+def test_the_help_of_every_table_names_each_of_its_commands() -> None:
+    for table in TABLES.values():
+        text = table_help(table)
+        assert all(f"\n  {name}" in text for name in table.names)
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_the_help_of_every_table_names_each_of_its_commands(table: str) -> None:
-    text = table_help(TABLES[table])
-    assert all(f"\n  {name}" in text for name in TABLES[table].names)
+def test_every_option_has_a_help_text() -> None:
+    for name in index.MODULES:
+        found = index.load(name)
+        for command in found.commands if isinstance(found, CommandTable) else [found]:
+            assert all(each.help for each in command.options), (name, command.name)
 
 
-def test_the_help_on_exec_names_each_of_its_options_with_its_value() -> None:
-    for parameter in EXEC.parameters:
-        assert f"\n  {parameter.name} {parameter.metavar}".rstrip() in HELP
-
-
-@pytest.mark.parametrize(
-    ("table", "line"),
-    [
+def test_common_command_lines_are_understood() -> None:
+    lines = [
         ("shotclock", "run flow.yaml --timeout 5m --input a=1 --input b=2 --run-id=r1 --output json --json"),
         ("shotclock", "run --resume r1"),
         ("shotclock", "check flow.yaml --run-timeout 5m --timeout 1s"),
         ("shotclock", "report"),
-        ("shotclock", "--version"),
         ("shotclock", "serve program.py:app --http 127.0.0.1:0"),
         ("inbox", "list --all --json"),
         ("inbox", "extend p1 2h"),
-        ("inbox", "propose --title t --file a --choice b --choice c --as me"),
+        ("inbox", "propose --title t --choice b --choice c --as me"),
         ("token", "create me --role agent"),
         ("job", "wait j1 --budget 5s"),
         ("an app", "mixed 1 name --sizes 1 --sizes 2 --deep --unit ms --timeout 5s --budget 1s"),
         ("an app", "mixed 1 name 1 2 -3"),
         ("an app", "odd --json-file x --camelCase y"),
         ("an app", "listed --sizes [1,2] --shape {}"),
-    ],
-)
-def test_what_agents_say_is_understood(table: str, line: str) -> None:
-    assert reading_of(line, TABLES[table]).mistakes == []
+    ]
+    for table, line in lines:
+        assert reading_of(line, TABLES[table]).mistakes == [], line
 
 
 VALUES = st.one_of(
@@ -257,7 +240,7 @@ VALUES = st.one_of(
 def lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     table = draw(st.sampled_from(list(TABLES)))
     command = draw(st.sampled_from(TABLES[table].commands))
-    names = [parameter.name for parameter in command.parameters]
+    names = [parameter.name for parameter in command.options]
     typed = st.sampled_from([*names * 3, "--json", "--timeout", "--as", "-j", "--js", "--help"])
     piece = st.one_of(
         st.tuples(typed),
@@ -274,22 +257,24 @@ def test_whatever_is_typed_is_read_to_its_end_and_every_mistake_has_a_field_and_
     line: tuple[str, list[str]],
 ) -> None:
     table, words = line
-    reading = read_command(TABLES[table], words)
+    command = TABLES[table].find(words[0])
+    assert command is not None
+    reading = read(command, words[1:], hint="")
     assert reading.command is not None and reading.command.name == words[0]
     for mistake in reading.mistakes:
         assert set(mistake) == {"field", "message"} and mistake["field"] and mistake["message"]
     json.dumps(reading.mistakes)
-    known = {parameter.key for parameter in reading.command.parameters}
-    assert reading.given.keys() | reading.guessed.keys() <= known | {"json"}
+    known = {parameter.key for parameter in reading.command.options}
+    assert reading.typed.keys() <= known | {reading.command.rest}
 
 
 @given(st.lists(st.text(min_size=1, max_size=4), max_size=4))
 def test_what_comes_behind_two_dashes_is_never_an_option(words: list[str]) -> None:
-    command = Command("take", "", (argument("words", repeats=True), flag("--deep")))
-    assert read(command, ["--", *words], hint="").given == ({"words": words} if words else {})
+    command = Subcommand("take", "", (argument("words", repeats=True), flag("--deep")))
+    assert read(command, ["--", *words], hint="").typed == ({"words": words} if words else {})
 
 
 @given(st.text(max_size=6))
 def test_a_value_with_an_equals_sign_is_taken_as_it_is(text: str) -> None:
-    command = Command("take", "", (option("--name", "TEXT"),))
-    assert read(command, [f"--name={text}"], hint="").given == {"name": text}
+    command = Subcommand("take", "", (option("--name", "TEXT"),))
+    assert read(command, [f"--name={text}"], hint="").typed == {"name": text}

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shotclock.cli import exec as exec_command
-from shotclock.cli import inbox, job_and_token, main, subcommand_options, ui
-from shotclock.cli.parser import Command, Parameter, read_command
-from shotclock.cli.subcommand import read_verb
+from shotclock.cli import index, main, ui
+from shotclock.cli.parser import CommandTable, Option, Subcommand, read
+from shotclock.cli.subcommand import find_work, read_verb
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -92,11 +92,10 @@ def test_wrong_inputs_of_a_workflow_inside_another_have_the_same_shape(tmp_path:
 
 # Called, these would serve, watch, start devices or stop processes of others: their words are only read.
 ONLY_READ = {"serve", "worker", "engine", "doctor", "watch"}
-JOBS = job_and_token.job_table(["shotclock"], has_engine=True)
-VERBS = {"inbox": inbox.TABLE, "token": job_and_token.TOKEN_TABLE, "job": JOBS, "ui": ui.TABLE}
+LOADED = {name: index.load(name) for name in index.MODULES if name not in ("exec", "ui")}
 
 
-def spellings_of(parameter: Parameter) -> list[list[str]]:
+def spellings_of(parameter: Option) -> list[list[str]]:
     """A right value, a wrong one, none, and a name with a typing mistake."""
     right = parameter.choices[0] if parameter.choices else "x"
     for text in ("1", "10ms", "a=b", "temporal://127.0.0.1:9"):
@@ -115,8 +114,8 @@ def spellings_of(parameter: Parameter) -> list[list[str]]:
     return [[name, right], [name, "?!"], [name], [f"{name}="], [f"{name[:-1]}x", "?!"]]
 
 
-def subsets_of(command: Command, size: int, chance: random.Random) -> Iterator[list[str]]:
-    for some in itertools.combinations(command.parameters, size):
+def subsets_of(command: Subcommand, size: int, chance: random.Random) -> Iterator[list[str]]:
+    for some in itertools.combinations(command.options, size):
         for _ in range(1 if size != 1 else 3):
             yield [word for each in some for word in chance.choice(spellings_of(each))]
 
@@ -126,14 +125,11 @@ def command_lines(largest: int, most_pairs: int) -> Iterator[tuple[list[str], bo
     chance = random.Random(21)
     for size in range(largest + 1):
         found: list[tuple[list[str], bool]] = []
-        for command in subcommand_options.TABLE.commands:
-            if command.main is None:
-                may_be_called = command.name not in ONLY_READ
-                found += [([command.name, *words], may_be_called) for words in subsets_of(command, size, chance)]
-        for name, table in VERBS.items():
-            for command in table.commands:
-                may_be_called = name != "ui" and command.name not in ONLY_READ
-                found += [([name, command.name, *words], may_be_called) for words in subsets_of(command, size, chance)]
+        for name, loaded in {**LOADED, "ui": ui.TABLE}.items():
+            for command in loaded.commands if isinstance(loaded, CommandTable) else [loaded]:
+                may_be_called = name != "ui" and name not in ONLY_READ and command.name not in ONLY_READ
+                verb = [command.name] if isinstance(loaded, CommandTable) else []
+                found += [([name, *verb, *words], may_be_called) for words in subsets_of(command, size, chance)]
         found += [(["exec", *words], False) for words in subsets_of(exec_command.COMMAND, size, chance)]
         yield from found if size < 2 else chance.sample(found, min(most_pairs, len(found)))
 
@@ -143,12 +139,11 @@ def only_read(words: list[str]) -> None:
         exec_command.parse([*words[1:], "--", "true"])
     elif words[0] == "ui":
         read_verb(ui.TABLE, words[1:], ui._check, names_verb=True, check_rest=ui._check_execution)
-    elif words[0] in VERBS:
-        read_command(VERBS[words[0]], words[1:])
     else:
-        reading = read_command(subcommand_options.TABLE, words)
-        assert reading.command is not None
-        subcommand_options._understand(reading.command, reading)
+        loaded = LOADED[words[0]]
+        command = loaded.find(words[1]) if isinstance(loaded, CommandTable) else loaded
+        assert command is not None
+        find_work(command, read(command, words[1 + isinstance(loaded, CommandTable) :], hint=""))
 
 
 def find_unanswered(largest: int, most_pairs: int) -> list[str]:
@@ -162,7 +157,7 @@ def find_unanswered(largest: int, most_pairs: int) -> list[str]:
                 main([*words, "--json"])
                 sys.stdout.flush()
                 printed = Path("printed").read_text()
-                is_text = any(word in ("help", "--markdown", "markdown", "junit") for word in words)
+                is_text = any(word in ("markdown", "junit") for word in words)
                 assert is_text or {"ok", "data", "error", "warnings", "meta"} == set(json.loads(printed)), printed
             else:
                 only_read(words)

@@ -1,30 +1,25 @@
-"""The command line. One file per subcommand, imported only when used; only this room prints."""
+"""The command line: one module per subcommand, imported when it is used. Only this package prints."""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import sys
 
-# New objects after which garbage is looked for; Python's own 700 is meant for programs that make less at once.
+from ..process import spans
+from ..process.foreground import fill_standard_descriptors
+
+# New objects before the next search for garbage. Imported modules stay, and Python's own 700 costs a tenth of a start.
 GARBAGE_THRESHOLD = 10_000
 
 
 def run_program() -> None:
-    """Run the console script. Everything is flushed at its end, and tearing the interpreter down takes as long as a
-    short command, so it is left out."""
-    import gc
-    import os
-    import signal
-
-    # What is imported stays: to look through it again and again for garbage is a tenth of the time of a command.
+    """Run the console script. It leaves by `os._exit`: the interpreter's own end takes as long as a command."""
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 10)
-    # Until somebody listens, Ctrl-C just ends us: half of our imports make no traceback worth reading.
+    # Until a subcommand listens, Ctrl-C just ends us: a traceback of our imports is not worth reading.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    from ..process.foreground import fill_standard_descriptors
-
     fill_standard_descriptors()
-    from ..process import spans
-
     if spans.are_wanted():
         from ..runtime.telemetry import begin_if_wanted
 
@@ -34,14 +29,13 @@ def run_program() -> None:
 
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
-    if spans.recorder is not None:  # the answer is out by now
+    if spans.recorder is not None:  # after the answer
         _send_spans()
     os._exit(code)
 
 
 def _send_spans() -> None:
-    """Send what is left, for as long as that may take. Whoever reads stderr as data has the envelope in its last
-    line."""
+    """Send the remaining spans. Programs read the last line of `exec`'s stderr as data, so they get no note."""
     from ..runtime.telemetry import finish
     from .output import is_terminal, say_line
 
@@ -51,16 +45,26 @@ def _send_spans() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `exec`, or the subcommand that is named. Returns the exit code."""
+    """Run `exec`, or another subcommand by the index. Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["exec"]:  # stands before every command an agent runs: no parser library, no event loop
+    if words[:1] == ["exec"]:  # before every command of an agent, so it does without the index
         from .exec import main as exec_main
 
         return exec_main(words[1:])
-    if words[:1] == ["ui"]:  # a message to a daemon: it needs the table of no other subcommand
-        from .ui import main as ui_main
+    if words[:1] != ["run"]:
+        return _run_subcommand(words)
+    from ..process import zygote
+    from ..runtime import light_asyncio as light_asyncio  # before a module imports asyncio
 
-        return ui_main(words[1:])
-    from .subcommand_options import main as subcommand_main
+    zygote.start_zygote_early()  # beside our imports, which take as long
+    try:
+        return _run_subcommand(words)
+    finally:
+        zygote.stop_early_zygote()
 
-    return subcommand_main(words)
+
+def _run_subcommand(words: list[str]) -> int:
+    from .index import TABLE
+    from .subcommand import run_table
+
+    return run_table(TABLE, words)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import os
 import sys
 
-from ..core.clocks import format_duration
+from ..core.clocks import format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..inbox.person_wait import refusal_outcome
 from ..process.environment import OVERTIME_VARIABLE
 from ..runtime.call import Outcome
 from .output import signals_heard, write_quietly
-from .subcommand import Work
+from .parser import Subcommand, option
+from .subcommand import JSON, Work, timeout_option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,16 +27,16 @@ LONGEST_WAIT_S = 24 * 3600.0
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
 
 
-def request_overtime(by_ms: int, reason: str, timeout_ms: int) -> Work:
+def request_overtime(by: int, reason: str, timeout: int) -> Work:
     """Ask for overtime for the call that this command was started for."""
 
     def body() -> Outcome:
         try:
-            return _ask_for_overtime(by_ms, reason)
+            return _ask_for_overtime(by, reason)
         except Failure as failure:
             return refusal_outcome(failure)
 
-    return Work("overtime", body, timeout_ms, True, _show_overtime)
+    return Work("overtime", body, timeout, True, _show_overtime)
 
 
 def _ask_for_overtime(by_ms: int, reason: str) -> Outcome:
@@ -44,7 +45,7 @@ def _ask_for_overtime(by_ms: int, reason: str) -> Outcome:
     request_id, _, rest = os.environ.get(OVERTIME_VARIABLE, "").partition(":")
     token, _, path = rest.partition(":")
     if not path:
-        message = f"this command runs in no call that may have overtime: {OVERTIME_VARIABLE} is not set"
+        message = f"overtime is not available here ({OVERTIME_VARIABLE} is not set)"
         raise Failure("NOT_EXTENDABLE", message)
     request: dict[str, object] = {"do": "overtime", "request_id": request_id, "token": token, "by_ms": by_ms}
     told = ask(path, request | {"reason": reason}, LONGEST_WAIT_S)
@@ -102,3 +103,34 @@ def show_control(envelope: Envelope) -> None:
     for call in told.get("stopping", ()):
         within = format_duration(call["winding_down"]["remaining_ms"])
         write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at the most\n", signals_heard)
+
+
+def _read_extension(text: str) -> int:
+    if not (by_ms := parse_duration_ms(text)):
+        raise ValueError(_NO_DURATION)
+    return by_ms
+
+
+def _read_reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError(_NO_REASON)
+    return text
+
+
+_NO_DURATION = "--by needs a duration, such as --by 30s"
+_NO_REASON = "--reason needs a text for the observer that decides"
+COMMANDS = {
+    "overtime": Subcommand(
+        "overtime",
+        options=(
+            option("--by", "D", "The time to add (30s).", read=_read_extension, missing=_NO_DURATION),
+            option(
+                "--reason", "TEXT", "The reason, for the observer that decides.", read=_read_reason, missing=_NO_REASON
+            ),
+            JSON,
+            timeout_option("10m"),
+        ),
+        run=request_overtime,
+        usage="--by D --reason TEXT",
+    )
+}

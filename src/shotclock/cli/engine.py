@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
+from ..process.zygote import start_zygote_early, stop_early_zygote
 from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
@@ -19,8 +20,9 @@ from ..store.home import HOME_VARIABLE
 from ..store.store import Store
 from ..temporal.connection import Address, DevServer, require_sdk, run_dev_server
 from ..workflow.engine import EmbeddedEngine, Engine, manage_run
-from .output import Signalled, StopSignal, raise_on_stop, say_line
-from .subcommand import admit_call, conclude, deliver
+from .output import Signalled, StopListener, raise_on_stop, say_line
+from .parser import Subcommand, argument, duration, flag, option, whole_number
+from .subcommand import JSON, admit_call, conclude, deliver, engine_options
 
 if TYPE_CHECKING:
     from ..temporal.engine import TemporalEngine
@@ -93,7 +95,7 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
     call = admit_call(name, 0)
 
     async def main() -> str:
-        with StopSignal() as stop:
+        with StopListener() as stop:
             return await serve(stop)
 
     def body() -> Outcome:
@@ -109,24 +111,31 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
     return deliver(conclude(call, body), as_json)
 
 
-def worker_main(on: Address, options: dict[str, Any], as_json: bool) -> int:
+def _run_worker(on: Address, queue: str, max_parallel: int, folder: str | None, drain_ms: int) -> Callable[[bool], int]:
     """Serve as a worker until stopped."""
 
     async def serve(stop: asyncio.Future[str]) -> str:
         from ..temporal.worker import WorkerOptions, serve_worker
 
-        worker = WorkerOptions(options["queue"], options["max_parallel"], options["drain_ms"], options["folder"])
-        ready = f"worker: takes up to {worker.most_steps} steps at a time from {worker.queue} of {on}"
-        return await serve_worker(on, worker, stop, lambda: say_line(ready))
+        options = WorkerOptions(queue, max_parallel, drain_ms, folder)
+        ready = f"worker: takes up to {options.most_steps} steps at a time from {options.queue} of {on}"
+        return await serve_worker(on, options, stop, lambda: say_line(ready))
 
-    return _serve_until_stopped("worker", serve, as_json)
+    def start(as_json: bool) -> int:
+        start_zygote_early()  # before there are threads, of which the SDK of Temporal has several
+        try:
+            return _serve_until_stopped("worker", serve, as_json)
+        finally:
+            stop_early_zygote()
+
+    return start
 
 
-def dev_main(options: dict[str, Any], as_json: bool) -> int:
-    """Serve as the development engine until stopped."""
+def _run_dev_server(what: str, port: int, db: str | None, ui: bool) -> Callable[[bool], int]:
+    """Serve as an engine, to try it out, until stopped."""
 
     async def serve(stop: asyncio.Future[str]) -> str:
-        server = DevServer(options["port"], options["db"], options["ui"])
+        server = DevServer(port, db, ui)
         async with Runtime() as runtime, run_dev_server(server, runtime) as process:
             say_line(f"engine: {server.address} answers")
             waits: list[asyncio.Future[Any]] = [stop, process.ended]
@@ -135,4 +144,44 @@ def dev_main(options: dict[str, Any], as_json: bool) -> int:
                 raise Failure("CONNECTION_LOST", "the server has ended by itself")
             return stop.result()
 
-    return _serve_until_stopped("engine dev", serve, as_json)
+    return lambda as_json: _serve_until_stopped("engine dev", serve, as_json)
+
+
+def _read_positive(text: str) -> int:
+    if (number := whole_number(text)) < 1 or number > 999_999:
+        raise ValueError(f"{text[:40]!r} is not a whole number above 0")
+    return number
+
+
+COMMANDS = {
+    "worker": Subcommand(
+        "worker",
+        options=(
+            option("--queue", "NAME", "The queue, as named in `runs_on`.", default="shotclock"),
+            option("--max-parallel", "N", "Run at most this many steps at a time.", read=_read_positive, default="8"),
+            option("--folder", "DIR", "Run steps here whose workflow's folder does not exist on this machine."),
+            duration(
+                "--drain",
+                "The time that running steps have to end after a stop; other workers repeat those that do not.",
+                default="30s",
+                key="drain_ms",
+            ),
+            JSON,
+            *engine_options("The engine: temporal://HOST:PORT[/NAMESPACE].", missing="missing --on URL: the engine"),
+        ),
+        run=_run_worker,
+        usage="--on URL [OPTIONS]",
+    ),
+    "engine": Subcommand(
+        "engine",
+        options=(
+            argument("what", "dev.", choices=("dev",), missing="missing WHAT: dev"),
+            option("--port", "N", "Listen on this port of this machine.", read=_read_positive, default="7233"),
+            option("--db", "FILE", "Keep the state in this file; without one it is lost when the server stops."),
+            flag("--ui", "Serve Temporal's own web page as well, on the port 1000 above."),
+            JSON,
+        ),
+        run=_run_dev_server,
+        usage="dev [OPTIONS]",
+    ),
+}

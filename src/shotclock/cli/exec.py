@@ -21,58 +21,10 @@ from ..process.foreground import TerminalSignals
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
-from .parser import Command, Mistakes, duration, flag, option, read
+from .parser import Mistakes, Subcommand, command_help, duration, flag, option, read
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
 MAX_OUTPUT_LIMIT = 1024 * 1024 * 1024
-
-HELP = """\
-Usage: shotclock exec [OPTIONS] -- COMMAND [ARGUMENTS…]
-
-Run one command on the clock. When a clock runs out, everything the command started is stopped, whatever it
-did to escape, and one envelope says what happened.
-
-Clocks (500ms, 30s, 5m, 1h30m or PT30S; 0 means none):
-  --timeout D        stop the command after this long [10m]; a caller's own deadline is never exceeded
-  --soft D           ask it to wind down (SIGTERM, and SHOTCLOCK_STOP_FILE appears) this early, before the timeout
-  --stop-signal S    ask by this signal instead: INT, HUP, QUIT, USR1 or USR2
-  --idle D           stop it after this long without output
-  --grace D          between SIGTERM and SIGKILL [5s]
-  --overtime WHO     ask whether it may take longer when the soft limit rings [3/4 of the timeout]: progress (while its
-                     output grows), command=CMD, or none; with ,budget=2m,max_requests=3,
-                     max_per_request=30s,observer_timeout=10s,hard_extends=true. `--overtime 2m` is progress,budget=2m;
-                     a CMD with a comma in it needs the same keys as a JSON object
-  --wind-down D      what it has to end by itself once the soft limit rang, before it is stopped [5s]; 0 is no time
-
-What it gets:
-  --cwd DIR          run in this directory
-  --env K=V          set a variable (repeatable)
-  --no-stdin         give it end of file at once, instead of what a pipe or a file on our stdin holds
-  --stdin            pass our stdin on even where it is a terminal, which is otherwise not read
-  --leave-children   let processes that outlive the command live on
-
-What you get:
-  --json             the envelope alone on stdout, output inside it; exit code as in meta.exit_code
-  --report FORM      what is said on stderr at the end, without --json: json, the envelope [off a terminal]; line, one
-                     readable line if it failed or there is a warning; none, nothing about a command that has run
-  --output-limit N   with --json: bytes kept per stream (64k, 1M, …), head and tail [1M]; more goes to a file
-  -h, --help         this text
-
-Without --json the command's output streams through untouched, its exit code is ours, and the envelope is the
-last line of stderr (one readable line on a terminal). SHOTCLOCK_REPORT=line says --report line once for a whole CI job.
-
-A signal that stops us (INT, TERM, HUP, QUIT) reaches the command as it is; SIGKILL follows after the grace, or at
-once with a second signal. Ctrl-Z stops everything the command started, fg continues it; its timeout goes on meanwhile.
-The command has no controlling terminal: a program that opens /dev/tty, as ssh and sudo do for a password, finds none.
-
-Exit codes: the command's own; 10 a clock ran out; 2 bad options; 4 unusable directory; 5 command not found;
-7 not executable; 129/130/131/143 stopped by SIGHUP/SIGINT/SIGQUIT/SIGTERM. With --json a failing command gives 1
-(COMMAND_FAILED).
-
-Examples:
-  shotclock exec --timeout 60s -- make test
-  shotclock exec --timeout 10m --idle 1m --json -- npm ci
-"""
 
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _REPORTS = ("json", "line", "none")
@@ -107,7 +59,7 @@ def main(words: list[str]) -> int:
     signals = TerminalSignals()
     request = parse(words)
     if request.help:
-        emit_help(HELP)
+        emit_help(command_help("shotclock", COMMAND))
         return 0
     now = monotonic_ns()
     inherited = inherited_deadline(os.environ, now)
@@ -127,16 +79,14 @@ def main(words: list[str]) -> int:
 
 def parse(words: list[str]) -> ExecRequest:
     """Read the words; every problem at once."""
-    reading = read(COMMAND, words, hint="see shotclock exec --help")
-    given = reading.given
-    limits = {f"{name}_ms": given.pop(name) for name in WORK_CLOCKS if name in given}
-    env = dict(given.pop("env", ()))
-    request = ExecRequest(
-        **given, env=env, clocks=Clocks(**limits), help=reading.wants == "help", errors=reading.mistakes
-    )
+    line = read(COMMAND, words, hint="see shotclock exec --help")
+    typed = line.typed
+    limits = {f"{name}_ms": typed.pop(name) for name in WORK_CLOCKS if name in typed}
+    env = dict(typed.pop("env", ()))
+    request = ExecRequest(**typed, env=env, clocks=Clocks(**limits), help=line.wants == "help", errors=line.mistakes)
     timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
     if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
-        request.refuse("soft", "the soft limit would never ring: it must be shorter than the timeout")
+        request.refuse("soft", "--soft must be shorter than --timeout")
     _settle_report(request)
     if request.stdin and request.no_stdin:
         request.refuse("no-stdin", "--stdin and --no-stdin exclude each other: leave one out")
@@ -184,33 +134,88 @@ def _read_output_limit(text: str) -> int:
     return int(digits) * unit
 
 
-COMMAND = Command(
+_CLOCKS = "Clocks (500ms, 30s, 5m, 1h30m or PT30S; 0 means none)"
+_INPUT = "Input of the command"
+_OUTPUT = "Output"
+COMMAND = Subcommand(
     "exec",
-    "Run one command on the clock; when it hangs, it is really stopped.",
+    "Run one command with a timeout; if it hangs, kill everything it started.",
     (
-        *(duration(f"--{name.replace('_', '-')}") for name in WORK_CLOCKS),
-        option("--overtime", "WHO"),
-        option("--stop-signal", "S", read=_read_signal),
-        option("--cwd", "DIR"),
-        option("--env", "K=V", read=_read_variable, repeats=True),
-        option("--output-limit", "N", read=_read_output_limit),
-        option("--report", "FORM"),
-        *(flag(f"--{name}") for name in ("json", "stdin", "no-stdin", "leave-children")),
+        duration(
+            "--timeout", "Kill the command after this time [10m]; a caller's own deadline still holds.", heading=_CLOCKS
+        ),
+        duration(
+            "--soft",
+            "Ask it to exit (SIGTERM, and SHOTCLOCK_STOP_FILE appears) after this time, before the timeout.",
+            heading=_CLOCKS,
+        ),
+        option(
+            "--stop-signal",
+            "S",
+            "Ask by this signal instead: INT, HUP, QUIT, USR1 or USR2.",
+            read=_read_signal,
+            heading=_CLOCKS,
+        ),
+        duration("--idle", "Kill it after this time without output.", heading=_CLOCKS),
+        duration("--grace", "The time between SIGTERM and SIGKILL [5s].", heading=_CLOCKS),
+        option(
+            "--overtime",
+            "WHO",
+            "Ask whether it may take longer at the soft limit [3/4 of the timeout]: progress (while its output grows), "
+            "command=CMD, or none; with ,budget=2m,max_requests=3,max_per_request=30s,"
+            "observer_timeout=10s,hard_extends=true. `--overtime 2m` is progress,budget=2m. A CMD with a comma in it "
+            "needs the same keys as a JSON object.",
+            heading=_CLOCKS,
+        ),
+        duration("--wind-down", "The time to exit after the soft limit before it is killed [5s].", heading=_CLOCKS),
+        option("--cwd", "DIR", "Run in this directory.", heading=_INPUT),
+        option("--env", "K=V", "Set a variable.", read=_read_variable, repeats=True, heading=_INPUT),
+        flag("--no-stdin", "Give it an empty stdin instead of ours.", heading=_INPUT),
+        flag("--stdin", "Let the command read from the terminal.", heading=_INPUT),
+        flag("--leave-children", "Do not kill processes that outlive the command.", heading=_INPUT),
+        flag(
+            "--json",
+            "Print only the envelope on stdout, with the output in it. The exit code is meta.exit_code.",
+            heading=_OUTPUT,
+        ),
+        option(
+            "--report",
+            "FORM",
+            "The report on stderr at the end, without --json. json: the envelope (the default off a terminal); line: "
+            "one readable line after a failure or a warning; none: no report.",
+            heading=_OUTPUT,
+        ),
+        option(
+            "--output-limit",
+            "N",
+            "With --json: keep this many bytes of each stream (64k, 1M), head and tail [1M]; the rest goes to a file.",
+            read=_read_output_limit,
+            heading=_OUTPUT,
+        ),
     ),
     rest="command",
+    usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
+    description="Run one command with a timeout. When a limit is reached, everything the command started is killed, "
+    "also processes that left its group or session, and one envelope reports the outcome.",
+    epilogue="""\
+Without --json the output passes through unchanged, the exit code is the command's, and the envelope is the last line of
+stderr (one readable line on a terminal). SHOTCLOCK_REPORT=line sets --report line for a whole CI job.
+
+A signal that stops us (INT, TERM, HUP, QUIT) is passed to the command; SIGKILL follows after the grace, or at once with
+a second signal. Ctrl-Z stops everything the command started, fg continues it; the timeout keeps running. The command
+has no controlling terminal: a program that opens /dev/tty, as ssh and sudo do for a password, finds none.
+
+Exit codes: the command's own; 10 a limit was reached; 2 bad options; 4 unusable directory; 5 command not found; 7 not
+executable; 129/130/131/143 stopped by SIGHUP/SIGINT/SIGQUIT/SIGTERM. With --json a failing command gives 1
+(COMMAND_FAILED).
+
+Examples:
+
+  shotclock exec --timeout 60s -- make test
+  shotclock exec --timeout 10m --idle 1m --json -- npm ci""",
+    main=main,
 )
-"""What is said about each is in HELP, which is written by hand; a test compares the two."""
-
-
-def reference_page() -> str:
-    """Write docs/reference/exec.md: `shotclock help exec --markdown`. A test compares the two."""
-    return (
-        "<!-- Generated by `shotclock help exec --markdown`. Do not edit. -->\n\n"
-        "# shotclock exec\n\n"
-        f"```text\n{HELP.rstrip()}\n```\n\n"
-        "How to use it: [the tutorial](../tutorial.md), [before every command of an agent](../howto/agents.md), "
-        "[choosing clocks](../howto/clocks.md). Its answer: [the envelope](envelope.md).\n"
-    )
+COMMANDS = {"exec": COMMAND}
 
 
 def _allow_overtime(request: ExecRequest, call: Call) -> None:

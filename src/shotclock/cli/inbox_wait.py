@@ -1,4 +1,4 @@
-"""`shotclock inbox propose`, `check` and `watch`: wait for a decision, or for whatever changes."""
+"""`shotclock inbox propose`, `check` and `watch`: wait for a decision or for changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import format_duration
@@ -32,100 +32,104 @@ from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import outcome_of_error
 from ..store.store import Store
 from .inbox_edit import read_text
-from .output import StopSignal, is_terminal, say_line, signals_heard, write_quietly
+from .output import EarlyEnd, is_terminal, say_line, signals_heard, until_stopped, write_quietly
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What making the proposal and telling how it stands may take beyond the waiting. A stuck disk would run this out.
+# The time to make and to read the proposal, beyond the waiting. A stuck disk would exhaust it.
 STORE_LIMIT_S = 30.0
 BELL = "\a"
 WAITING_SHOWN = 200
 
 
-def propose_or_check(verb: str, said: dict[str, Any], call: Call) -> Outcome:
-    """Propose, or look, and wait for the decision for as long as was said. Raises Failure."""
-    budget_ms = read_response_budget_ms()  # also where --wait is given: nonsense in the environment is said at once
-    _, wait_ms = JobClient.patience(call, budget_ms if said["wait"] is None else said["wait"])
-    asker = Principal(said.get("asker") or Principal.local().name, Role.AGENT)
-    ask = _ask(said) if verb == "propose" else None
+def propose(values: dict[str, Any], call: Call) -> Outcome:
+    """Make a proposal and wait for its decision. Raises Failure."""
+    asker = Principal(values["asker"] or Principal.local().name, Role.AGENT)
+    ask = _read_request(values)
 
-    wait = CallWait(call.started_ns, wait_ms, said.get("idempotency_key"))
+    async def begin(inbox: Inbox, wait: CallWait, on_found: Callable[[Proposal], None]) -> Outcome:
+        waited = await ask_and_wait(inbox, ask, asker, wait, on_found)
+        return _add_withdrawal(waited.answer_proposer(), waited.proposal)
 
-    async def begin(inbox: Inbox, on_found: Callable[[Proposal], None]) -> Waited:
-        if ask is not None:
-            return await ask_and_wait(inbox, ask, asker, wait, on_found)
-        found = await inbox.wait(said["proposal_id"], 0)
+    return _wait(begin, values["wait"], call, values["idempotency_key"])
+
+
+def check(proposal_id: str, wait_ms: int | None, call: Call) -> Outcome:
+    """Wait for the decision of a proposal. Raises Failure."""
+
+    async def begin(inbox: Inbox, wait: CallWait, on_found: Callable[[Proposal], None]) -> Outcome:
+        found = await inbox.wait(proposal_id, 0)
         on_found(found)
-        return await wait_for_decision(inbox, found, wait)
+        waited = await wait_for_decision(inbox, found, wait)
+        return _add_withdrawal(waited.outcome(), waited.proposal)
 
+    return _wait(begin, wait_ms, call, None)
+
+
+def _read_request(values: dict[str, Any]) -> ProposalRequest:
+    policy = Policy(destructive=values["destructive"], remind_ms=values["remind"] or 0)
+    if values["ttl"] is not None:
+        policy = replace(policy, ttl_ms=values["ttl"])
+    title, justification, file = values["title"], values["justification"], values["file"]
+    if file is None:
+        return ProposalRequest(
+            Kind.QUESTION, title, justification, choices=tuple(values["choice"] or ()), policy=policy
+        )
+    current = None if values["current"] is None else read_text(values["current"], "current")
+    proposed = ProposedFile(os.path.abspath(values["current"] or file), read_text(file, "file"), current)
+    return ProposalRequest(Kind.FILE, title, justification, file=proposed, policy=policy)
+
+
+Begin = Callable[[Inbox, CallWait, Callable[[Proposal], None]], Coroutine[Any, Any, Outcome]]
+
+
+def _wait(begin: Begin, asked_ms: int | None, call: Call, key: str | None) -> Outcome:
+    """Wait within the time asked for, or the response budget, and the caller's deadline."""
+    budget_ms = read_response_budget_ms()  # also with --wait: a malformed variable is reported at once
+    _, wait_ms = JobClient.patience(call, budget_ms if asked_ms is None else asked_ms)
+    wait = CallWait(call.started_ns, wait_ms, key)
     with Store.open() as store:
-        outcome = asyncio.run(_wait_until_decided(store, begin, wait_ms, proposes=verb == "propose"))
+        outcome = asyncio.run(_wait_until_decided(store, begin, wait, wait_ms))
     outcome.budget_ms = wait_ms
     return outcome
 
 
-def _ask(said: dict[str, Any]) -> ProposalRequest:
-    policy = Policy(destructive=said["destructive"], remind_ms=said["remind"] or 0)
-    if said["ttl"] is not None:
-        policy = Policy(said["ttl"], policy.remind_ms, destructive=policy.destructive)
-    if said["file"] is None:
-        choices = tuple(said["choice"] or ())
-        return ProposalRequest(Kind.QUESTION, said["title"], said["justification"], choices=choices, policy=policy)
-    current = None if said["current"] is None else read_text(said["current"], "current")
-    path = os.path.abspath(said["current"] or said["file"])
-    file = ProposedFile(path, read_text(said["file"], "file"), current)
-    return ProposalRequest(Kind.FILE, said["title"], said["justification"], file=file, policy=policy)
-
-
-async def _wait_until_decided(
-    store: Store,
-    begin: Callable[[Inbox, Callable[[Proposal], None]], Awaitable[Waited]],
-    wait_ms: int,
-    *,
-    proposes: bool,
-) -> Outcome:
+async def _wait_until_decided(store: Store, begin: Begin, wait: CallWait, wait_ms: int) -> Outcome:
     inbox = Inbox(store)
-    known: Proposal | None = None
+    proposal: Proposal | None = None
 
     def on_found(found: Proposal) -> None:
-        nonlocal known
-        known = found
-        if known.is_open and wait_ms and is_terminal(sys.stderr):
-            say_line(f"{known.id} waits for a decision, for up to {format_duration(wait_ms)} here")
+        nonlocal proposal
+        proposal = found
+        if found.is_open and wait_ms and is_terminal(sys.stderr):
+            say_line(f"{found.id} waits for a decision, for up to {format_duration(wait_ms)} here")
 
-    with StopSignal() as stop:
-        working = asyncio.ensure_future(begin(inbox, on_found))
-        both: list[asyncio.Future[Any]] = [working, stop]
-        await asyncio.wait(both, timeout=wait_ms / 1000 + STORE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
-        try:
-            if working.done():
-                return _describe_outcome(working.result(), proposes)
-            working.cancel()
-            return _describe_leaving(known, stop.result() if stop.done() else None, wait_ms)
-        except Failure as failure:
-            return refusal_outcome(failure)
-        finally:
-            await inbox.close()
+    try:
+        done = await until_stopped(begin(inbox, wait, on_found), wait_ms / 1000 + STORE_LIMIT_S)
+        return _describe_leaving(proposal, done.signal, wait_ms) if isinstance(done, EarlyEnd) else done
+    except Failure as failure:
+        return refusal_outcome(failure)
+    finally:
+        await inbox.close()
 
 
-def _describe_outcome(waited: Waited, proposes: bool) -> Outcome:
-    """Describe how it stands, with a way to take it back that works here: in the name of whoever asked."""
-    outcome, proposal = waited.answer_proposer() if proposes else waited.outcome(), waited.proposal
+def _add_withdrawal(outcome: Outcome, proposal: Proposal) -> Outcome:
+    """Make the command that withdraws the proposal work here, in the asker's name."""
     if proposal.is_open and proposal.asked_by != Principal.local().name and isinstance(outcome.data, dict):
         outcome.data["cancel_command"] = f"{outcome.data['cancel_command']} --as {shlex.quote(proposal.asked_by)}"
     return outcome
 
 
-def _describe_leaving(known: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
-    """Describe what stays when we stop waiting: nothing is taken back."""
+def _describe_leaving(proposal: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
+    """Describe what stays after we stop waiting: nothing is withdrawn."""
     problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stop_problem(signal)
-    if known is None:
-        message = f"{problem.message}; whether it was proposed, `shotclock inbox list` says"
+    if proposal is None:
+        message = f"{problem.message}; see `shotclock inbox list` for whether the proposal was made"
         return Outcome(Ending.CANCELLED, replace(problem, message=message))
-    data = _describe_outcome(Waited(known, known.is_open, wait_ms), False).data
-    assert isinstance(data, dict)
-    message = f"{problem.message}; {known.id} remains queued"
+    outcome = _add_withdrawal(Waited(proposal, proposal.is_open, wait_ms).outcome(), proposal)
+    data: Any = outcome.data
+    message = f"{problem.message}; {proposal.id} remains queued"
     return Outcome(Ending.CANCELLED, replace(problem, message=message), {**data, "partial": True})
 
 
@@ -133,9 +137,9 @@ def _describe_leaving(known: Proposal | None, signal: str | None, wait_ms: int) 
 
 
 def watch(for_ms: int | None, call: Call, as_json: bool) -> Outcome:
-    """Write what waits and then every change.
+    """Write the waiting proposals and then every change.
 
-    Ends with the time asked for, with a signal, with our caller's deadline, or when nobody takes what we say.
+    Ends with the time asked for, a signal, our caller's deadline, or when the reader leaves.
     """
     limits = [] if for_ms is None else [for_ms / 1000]
     if call.bound.bell is not None:
@@ -145,54 +149,48 @@ def watch(for_ms: int | None, call: Call, as_json: bool) -> Outcome:
 
 
 async def _watch(store: Store, limit_s: float | None, as_json: bool) -> Outcome:
-    inbox = Inbox(store)
-    told = _ChangeWriter(as_json)
-    with StopSignal() as stop:
-        working = asyncio.ensure_future(_write_changes(inbox, told))
-        both: list[asyncio.Future[Any]] = [working, stop]
-        # Without a limit it is the person who ends it: that is what watching is.
-        await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        outcome = Outcome(Ending.FINISHED)
-        try:
-            if working.done():
-                working.result()
-            elif stop.done():
-                outcome = Outcome(Ending.CANCELLED, stop_problem(stop.result()))
-        except Failure as failure:
-            outcome = outcome_of_error(failure)
-        finally:
-            working.cancel()
-            await inbox.close()
-    outcome.data = {"changes": told.count}
+    inbox, writer = Inbox(store), _ChangeWriter(as_json)
+    outcome = Outcome(Ending.FINISHED)
+    try:
+        done = await until_stopped(_write_changes(inbox, writer), limit_s)  # without a limit, a person ends it
+        if isinstance(done, EarlyEnd) and done.signal is not None:
+            outcome = Outcome(Ending.CANCELLED, stop_problem(done.signal))
+    except Failure as failure:
+        outcome = outcome_of_error(failure)
+    finally:
+        await inbox.close()
+    outcome.data = {"changes": writer.count}
     return outcome
 
 
-async def _write_changes(inbox: Inbox, told: _ChangeWriter) -> None:
-    """Write what waits by now, the oldest first, and then what changes; nothing is lost or told twice in between.
+async def _write_changes(inbox: Inbox, writer: _ChangeWriter) -> None:
+    """Write the waiting proposals, the oldest first, and then each change once.
 
-    Returns when whoever reads has left, and raises Failure when what we say cannot be written.
+    Returns when the reader has left. Raises Failure where a change cannot be written.
     """
     latest = await inbox.list(limit=1)
     seq = latest[0].seq if latest else 0
     for proposal in reversed(await inbox.list(status=ProposalStatus.PENDING, limit=WAITING_SHOWN)):
-        if proposal.seq <= seq and not told.tell(proposal, rings=False):
+        if proposal.seq <= seq and not writer.write(proposal, rings=False):
             return
     if is_terminal(sys.stderr):
         say_line("watching; Ctrl-C ends it")
     async for change in inbox.changes(seq):
-        if not told.tell(change, rings=isinstance(change, Reminder) or change.is_open):
+        if not writer.write(change, rings=isinstance(change, Reminder) or change.is_open):
             return
 
 
 class _ChangeWriter:
+    """The writer of changes, for a program or for a terminal."""
+
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._me = Principal.local()
         self._console: Console | None = None
         self.count = 0
 
-    def tell(self, change: Summary | Reminder, *, rings: bool) -> bool:
-        """Write one change. Returns whether there is still somebody to tell."""
+    def write(self, change: Summary | Reminder, *, rings: bool) -> bool:
+        """Write one change. Returns whether the reader is still there."""
         is_reminder = isinstance(change, Reminder)
         proposal = change.proposal if isinstance(change, Reminder) else change
         event = {"type": "reminder" if is_reminder else "proposal", "proposal": summary(proposal, self._me)}
@@ -203,7 +201,7 @@ class _ChangeWriter:
             text = self._draw(event) + (BELL if rings else "")
         trouble = write_quietly(sys.stdout, text, signals_heard)
         if trouble is not None and not isinstance(trouble, BrokenPipeError):
-            raise Failure("FILE_UNWRITABLE", f"what changes could not be written: {trouble}")
+            raise Failure("FILE_UNWRITABLE", f"the change could not be written: {trouble}")
         return trouble is None
 
     def _draw(self, event: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ Data goes to stdout and everything else to stderr, without a traceback for a clo
 a pipe that nobody reads holds no run. The signals that mean "stop" are heard over the whole life of the process:
 
     raise_on_stop      nothing has begun: leave where we are
-    StopSignal         the work listens, and stops what it started; a second signal ends us at once
+    StopListener         the work listens, and stops what it started; a second signal ends us at once
     note_stops         the answer is being written, and is written once
     ignore_stops       the answer is out
 """
@@ -16,19 +16,19 @@ import select
 import signal
 import stat
 import sys
-from collections.abc import Sized
+from collections.abc import Callable, Coroutine, Sized
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from ..core.clocks import format_duration
 from ..core.envelope import EX_IOERR, Envelope, Problem
 from ..process.command_task import PIPE_ROOM
 from ..process.kill import STOP_SIGNALS
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
-    from types import FrameType
-    from typing import TextIO
+
+T = TypeVar("T")
 
 
 def wants_json(asked: bool, *, even_without_colour: bool = True) -> bool:
@@ -153,6 +153,13 @@ def summary_line(envelope: Envelope) -> str:
     for notice in envelope.warnings:
         line += f"\n  {notice['code']}: {notice['message']}"
     return line
+
+
+def describe_page(data: dict[str, Any], name: str = "html") -> str:
+    """Name the file of a report, for a person."""
+    if name == "html" and "opened" in data:
+        return f"{'opened' if data['opened'] else 'the page, for a browser:'} {data['html']}"
+    return f"written to {data[name]}"
 
 
 # --- terminals ------------------------------------------------------------------------------------------------
@@ -295,7 +302,7 @@ def raise_on_stop() -> None:
 def note_stops() -> None:
     for number in _signals_to_hear():
         signal.signal(number, _note)
-    # `StopSignal` held them back when its loop ended, until somebody listens again.
+    # `StopListener` held them back when its loop ended, until somebody listens again.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -306,7 +313,7 @@ def ignore_stops() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class StopSignal:
+class StopListener:
     """The first signal as a future of its name, from here on; one that came before and was lost in a finaliser or a
     fork hook, where Python swallows exceptions, counts as well."""
 
@@ -344,6 +351,26 @@ class StopSignal:
         self._heard_at = self._loop.time()
         signals_heard.append(number)
         self.stop.set_result(signal.Signals(number).name)
+
+
+class EarlyEnd(NamedTuple):
+    """The end of a wait without a result: by a signal, or with None by the time limit."""
+
+    signal: str | None
+
+
+async def until_stopped(work: Coroutine[Any, Any, T], limit_s: float | None = None) -> T | EarlyEnd:
+    """Return the result of the work, unless a stop signal or the limit comes first."""
+    import asyncio
+
+    with StopListener() as stop:
+        working = asyncio.ensure_future(work)
+        waits: list[asyncio.Future[Any]] = [working, stop]
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        working.cancel()
+        return EarlyEnd(stop.result() if stop.done() else None)
 
 
 def _signals_to_hear() -> list[signal.Signals]:

@@ -19,7 +19,7 @@ from ..core.envelope import Envelope
 from ..core.visible_text import one_line, visible
 from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
-from .report import say_where
+from .output import describe_page
 
 # Steps on a terminal. Of a longer run only those that say something are shown there.
 STEPS_SHOWN = 60
@@ -39,8 +39,9 @@ COLOURS = {
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
-def render(envelope: Envelope, console: Console) -> None:
-    """Draw an answer by what was asked for; what is not known here as the data that it is."""
+def print_answer(envelope: Envelope) -> None:
+    """Draw the answer of a subcommand; without a drawing of its own, as JSON."""
+    console = Console(highlight=False)
     match envelope.meta["command"]:
         case "shotclock":
             _version(envelope, console)
@@ -250,7 +251,7 @@ def _run(envelope: Envelope, console: Console) -> None:
         _print(console, Text(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
     for name in ("html", "output_file"):
         if name in data:
-            console.print(Text(f"\n{say_where(data, name)}"), soft_wrap=True)  # whole, so that it can be copied
+            console.print(Text(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, so that it can be copied
 
 
 # Of what was decided about the time of one step.

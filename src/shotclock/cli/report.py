@@ -1,92 +1,96 @@
-"""`shotclock report`: what became of a run, to read, to look at, or for other programs."""
+"""`shotclock report`: a run as text, as a page, or for other programs; and the list of the last runs."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..core.errors import Ending, Failure
+from ..process.unsupervised import open_in_browser
 from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
 from ..store.store import Store
-from ..workflow.report import Report
+from ..workflow.report import Report, to_junit, to_markdown
 from .engine import open_engine
-from .output import is_terminal, say_line
+from .output import describe_page, is_terminal, say_line, wants_json
+from .parser import Subcommand, argument, flag, option
+from .subcommand import JSON, ChildWork, Mistaken, engine_options, show_drawn, timeout_option
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
-# Runs in a list.
 RUNS_LISTED = 20
-# Of a file's name, with room for what a page is called while it is written.
+# Leaves room in a file name for the suffix of an unfinished page.
 PAGE_NAME_LENGTH = 200
+FORMATS = ("json", "markdown", "junit")
 
 
-def report(
-    run_id: str,
-    *,
+def _run_report(
+    run_id: str | None,
     html: str | None,
+    open: bool,
     output: str,
     output_file: str | None,
-    keeps: bool = False,
-    on: Address | None = None,
+    on: Address | None,
+    timeout: int,
+    json_only: bool,
+) -> ChildWork:
+    writes = html is not None or open or output_file is not None
+    if run_id is None:
+        if writes or output != "json":
+            raise Mistaken({"run-id": "missing RUN-ID; `shotclock report` lists the last runs"})
+        return ChildWork("report", lambda: _list_runs(on), timeout, show=show_drawn)
+
+    def body() -> Outcome:
+        try:
+            return _report(run_id, html, output, output_file, keeps=open, on=on)
+        except Failure as failure:
+            return failure_outcome(failure)
+
+    says = output != "json" or wants_json(json_only)  # otherwise the drawing names the page
+    afterwards = (lambda outcome: _open_page(outcome, says=says)) if open else None
+    return ChildWork("report", body, timeout, writes, show_drawn, afterwards)
+
+
+def _report(
+    run_id: str, html: str | None, output: str, output_file: str | None, *, keeps: bool, on: Address | None
 ) -> Outcome:
-    """Report a run. The value is the text that was asked for instead of the envelope, if one was.
+    """Report a run. `keeps`: write a page also where no file is named. The outcome's value is the text of a format."""
+    with open_engine(on) as engine:
+        made = asyncio.run(engine.report(run_id))
+    if keeps and html is None:
+        with Store.open() as store:
+            html = str(store.folder("reports") / f"{quote(made.run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
+    data = made.to_dict()
+    if html is not None:
+        from ..workflow.html_report import to_html
 
-    With `keeps` there is a page also where nobody said where. `on` is the engine that has the run, if one has.
-    """
-    try:
-        with open_engine(on) as engine:
-            made = asyncio.run(engine.report(run_id))
-        if keeps and html is None:
-            with Store.open() as store:
-                html = _page_path(store, made.run_id)
-        data = made.to_dict()
-        if html is not None:
-            from ..workflow.html_report import to_html
-
-            write_file(html, to_html(made))
-            data["html"] = os.path.abspath(html)
-        text = None if output == "json" else text_of(made, output)
-        if output_file is not None:
-            write_file(output_file, text if text is not None else _json(data))
-            data["output_file"], text = os.path.abspath(output_file), None
-    except Failure as failure:
-        return failure_outcome(failure)
+        write_file(html, to_html(made))
+        data["html"] = os.path.abspath(html)
+    text = None if output == "json" else text_of(made, output)
+    if output_file is not None:
+        write_file(output_file, json.dumps(data, indent=2) + "\n" if text is None else text)
+        data["output_file"], text = os.path.abspath(output_file), None
     return Outcome(Ending.FINISHED, data=data, value=text)
 
 
-def say_where(data: dict[str, Any], name: str = "html") -> str:
-    if name == "html" and "opened" in data:
-        return f"{'opened' if data['opened'] else 'the page, for a browser:'} {data['html']}"
-    return f"written to {data[name]}"
+def _open_page(outcome: Outcome, *, says: bool) -> None:
+    """Open the page in a browser, if there is a terminal. `says`: name the page on stderr.
 
-
-def _page_path(store: Store, run_id: str) -> str:
-    """Return where the page of a run is when nobody says where. An id is somebody's text, and no path."""
-    return str(store.folder("reports") / f"{quote(run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
-
-
-def show(outcome: Outcome, *, says: bool) -> None:
-    """Show the page to the person at the terminal, if there is one, and a browser. `says`: where it is, on stderr.
-
-    Not part of the work: what that starts is stopped when it ends, and a browser is not.
+    Done after the work: the browser must outlive the child that does the work.
     """
-    from ..process.unsupervised import open_in_browser
-
     data: Any = outcome.data
-    is_somebody_there = is_terminal(sys.stderr) and not os.environ.get("CI")
-    data["opened"] = is_somebody_there and open_in_browser(data["html"], os.environ)
+    has_person = is_terminal(sys.stderr) and not os.environ.get("CI")
+    data["opened"] = has_person and open_in_browser(data["html"], os.environ)
     if says:
-        say_line(say_where(data))
+        say_line(describe_page(data))
 
 
-def list_runs(on: Address | None = None) -> Outcome:
-    """List the last runs, of the store or of an engine."""
+def _list_runs(on: Address | None) -> Outcome:
     try:
         with open_engine(on) as engine:
             runs = [run.as_row() for run in asyncio.run(engine.list_runs(RUNS_LISTED))]
@@ -96,14 +100,11 @@ def list_runs(on: Address | None = None) -> Outcome:
 
 
 def text_of(made: Report, output: str) -> str:
-    from ..workflow.report import to_junit, to_markdown
-
-    renderings: dict[str, Callable[[Report], str]] = {"markdown": to_markdown, "junit": to_junit}
-    return renderings[output](made)
+    return to_markdown(made) if output == "markdown" else to_junit(made)
 
 
 def write_file(path: str, text: str) -> None:
-    """Write all of it or nothing, where it is a file; what is none (a pipe, /dev/stdout) is just written to."""
+    """Write a file wholly or not at all; a pipe or a device is written directly. Raises Failure."""
     data = text.encode("utf-8", "backslashreplace")
     beside = f"{path}.{os.getpid()}.part"
     try:
@@ -119,22 +120,43 @@ def write_file(path: str, text: str) -> None:
             if os.path.exists(beside):
                 os.unlink(beside)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise Failure("FILE_UNWRITABLE", f"{path!r} cannot be written: {why}") from None
+        raise _unwritable(path, error) from None
 
 
 def ensure_writable(path: str) -> None:
-    """Raise Failure before the work where the file cannot be written. A file that was not there is then, empty."""
+    """Raise Failure before the work where the file cannot be written. Creates the file."""
     try:
         if not os.path.exists(path) or os.path.isfile(path):
             with open(path, "ab"):
                 pass
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise Failure("FILE_UNWRITABLE", f"{path!r} cannot be written: {why}") from None
+        raise _unwritable(path, error) from None
 
 
-def _json(data: dict[str, Any]) -> str:
-    import json
+def _unwritable(path: str, error: OSError | ValueError) -> Failure:
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return Failure("FILE_UNWRITABLE", f"{path!r} cannot be written: {why}")
 
-    return json.dumps(data, indent=2, ensure_ascii=True) + "\n"
+
+COMMANDS = {
+    "report": Subcommand(
+        "report",
+        options=(
+            argument("run-id", "The run, or the beginning of its id."),
+            option("--html", "FILE", "Write a self-contained page with the timeline to this file."),
+            flag("--open", "Open the page in a browser; without a terminal or a browser, name its file."),
+            option(
+                "--output",
+                "FORMAT",
+                "The format to print: json (the envelope; a timeline on a terminal), markdown or junit.",
+                choices=FORMATS,
+                default="json",
+            ),
+            option("--output-file", "FILE", "Write it to this file instead."),
+            flag("--json", JSON.help, key="json_only"),
+            timeout_option(),
+            *engine_options("Report a run on Temporal: temporal://HOST:PORT[/NAMESPACE]."),
+        ),
+        run=_run_report,
+    )
+}

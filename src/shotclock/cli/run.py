@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.clocks import Clocks, WallTime, format_duration
+from ..core.clocks import Clocks, WallTime, format_duration, parse_duration_ms
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import field, replace, value
 from ..core.visible_text import one_line
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
+from ..process.zygote import stop_early_zygote
 from ..runtime.call import Outcome
 from ..runtime.outcomes import outcome_of_error
 from ..store.store import Store
@@ -30,10 +31,11 @@ from ..workflow.plan import select_tagged
 from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
+from .control import control_run
 from .output import (
     Outlet,
     Signalled,
-    StopSignal,
+    StopListener,
     emit,
     emit_text,
     is_terminal,
@@ -45,9 +47,10 @@ from .output import (
     summary_line,
     write_quietly,
 )
-from .parser import Mistakes
-from .report import ensure_writable, text_of, write_file
-from .subcommand import answer_at_once, problem_of
+from .parser import Mistakes, Subcommand, argument, duration, flag, option
+from .report import FORMATS, ensure_writable, text_of, write_file
+from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options, problem_of
+from .workflow_files import read_run_duration
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
@@ -78,6 +81,64 @@ class RunOptions:
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
     """Runs only the steps with one of these tags, and what they need."""
+
+
+# Half of it is the time that a worker may be silent.
+SHORTEST_HEARTBEAT_MS = 1_000
+
+
+def _run(
+    input: list[tuple[str, str]],
+    flow: str | None,
+    by: int | None,
+    extend: str | None,
+    wind_down: str | None,
+    json_only: bool,
+    **values: Any,
+) -> ChildWork | Callable[[bool], int]:
+    if extend is not None or wind_down is not None:
+        on = values.pop("on")
+        return _control(extend, wind_down, flow, by, on, {**values, "input": input})
+    if by is not None:
+        raise Mistaken({"by": "a duration after the file needs --extend RUN [STEP] D"})
+    if (flow is None) == (values["resume"] is None):
+        raise Mistaken({"flow": "missing FLOW: a workflow file, or --resume RUN_ID (not both)"})
+    if values["heartbeat_ms"] is not None and values["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
+        message = f"must be at least {SHORTEST_HEARTBEAT_MS} ms, or a busy worker would be taken for lost"
+        raise Mistaken({"heartbeat": message})
+    asked = RunOptions(flow, inputs=dict(input), **values)
+    return lambda as_json: main(asked, as_json, is_asked_for=json_only)
+
+
+def _control(
+    extend: str | None,
+    wind_down: str | None,
+    step: str | None,
+    by: int | None,
+    on: Address | None,
+    others: dict[str, Any],
+) -> ChildWork:
+    """Return the work of `run --extend RUN [STEP] D` or `run --wind-down RUN [STEP]`."""
+    if extend is not None and by is None and step is not None:
+        with contextlib.suppress(ValueError):
+            step, by = None, parse_duration_ms(step)
+    order = "--extend" if extend is not None else "--wind-down"
+    mistakes = {
+        name.removesuffix("_ms").replace("_", "-"): f"cannot be combined with {order}"
+        for name, value in others.items()
+        if value
+    }
+    if extend is not None and wind_down is not None:
+        mistakes["wind-down"] = "either --extend or --wind-down: leave one out"
+    if extend is not None and not by:
+        mistakes["by"] = "--extend needs a duration, such as --extend RUN 30s or --extend RUN STEP 30s"
+    if extend is None and by is not None:
+        mistakes["by"] = "--wind-down RUN [STEP] takes no duration"
+    if mistakes:
+        raise Mistaken(mistakes)
+    stop_early_zygote()  # no step runs here
+    run_id = str(extend or wind_down)
+    return control_run("run", run_id, step, by, on=on)
 
 
 def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
@@ -190,7 +251,7 @@ async def _carry_out(
 ) -> Envelope:
     """Start a run, or resume the one with this id, and return its envelope."""
     events.run_id = run_id = request if isinstance(request, str) else request.run_id
-    with StopSignal(events.leave_at_once) as stop:
+    with StopListener(events.leave_at_once) as stop:
         async with _show_changes(engine, request, events, alone, stop) as watch:
             caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
             if isinstance(request, str):
@@ -418,3 +479,92 @@ def _text(envelope: Envelope, asked: RunOptions) -> str | None:
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
     return text_of(report, str(asked.output))
+
+
+# --- the options ----------------------------------------------------------------------------------------------
+
+
+def _read_pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _read_tags(text: str) -> tuple[str, ...]:
+    tags = tuple(tag.strip() for tag in text.split(","))
+    if not all(tags):
+        raise ValueError(f"{text[:40]!r} is not a list of tags: write a,b")
+    return tags
+
+
+COMMANDS = {
+    "run": Subcommand(
+        "run",
+        options=(
+            argument("flow", "The workflow file, or the step with --extend/--wind-down."),
+            argument("by", "With --extend: the time to add (30s).", read=parse_duration_ms),
+            option(
+                "--extend",
+                "RUN_ID",
+                "Give a running workflow, or one of its steps, more time: --extend RUN_ID [STEP] D. Never more than "
+                "the run, or its caller, has.",
+            ),
+            option(
+                "--wind-down",
+                "RUN_ID",
+                "Ask a running workflow, or one of its steps, to end by itself and keep its partial result: "
+                "--wind-down RUN_ID [STEP].",
+            ),
+            duration(
+                "--timeout",
+                "The timeout of the whole run (5m), if it is shorter than the file's. Without a unit it is "
+                "milliseconds, from 1000 on.",
+                read=read_run_duration,
+                key="timeout_ms",
+            ),
+            option("--input", "NAME=VALUE", "The value of an input.", read=_read_pair, repeats=True),
+            option("--run-id", "ID", "The id of this run: letters, digits, `.`, `_` and `-`. RUN_TAKEN if it exists."),
+            option(
+                "--resume",
+                "RUN_ID",
+                "Continue a run that is parked or whose process died, with its inputs and its deadline. Finished "
+                "steps are not repeated.",
+            ),
+            option("--events", "FILE", "Write a line of JSON to this file for every change."),
+            option(
+                "--output",
+                "FORMAT",
+                "The format to print at the end: json (the envelope), markdown or junit.",
+                choices=FORMATS,
+            ),
+            option("--output-file", "FILE", "Write it to this file instead."),
+            duration(
+                "--budget",
+                "Wait this long when only a person's decision is missing; then park the run with exit code 14. 0 waits "
+                "without limit, as on a terminal. Otherwise SHOTCLOCK_RESPONSE_TIMEOUT, or 30s.",
+                key="budget_ms",
+            ),
+            flag("--force", "Run it although its timeouts cannot fit (`budget/…`)."),
+            option(
+                "--tags",
+                "A,B",
+                "Run only the steps with one of these tags, the steps that they depend on or name in templates, and "
+                "the steps that their reactions start. --resume keeps the selection.",
+                read=_read_tags,
+                default=(),
+            ),
+            option("--queue", "NAME", "With --on: the queue of the workers that run it [shotclock].", needs="--on"),
+            duration(
+                "--heartbeat",
+                "With --on: repeat the steps of a worker that is silent for this long [10s].",
+                key="heartbeat_ms",
+                needs="--on",
+            ),
+            flag("--json", f"{JSON.help} No lines on stderr, unless it is a terminal.", key="json_only"),
+            *engine_options("Run it on Temporal: temporal://HOST:PORT[/NAMESPACE]. See `shotclock worker`."),
+        ),
+        run=_run,
+        usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID [OPTIONS]",
+    )
+}

@@ -1,12 +1,17 @@
-"""The runner of subcommands: it reads the words, begins the call, has its work done, and answers with one envelope.
+"""The runner of subcommands: it reads the words, does the work on its clock, and answers with one envelope.
 
-Work that looks or decides runs in a child that can be killed; what waits runs here.
+Work that looks or decides runs in a child that can be killed; work that waits runs here.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
+from typing import Any
 
+from .._version import __version__
+from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
 from ..core.errors import Ending, Failure
@@ -28,28 +33,42 @@ from .output import (
     emit,
     emit_help,
     emit_text,
+    is_terminal,
     note_stops,
     say_line,
     signals_heard,
     summary_line,
     wants_json,
 )
-from .parser import CommandTable, Mistakes, Parameter, command_help, flag, option, read_command, table_help
+from .parser import (
+    CommandTable,
+    Mistakes,
+    Option,
+    ParsedLine,
+    Subcommand,
+    command_help,
+    duration,
+    find_command,
+    flag,
+    option,
+    read,
+    read_command,
+    table_help,
+)
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from ..server.serve import Options
-
-# What looks, decides or answers at once takes a moment; the store's own waits are shorter than this.
+# Work that looks, decides or answers at once takes a moment; the store's own waits are shorter.
 TIMEOUT_MS = 30_000
+
+JSON = flag("--json", "Print only the envelope on stdout, also on a terminal.")
+
+
+def timeout_option(default: str = "30s") -> Option:
+    return duration("--timeout", "Answer within this time (500ms, 30s, 5m; 0 means no limit).", default=default)
 
 
 @value
-class Work:
-    """What a subcommand does, with the values that were typed."""
+class ChildWork:
+    """The work of a subcommand, done in a child that can be killed."""
 
     name: str
     body: Callable[[], Outcome]
@@ -58,88 +77,126 @@ class Work:
     show: Callable[[Envelope], None] | None = None
     """Writes the answer for a person, in place of the envelope."""
     afterwards: Callable[[Outcome], None] | None = None
-    """Called when it went well; outside of the work, for what is meant to outlive it."""
+    """Called here after a success, to start what outlives the child."""
 
 
 class Mistaken(Exception):
-    """Every mistake in what was typed, where its values do not go together."""
+    """Mistakes in the values of options, by their fields."""
 
-    def __init__(self, mistakes: Mistakes) -> None:
+    def __init__(self, mistakes: dict[str, str]) -> None:
         super().__init__(mistakes)
-        self.mistakes = mistakes
+        self.mistakes = [{"field": field, "message": message} for field, message in mistakes.items()]
 
 
-@value
-class Verb:
-    """A verb of `inbox`, `job` or `token`, with the values that were typed."""
-
-    name: str
-    values: dict[str, Any]
-    as_json: bool
+# --- from words to work ---------------------------------------------------------------------------------------
 
 
-def read_verb(
-    table: CommandTable,
-    words: list[str],
-    check: Callable[[str, dict[str, Any], Callable[[str, str], None]], None],
-    *,
-    names_verb: bool = False,
-    check_rest: Callable[[str, dict[str, Any], Callable[[str, str], None]], None] | None = None,
-    tool: Tool = OURSELVES,
-) -> Verb | int:
-    """Read the words of `shotclock inbox`, `job` or `token`. Returns the exit code where that is all: help was asked
-    for, or the words are wrong. `check` reports what is wrong with values that are each right; `names_verb`: the answer
-    to wrong words names the verb as well. `check_rest` is called where something is wrong, and reports what would be
-    refused later, under a code of its own: every mistake is named at once."""
+def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) -> int:
+    """Run the command of the table that the words name. Returns the exit code."""
+    line = find_command(table, words)
     as_json = wants_json("--json" in words)
-    reading = read_command(table, words)
-    if reading.wants == "help" or not words:
-        emit_help(table_help(table) if reading.command is None else command_help(table, reading.command))
-        if words:
-            return 0
-    name, values, mistakes = "" if reading.command is None else reading.command.name, reading.values, reading.mistakes
-    reported = {mistake["field"] for mistake in mistakes}
+    if not words:
+        emit_help(table_help(table))
+        if not as_json:
+            return 2
+    if line.mistakes:
+        problem = problem_of(line.mistakes, line.suggestion)
+        return deliver(unstarted(table.name.split()[-1], problem, tool=tool), as_json)
+    if line.command is None:
+        if line.wants == "version":
+            version = Outcome(Ending.FINISHED, data={"version": __version__})
+            return perform(ChildWork(table.name, lambda: version, show=show_drawn), as_json)
+        emit_help(table_help(table))
+        return 0
+    words = ["--help"] if line.wants == "help" else line.words
+    return run_subcommand(table.name, line.command, words, tool=tool)
 
-    def report(field: str, message: str) -> None:
-        if field not in reported:
-            mistakes.append({"field": field, "message": message})
 
-    mistakes += settle_engine(values, mistakes)
-    check(name, values, report)
-    if mistakes:
-        if check_rest is not None and name:
-            check_rest(name, values, report)
-        noun = table.name.split()[-1]
-        return refuse(f"{noun} {name}".strip() if names_verb else noun, mistakes, as_json, tool=tool)
-    return Verb(name, values, as_json)
+def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: Tool = OURSELVES) -> int:
+    """Run one command of the table called `prefix`. Returns the exit code."""
+    if command.main is not None:
+        return command.main(words)
+    line = read(command, words, hint=f"see {prefix} {command.name} --help")
+    if line.wants == "help":
+        emit_help(command_help(prefix, command))
+        return 0
+    as_json = wants_json("--json" in words, even_without_colour=command.name != "run")
+    work = find_work(command, line)
+    if line.mistakes or work is None:
+        name = " ".join([*prefix.split()[1:][-1:], command.name])
+        return refuse(name, line.mistakes, as_json, tool=tool)
+    return perform(work, as_json) if isinstance(work, ChildWork) else work(as_json)
+
+
+def find_work(command: Subcommand, line: ParsedLine) -> ChildWork | Callable[[bool], int] | None:
+    """Call the body with the values, which returns the work to do. Adds the mistakes that it finds to the line's."""
+    values = line.values
+    values.pop("json", None)
+    line.mistakes += settle_engine(values)
+    is_missing = any(each.missing and values[each.key] is None for each in command.options)
+    has_unknown = any(mistake["field"].startswith("-") for mistake in line.mistakes)
+    if command.run is None or is_missing or has_unknown:
+        return None  # reported already; the body could not judge the other values
+    try:
+        work: ChildWork | Callable[[bool], int] = command.run(**values)
+        return work
+    except Failure as failure:
+        envelope = unstarted(command.name, problem_in(failure))
+        return lambda as_json: deliver(envelope, as_json)
+    except Mistaken as mistaken:
+        reported = {mistake["field"] for mistake in line.mistakes}
+        line.mistakes += [mistake for mistake in mistaken.mistakes if mistake["field"] not in reported]
+    return None
+
+
+def show_drawn(envelope: Envelope) -> None:
+    """Draw the answer of work that finished."""
+    from .render import print_answer
+
+    if envelope.ending == Ending.FINISHED:
+        print_answer(envelope)
+
+
+def read_budget_ms(budget_ms: int | None) -> int | None:
+    """Return the time to wait for work that may outlive us; None is without limit. Raises Mistaken.
+
+    The option counts first, then the environment; otherwise 30 s, and no limit where a person waits.
+    """
+    text = os.environ.get(BUDGET_VARIABLE, "").strip()
+    if budget_ms is None and text:
+        if not text.isdecimal():
+            raise Mistaken({BUDGET_VARIABLE: f"{text!r} is not a whole number of milliseconds"})
+        budget_ms = int(text)
+    if budget_ms is None and not is_terminal(sys.stdout):
+        budget_ms = DEFAULT_BUDGET_MS
+    return budget_ms or None
 
 
 # --- engines --------------------------------------------------------------------------------------------------
 
 _ENGINE = "Reaching Temporal"
-_OPENING = tuple(
-    replace(each, heading=_ENGINE)
+_CONNECTION = tuple(
+    replace(each, heading=_ENGINE, needs="--on")
     for each in (
-        flag("--tls", "Over TLS. Each of the next options says so as well; --tls=false does not.", default=None),
+        flag("--tls", "Use TLS (implied by the options below).", default=None),
         option("--tls-ca-path", "FILE", "The certificates to trust, instead of those of this machine."),
-        option("--tls-cert-path", "FILE", "Our certificate, for mTLS."),
-        option("--tls-key-path", "FILE", "Its key."),
+        option("--tls-cert-path", "FILE", "The client certificate, for mTLS."),
+        option("--tls-key-path", "FILE", "The key of the client certificate."),
         option("--tls-server-name", "NAME", "The name in the server's certificate, if it is not the host of the URL."),
         option(
             "--api-key-file",
             "FILE",
-            "The file that holds the API key; without it the variable TEMPORAL_API_KEY. The others have the variables "
-            "of Temporal's own tools as well: TEMPORAL_TLS, TEMPORAL_TLS_SERVER_CA_CERT_PATH and so on.",
+            "The file with the API key, instead of the variable TEMPORAL_API_KEY. The other options have the "
+            "variables of Temporal's own tools: TEMPORAL_TLS, TEMPORAL_TLS_SERVER_CA_CERT_PATH and so on.",
         ),
     )
 )
-ENGINE_KEYS = tuple(each.key for each in _OPENING)
 
 
-def engine_options(help: str, *, required: bool = False) -> tuple[Parameter, ...]:
-    """Return --on, and all that opens an engine. Whoever takes them gets the Address as `on`."""
-    on = option("--on", "URL", help, read=_engine_url, required=required)
-    return (replace(on, heading=_ENGINE), *_OPENING)
+def engine_options(help: str, *, missing: str = "") -> tuple[Option, ...]:
+    """Return --on and the options of the connection. A body gets them all as one Address, `on`."""
+    on = option("--on", "URL", help, read=_engine_url, missing=missing)
+    return (replace(on, heading=_ENGINE), *_CONNECTION)
 
 
 def _engine_url(text: str) -> str:
@@ -149,32 +206,29 @@ def _engine_url(text: str) -> str:
     return text
 
 
-def settle_engine(values: dict[str, Any], known: Mistakes) -> Mistakes:
-    """Make one Address of --on and of what opens the engine, in place. Return what is wrong with them."""
+def settle_engine(values: dict[str, Any]) -> Mistakes:
+    """Replace --on and the options of the connection by one Address. Returns the mistakes in them."""
     if "on" not in values:
         return []
-    said = {each.key: values.pop(each.key) for each in _OPENING}
+    connection = {each.key: values.pop(each.key) for each in _CONNECTION}
     url: str | None = values["on"]
     if url is None:
-        if any(mistake["field"] == "on" for mistake in known):
-            return []
-        alone = [each for each in _OPENING if said[each.key] is not None]
-        return [{"field": each.field, "message": "goes with --on URL, which is missing"} for each in alone]
+        return []
     from ..temporal.connection import Address, AddressError, parse_address, read_address
 
     try:
-        values["on"] = read_address(url, os.environ, said)
+        values["on"] = read_address(url, os.environ, connection)
     except AddressError as error:
-        values["on"] = Address(*parse_address(url))  # nothing is done with it
+        values["on"] = Address(*parse_address(url))  # not used: the line is refused
         return error.mistakes
     return []
 
 
-# --- the way of a call ----------------------------------------------------------------------------------------
+# --- from work to answer --------------------------------------------------------------------------------------
 
 
-def perform(work: Work, as_json: bool) -> int:
-    """Do the work in a child, on its clock and on our caller's. Returns the exit code."""
+def perform(work: ChildWork, as_json: bool) -> int:
+    """Do the work in a child, within its timeout and our caller's. Returns the exit code."""
     from ..runtime.commands import carry_out
 
     call = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
@@ -186,7 +240,7 @@ def perform(work: Work, as_json: bool) -> int:
         return outcome
 
     envelope = conclude(call, body)
-    if envelope.ok and isinstance(envelope.value, str):  # a text was asked for by name: it is the data
+    if envelope.ok and isinstance(envelope.value, str):  # a format was named: the text is the data
         return emit_text(envelope.value, envelope.exit_code, signals_heard)
     return deliver(envelope, as_json, work.show)
 
@@ -213,7 +267,7 @@ def admit_call(
     tool: Tool = OURSELVES,
     since_start: bool = False,
 ) -> Call:
-    """Start the clock of a subcommand, below the deadline of our caller. `since_start`: since this process began."""
+    """Start the clock of a subcommand, within our caller's deadline. `since_start`: from the start of this process."""
     inherited = inherited_deadline(os.environ, monotonic_ns())
     return admit(
         name,
@@ -230,18 +284,17 @@ def admit_call(
 def problem_of(mistakes: Mistakes, suggestion: str | None = None) -> Problem:
     """Return the refusal of a command line, with every mistake once."""
     unique = [mistake for place, mistake in enumerate(mistakes) if mistake not in mistakes[:place]]
-    message = join_problems(unique)
-    return Problem("ARG_ERROR", message, "validation", errors=unique, suggestion=suggestion)
+    return Problem("ARG_ERROR", join_problems(unique), "validation", errors=unique, suggestion=suggestion)
 
 
 def problem_in(failure: Failure) -> Problem:
-    """Return what a Failure says, before anything began."""
+    """Return the problem of a Failure before anything began."""
     context = failure.context or None
     return Problem(failure.code, str(failure), "validation", context=context, suggestion=failure.suggestion)
 
 
 def unstarted(name: str, problem: Problem, *, timeout_ms: int = TIMEOUT_MS, tool: Tool = OURSELVES) -> Envelope:
-    """Return the answer to what never began."""
+    """Return the answer to work that never began."""
     return answer_at_once(name, Outcome(Ending.NOT_STARTED, problem), Clocks(timeout_ms=timeout_ms), tool=tool)
 
 
@@ -260,12 +313,12 @@ def answer_at_once(
 
 
 def refuse(name: str, mistakes: Mistakes, as_json: bool, *, tool: Tool = OURSELVES) -> int:
-    """Answer a command line that was not understood. Returns the exit code."""
+    """Answer a command line with mistakes. Returns the exit code."""
     return deliver(unstarted(name, problem_of(mistakes), tool=tool), as_json)
 
 
 def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
-    """Write the envelope for a program; for a person what `show` makes of it, and what went wrong on stderr."""
+    """Write the envelope for a program. For a person, call `show`, and write problems to stderr."""
     note_stops()
     if as_json:
         return emit(envelope, signals_heard)
@@ -278,31 +331,48 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
     return envelope.exit_code
 
 
-# --- servers --------------------------------------------------------------------------------------------------
+# --- until cli/ui.py runs by `run_table` ----------------------------------------------------------------------
+
+Work = ChildWork
 
 
-def read_serve_options(**written: Any) -> tuple[Options, Mistakes]:
-    """Return how to serve, and every mistake in what was written. Raises Failure: tokens are looked for."""
-    from ..server.serve import options_of
+@value
+class Verb:
+    """A verb of `ui` with its values."""
 
-    options, mistakes = options_of(**written)
-    return options, [{**mistake, "field": mistake["field"].replace("_", "-")} for mistake in mistakes]
+    name: str
+    values: dict[str, Any]
+    as_json: bool
 
 
-def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_stderr: bool = False) -> int:
-    """Serve an App, or without a target the operators' page, until somebody stops it. Returns the exit code.
+def read_verb(
+    table: CommandTable,
+    words: list[str],
+    check: Callable[[str, dict[str, Any], Callable[[str, str], None]], None],
+    *,
+    names_verb: bool = False,
+    check_rest: Callable[[str, dict[str, Any], Callable[[str, str], None]], None] | None = None,
+    tool: Tool = OURSELVES,
+) -> Verb | int:
+    """Read the words of `shotclock ui`. Returns the exit code where they ask for help or are wrong."""
+    as_json = wants_json("--json" in words)
+    line = read_command(table, words)
+    if line.wants == "help" or not words:
+        emit_help(table_help(table) if line.command is None else command_help(table.name, line.command))
+        if words:
+            return 0
+    name, values, mistakes = "" if line.command is None else line.command.name, line.values, line.mistakes
+    reported = {mistake["field"] for mistake in mistakes}
 
-    What keeps it from serving is one envelope; after that stdout is the protocol's. `to_stderr`: it is from the start.
-    """
-    from ..server.serve import serve_inbox, serve_target
+    def report(field: str, message: str) -> None:
+        if field not in reported:
+            mistakes.append({"field": field, "message": message})
 
-    try:
-        return serve_inbox(options) if target is None else serve_target(target, options)
-    except Failure as failure:
-        if as_json and name == "serve":  # who started us as a server reads stderr, if anything
-            say_line(f"shotclock: {failure.code}: {failure}")
-        envelope = unstarted(name, problem_in(failure), timeout_ms=0)
-    if as_json and to_stderr:
-        say_line(envelope.to_json())
-        return envelope.exit_code
-    return deliver(envelope, as_json)
+    mistakes += settle_engine(values)
+    check(name, values, report)
+    if mistakes:
+        if check_rest is not None and name:
+            check_rest(name, values, report)
+        noun = table.name.split()[-1]
+        return refuse(f"{noun} {name}".strip() if names_verb else noun, mistakes, as_json, tool=tool)
+    return Verb(name, values, as_json)

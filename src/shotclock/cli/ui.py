@@ -22,7 +22,7 @@ from ..ui.device import DEFAULT_DEVICE, kind_of
 from ..ui.payload import Execution, parse_payload, read_execution
 from ..ui.verbs import VERBS, Input, build
 from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
-from .parser import Command, CommandTable, Parameter, argument, duration, flag, option
+from .parser import CommandTable, Option, Subcommand, argument, duration, flag, option
 from .subcommand import TIMEOUT_MS, admit_call, answer_at_once, conclude, deliver, read_verb
 from .subcommand import Verb as TypedVerb
 
@@ -64,7 +64,7 @@ _RUN = (
 )
 
 
-def _parameter(each: Input) -> Parameter:
+def _parameter(each: Input) -> Option:
     name, text = each.name.replace("_", "-"), each.text
     if each.by_place:
         return argument(name, text, read=_number if each.type is int else None)
@@ -75,18 +75,18 @@ def _parameter(each: Input) -> Parameter:
     return option(f"--{name}", "X,Y" if name == "at" else "TEXT", text, read=_point if name == "at" else None)
 
 
-def _command(verb: str) -> Command:
+def _command(verb: str) -> Subcommand:
     parameters = [_parameter(each) for each in VERBS[verb].inputs]
     if all(each.key != "timeout" for each in parameters):
         parameters.append(option("--timeout", "MS", "The execution's timeoutMs [30000].", read=_number))
-    return Command(verb, VERBS[verb].text, (*parameters, *_RUN))
+    return Subcommand(verb, VERBS[verb].text, (*parameters, *_RUN))
 
 
 TABLE = CommandTable(
     "shotclock ui",
     "Run UI actions on a browser or a phone, each within its budget.",
     (
-        Command(
+        Subcommand(
             "exec",
             "Run an execution: a payload of actions with a budget over the whole.",
             (
@@ -98,13 +98,13 @@ TABLE = CommandTable(
             usage="[FILE | --execution JSON] [OPTIONS]",
         ),
         *map(_command, VERBS),
-        Command("devices", "List the devices of this machine and the running ones.", (_JSON,)),
-        Command(
+        Subcommand("devices", "List the devices of this machine and the running ones.", (_JSON,)),
+        Subcommand(
             "start",
             "Start a device before its first command.",
             (_DEVICE, _JSON, duration("--idle", "End it after this long without a command [10m].", default="10m")),
         ),
-        Command(
+        Subcommand(
             "stop",
             "Stop a device and its processes.",
             (_DEVICE, _JSON, flag("--all", "Stop every device.")),
@@ -325,3 +325,6 @@ def _show_devices(envelope: Envelope) -> None:
     for each in data["devices"] if isinstance(data, dict) else ():
         state = "kept" if each["kept"] else "usable" if each["usable"] else "not usable"
         _write(f"{each['name']}  {state}  {each['detail']}")
+
+
+COMMANDS = {"ui": Subcommand("ui", main=main)}

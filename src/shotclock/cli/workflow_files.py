@@ -1,19 +1,32 @@
-"""`shotclock check`, `plan` and `schema`: a workflow file looked at before anything runs."""
+"""`shotclock check`, `plan` and `schema`: examine a workflow file. Nothing runs."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from ..core.clocks import parse_duration_ms
 from ..core.errors import Ending
 from ..runtime.call import Outcome
 from ..workflow.lint import find_unset, lint
 from ..workflow.loader import describe_finding, judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import WorkflowFile, json_schema
+from .parser import Subcommand, argument, duration
+from .subcommand import JSON, ChildWork, show_drawn, timeout_option
 
 
-def check(flow: str, timeout_ms: int | None = None) -> Outcome:
+def read_run_duration(text: str) -> int:
+    """Read the timeout of a run. 1000 or more without a unit is milliseconds; a smaller number needs its unit."""
+    is_plain = text.strip().isascii() and text.strip().isdecimal() and len(text.strip()) > 3
+    return parse_duration_ms(text, bare="ms" if is_plain else None)
+
+
+def check(flow: str, run_timeout: int | None, timeout: int) -> ChildWork:
+    return ChildWork("check", lambda: _check(flow, run_timeout), timeout, show=show_drawn)
+
+
+def _check(flow: str, timeout_ms: int | None) -> Outcome:
     loaded = load_or_refuse(flow)
     if isinstance(loaded, Outcome):
         return loaded
@@ -21,7 +34,11 @@ def check(flow: str, timeout_ms: int | None = None) -> Outcome:
     return judge(loaded, findings, {"findings": [describe_finding(loaded, finding) for finding in findings]})
 
 
-def plan(flow: str, timeout_ms: int | None = None) -> Outcome:
+def plan(flow: str, run_timeout: int | None, timeout: int) -> ChildWork:
+    return ChildWork("plan", lambda: _plan(flow, run_timeout), timeout, show=show_drawn)
+
+
+def _plan(flow: str, timeout_ms: int | None) -> Outcome:
     loaded = load_or_refuse(flow)
     if isinstance(loaded, Outcome):
         return loaded
@@ -34,19 +51,15 @@ def plan(flow: str, timeout_ms: int | None = None) -> Outcome:
     return judge(loaded, findings, data)
 
 
-def schema() -> Outcome:
-    return Outcome(Ending.FINISHED, data=json_schema())
-
-
 def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | None]:
-    """Return by step the repositories that the file leaves out, as they would be found here."""
+    """Return the repository of each git-checkout step that names none, as it would be found here."""
     checkouts = [(name, step) for name, step in workflow.steps.items() if step.type == "git-checkout"]
-    left_out = [name for name, step in checkouts if getattr(step, "repository", None) is None]
-    if not left_out:
+    unnamed = [name for name, step in checkouts if getattr(step, "repository", None) is None]
+    if not unnamed:
         return {}
     from ..providers.git_checkout import find_repository
 
-    return dict.fromkeys(left_out, find_repository(os.environ, folder))
+    return dict.fromkeys(unnamed, find_repository(os.environ, folder))
 
 
 def _describe_plan(made: Plan) -> dict[str, object]:
@@ -76,3 +89,24 @@ def _describe_step(step: PlannedStep) -> dict[str, object]:
         "latest_end_ms": step.ends_ms,
         "per_item": step.is_per_item,
     }
+
+
+def schema(timeout: int) -> ChildWork:
+    return ChildWork("schema", lambda: Outcome(Ending.FINISHED, data=json_schema()), timeout, show=show_drawn)
+
+
+_OPTIONS = (
+    argument("flow", "The workflow file.", missing="missing FLOW: the workflow file"),
+    duration(
+        "--run-timeout",
+        "Assume this timeout of the run (5m; 1000 or more without a unit is milliseconds).",
+        read=read_run_duration,
+    ),
+    JSON,
+    timeout_option(),
+)
+COMMANDS = {
+    "check": Subcommand("check", options=_OPTIONS, run=check),
+    "plan": Subcommand("plan", options=_OPTIONS, run=plan),
+    "schema": Subcommand("schema", options=(JSON, timeout_option()), run=schema),
+}
