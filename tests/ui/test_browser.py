@@ -154,7 +154,7 @@ def test_a_wait_in_vain_has_waited_as_long_as_it_says(action: dict[str, Any], se
         (act("wait_for_navigation", "x", expectedPackage="com.x", timeoutMs=400), "ACTION_UNSUPPORTED", "packages"),
         ({"id": "x", "type": "click", "params": {"matcher": {"css": "[["}}}, "ACTION_FAILED", "[["),
         (act("open_app", "x", applicationId="com.x"), "ACTION_UNSUPPORTED", "write https://com.x"),
-        ({"id": "x", "type": "click", "params": {"matcher": {"ref": "f9e2"}}}, "NODE_NOT_FOUND", "f9e2 is no ref"),
+        ({"id": "x", "type": "click", "params": {"matcher": {"ref": "f9e2"}}}, "NODE_NOT_FOUND", "has no ref 'f9e2'"),
         (act("open_uri", "x", uri="chrome://crash"), "ACTION_UNSUPPORTED", "chrome://crash"),
         (act("open_uri", "x", uri="http://127.0.0.1:9"), "ACTION_FAILED", "ERR_"),
         (act("open_uri", "x", uri="http://[bad"), "ACTION_FAILED", "invalid URL"),

@@ -1,14 +1,13 @@
-"""The adb client of this machine, each use of it a program that ends in time.
+"""The adb client of this machine, each use of it a program with a limit.
 
-adb is a client and a server. The server holds the phones: a phone on USB belongs to the one that has claimed it, so a
-machine has one, which Android Studio, a person's terminal and we share. We neither end nor replace it. Where none is
-there, a session that has found its phone starts it, deliberately as something that outlives the session (`adb
-kill-server` ends it), as every use of adb does. Our client is never the one to start it: that server would be a part of
-a bounded command, and be killed with it. Who only looks (`find_phones`) and finds no server has one of its own, for
-that one command.
+adb is a client and a server. The server holds the phones: a phone on USB belongs to the server that has claimed it, so
+a machine has one, which Android Studio, terminals and shotclock share. Shotclock neither ends nor replaces it. If there
+is none, a session that has found its phone starts it as a program that outlives the session (`adb kill-server` ends
+it). The client never starts it: that server would be a child of a bounded command, and be killed with it. A search
+(`find_phones`) without a server starts its own, for one command.
 
-Nothing that the server or a phone says is relied on: a command that does not answer is killed at its time, and an
-answer counts as whole only where its last line is the one that we asked for.
+A server or a phone may fall silent at any time: a command that does not answer is killed at its limit, and an answer is
+whole only if it ends with the requested last line.
 
 docs/design.md: R56.
 """
@@ -24,21 +23,19 @@ import tempfile
 from collections.abc import Iterator
 from typing import NoReturn
 
-from ..core.clocks import Deadline
 from ..core.errors import Failure
 from ..core.value_types import value
-from ..process.clock import monotonic_ns
-from .device import DeviceServices, ProgramOutput
+from .device import Countdown, DeviceServices, ProgramOutput
 
 ADB_VARIABLE = "SHOTCLOCK_ADB"
 DEFAULT_PORT = 5037
-# Of the time that a command has what is kept to kill it and to hand its answer on.
+# The part of a command's time in which it is killed and its answer passed on.
 MARGIN_MS = 100
-# What the server may take to answer a question about itself; one that is just coming up listens before it answers.
+# The limit of a server's answer about itself; one that just starts listens before it answers.
 PROBE_MS = 3_000
 VERSION_MS = 5_000
 LIST_MS = 4_000
-# What a server may take to come up, and a phone on the network to be connected with.
+# The limits for the start of a server, and for connecting with a phone on the network.
 SERVER_START_MS = 8_000
 SERVER_PAUSE_S = 0.05
 CONNECT_MS = 5_000
@@ -55,8 +52,8 @@ NO_PHONE = (
 _ADVICE = {
     "unauthorized": "unlock it and allow USB debugging of this computer in the dialog that it shows",
     "authorizing": "unlock it and allow USB debugging of this computer in the dialog that it shows",
-    "offline": "it is connected and does not answer: unplug it and plug it in again, or run `adb reconnect`",
-    "connecting": "it is being connected with: try again in a moment",
+    "offline": "it does not answer: unplug it and plug it in again, or run `adb reconnect`",
+    "connecting": "its connection is being made: try again in a moment",
     "no permissions": "this user may not use the USB device: see udev rules for Android (Debian: android-sdk-platform-"
     "tools-common), and that you are in the group plugdev",
     "bootloader": "it is in its bootloader: start Android on it",
@@ -69,7 +66,7 @@ _MARK = "shotclock-end:"
 
 @value
 class Phone:
-    """A phone that the adb server knows."""
+    """A phone of the adb server."""
 
     serial: str
     state: str
@@ -80,7 +77,7 @@ class Phone:
         return self.state == "device"
 
     def describe(self) -> str:
-        """Say what it is; of one that cannot be used, what to do."""
+        """Return its model; for an unusable phone, its state with advice."""
         if self.is_usable:
             return self.model or "ready"
         advice = _ADVICE.get(self.state)
@@ -88,12 +85,12 @@ class Phone:
 
 
 def find_adb() -> str | None:
-    """Return the adb client: the one that SHOTCLOCK_ADB names, else what is on PATH."""
+    """Return the adb client of SHOTCLOCK_ADB, or the one on PATH."""
     return shutil.which(os.environ.get(ADB_VARIABLE) or "adb")
 
 
 def parse_phones(text: str) -> list[Phone]:
-    """Return the phones in what `adb devices -l` says. Lines that are none are passed over."""
+    """Return the phones in the output of `adb devices -l`. Other lines are ignored."""
     found = []
     for line in text.splitlines():
         if (parts := _LINE.match(line)) is not None and not line.startswith(("*", "List of devices")):
@@ -103,13 +100,13 @@ def parse_phones(text: str) -> list[Phone]:
 
 
 def choose_phone(phones: list[Phone]) -> str:
-    """Return the serial of the only phone that can be used. Raises Failure DEVICE_UNAVAILABLE."""
+    """Return the serial of the only usable phone. Raises Failure DEVICE_UNAVAILABLE."""
     usable = [phone.serial for phone in phones if phone.is_usable]
     if len(usable) == 1:
         return usable[0]
     if usable:
         names = ", ".join(f"android:{serial}" for serial in usable)
-        raise Failure("DEVICE_UNAVAILABLE", f"there are {len(usable)} phones: say which one with --device, of {names}")
+        raise Failure("DEVICE_UNAVAILABLE", f"there are {len(usable)} phones: choose one with --device, of {names}")
     if phones:
         states = "; ".join(f"{phone.serial} is {phone.describe()}" for phone in phones)
         raise Failure("DEVICE_UNAVAILABLE", f"no phone can be used: {states}")
@@ -117,14 +114,14 @@ def choose_phone(phones: list[Phone]) -> str:
 
 
 def server_address() -> tuple[str, int]:
-    """Return where the adb server is, by the variables that adb itself reads. Raises Failure DEVICE_UNAVAILABLE."""
+    """Return the address of the adb server, from adb's own variables. Raises Failure DEVICE_UNAVAILABLE."""
     spec = os.environ.get("ADB_SERVER_SOCKET")
     if not spec:
         host = os.environ.get("ANDROID_ADB_SERVER_ADDRESS") or "127.0.0.1"
         spec = f"tcp:{host}:{os.environ.get('ANDROID_ADB_SERVER_PORT') or DEFAULT_PORT}"
     parts = re.fullmatch(r"tcp:(?:(.*):)?(\d{1,5})", spec)
     if parts is None:
-        message = f"the address of the adb server is {spec!r:.100}: only tcp:HOST:PORT is understood"
+        message = f"the address of the adb server is {spec!r:.100}: only tcp:HOST:PORT is supported"
         raise Failure("DEVICE_UNAVAILABLE", message)
     return parts[1] or "127.0.0.1", int(parts[2])
 
@@ -134,8 +131,10 @@ def _is_local(host: str) -> bool:
 
 
 async def find_server_version() -> int | None:
-    """Return the version of the server's protocol; None where nobody listens. Raises Failure DEVICE_UNAVAILABLE for one
-    that does not answer as a server of adb does."""
+    """Return the version of the server's protocol, or None where none listens.
+
+    Raises Failure DEVICE_UNAVAILABLE for a program that does not answer like adb.
+    """
     host, port = server_address()
     try:
         async with asyncio.timeout(PROBE_MS / 1000):
@@ -152,7 +151,7 @@ async def find_server_version() -> int | None:
         return None
     except (OSError, EOFError, ValueError, TimeoutError) as error:
         why = f"no answer within {PROBE_MS} ms" if isinstance(error, TimeoutError) else f"{error}"
-        message = f"what listens on {host}:{port} is no adb server that works ({why}): end it with `adb kill-server`"
+        message = f"the program on {host}:{port} is not a working adb server ({why}): end it with `adb kill-server`"
         raise Failure("DEVICE_UNAVAILABLE", message) from None
     return version
 
@@ -176,10 +175,10 @@ class Adb:
         return re.fullmatch(r".+:\d{1,5}", self.serial) is not None
 
     async def run(self, *words: str, within_ms: int, socket: str | None = None) -> ProgramOutput:
-        """Run the client to its end, on the machine's server or another one. Raises Failure TIMEOUT and DEVICE_LOST."""
+        """Run the client with the machine's server or another one. Raises Failure TIMEOUT and DEVICE_LOST."""
         if socket is None:
             host, port = server_address()
-            # By this name of the host the client takes it for another machine's, on which it starts no server.
+            # With this name of the host the client assumes another machine, on which it starts no server.
             socket = f"tcp:{'127.0.0.1' if _is_local(host) else host}:{port}"
         chosen = ("-s", self.serial) if self.serial else ()
         try:
@@ -194,15 +193,15 @@ class Adb:
     # --- the server -------------------------------------------------------------------------------------------
 
     async def find_version(self) -> tuple[str, int | None]:
-        """Return the version of the client in words, and of the protocol that it speaks. Raises Failure."""
-        said = (await self._ask_adb("version", within_ms=VERSION_MS)).stdout.decode("utf-8", "replace")
-        protocol = re.search(r"version 1\.0\.(\d+)", said)
-        named = re.search(r"^Version (\S+)", said, re.MULTILINE)
-        words = named[1] if named else said.strip().split("\n")[0][:80]
-        return words, int(protocol[1]) if protocol else None
+        """Return the version of the client, and of its protocol. Raises Failure."""
+        output = (await self._ask_adb("version", within_ms=VERSION_MS)).stdout.decode("utf-8", "replace")
+        protocol = re.search(r"version 1\.0\.(\d+)", output)
+        version = re.search(r"^Version (\S+)", output, re.MULTILINE)
+        name = version[1] if version else output.strip().split("\n")[0][:80]
+        return name, int(protocol[1]) if protocol else None
 
     async def check_server(self) -> bool:
-        """Return whether there is a server. Raises Failure DEVICE_UNAVAILABLE for one that our client would end."""
+        """Return whether there is a server. Raises Failure DEVICE_UNAVAILABLE for one that this client would end."""
         theirs = await find_server_version()
         if theirs is None:
             return False
@@ -210,15 +209,14 @@ class Adb:
         if ours != theirs:
             host, port = server_address()
             message = (
-                f"the adb server on {host}:{port} is of version {theirs}, and {self.program} of {ours}: one would end "
-                f"the other. Name the adb that the server is of in {ADB_VARIABLE}, or run `adb kill-server`"
+                f"the adb server on {host}:{port} has version {theirs}, and {self.program} has {ours}: one would end "
+                f"the other. Name the server's own adb in {ADB_VARIABLE}, or run `adb kill-server`"
             )
             raise Failure("DEVICE_UNAVAILABLE", message)
         return True
 
     async def start_server(self) -> None:
-        """Start the machine's server where there is none, once a phone is seen: the server stays. Raises Failure
-        DEVICE_UNAVAILABLE."""
+        """Start the machine's server if there is none and a phone is found. Raises Failure DEVICE_UNAVAILABLE."""
         if await self.check_server():
             return
         await self._look_for_phone()
@@ -226,37 +224,37 @@ class Adb:
         if not _is_local(host):
             raise Failure("DEVICE_UNAVAILABLE", f"there is no adb server on {host}:{port}")
         await self._services.start_program([self.program, "-L", f"tcp:localhost:{port}", "start-server"])
-        deadline = Deadline.after_ms(monotonic_ns(), SERVER_START_MS)
-        while deadline.remaining_ms(monotonic_ns()) > 0:
+        time = Countdown(SERVER_START_MS)
+        while not time.is_over:
             with contextlib.suppress(Failure):  # it has only begun to listen
                 if await find_server_version() is not None:
                     return
             await asyncio.sleep(SERVER_PAUSE_S)
-        message = f"`adb start-server` gave no server on {host}:{port} within {SERVER_START_MS} ms"
+        message = f"`adb start-server` started no server on {host}:{port} within {SERVER_START_MS} ms"
         raise Failure("DEVICE_UNAVAILABLE", message)
 
-    async def list_phones(self) -> list[Phone]:
-        """Return the phones that the machine's server knows. Raises Failure DEVICE_UNAVAILABLE."""
-        return parse_phones((await self._ask_adb("devices", "-l", within_ms=LIST_MS)).stdout.decode("utf-8", "replace"))
+    async def list_phones(self, socket: str | None = None) -> list[Phone]:
+        """Return the phones of a server, by default the machine's. Raises Failure DEVICE_UNAVAILABLE."""
+        output = await self._ask_adb("devices", "-l", within_ms=LIST_MS, socket=socket)
+        return parse_phones(output.stdout.decode("utf-8", "replace"))
 
     async def find_phones(self) -> list[Phone]:
         """Return the phones of this machine, without leaving a server where there was none. Raises Failure."""
         if await self.check_server():
             return await self.list_phones()
         with _own_server() as own:
-            found = await self._ask_adb("devices", "-l", within_ms=LIST_MS, socket=own)
-        return parse_phones(found.stdout.decode("utf-8", "replace"))
+            return await self.list_phones(own)
 
     async def _look_for_phone(self) -> None:
-        """Raise Failure DEVICE_UNAVAILABLE where no phone can be used, on a server that ends with the look."""
+        """Raise Failure DEVICE_UNAVAILABLE if no phone is usable. The server of this search ends with it."""
         if not self.is_on_network:
             phones = await self.find_phones()
             self._check(phones) if self.serial else choose_phone(phones)
             return
         with _own_server() as own:
-            said = await self._whatever("connect", self.serial, within_ms=CONNECT_MS, socket=own)
-        if "connected to" not in said:
-            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected with: {said}")
+            output = await self._try("connect", self.serial, within_ms=CONNECT_MS, socket=own)
+        if "connected to" not in output:
+            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected: {output}")
 
     def _check(self, phones: list[Phone]) -> None:
         phone = next((each for each in phones if each.serial == self.serial), None)
@@ -278,23 +276,21 @@ class Adb:
     # --- the phone --------------------------------------------------------------------------------------------
 
     async def connect(self, within_ms: int) -> None:
-        """Make sure that the phone is there, connecting with it where it is on the network. Raises Failure
-        DEVICE_UNAVAILABLE with what to do."""
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        """Check that the phone is usable, after connecting one on the network. Raises Failure DEVICE_UNAVAILABLE."""
+        time = Countdown(within_ms)
         phones = await self.list_phones()
         state = next((each for each in phones if each.serial == self.serial), None)
         if self.is_on_network and (state is None or not state.is_usable):
-            if state is not None:  # or the server would say that it is connected, and go on with the dead link
-                await self._whatever("disconnect", self.serial, within_ms=STATE_MS)
-            left_ms = deadline.remaining_ms(monotonic_ns())
-            said = await self._whatever("connect", self.serial, within_ms=min(CONNECT_MS, left_ms))
+            if state is not None:  # or the server would report a connection, and keep the dead link
+                await self._try("disconnect", self.serial, within_ms=STATE_MS)
+            output = await self._try("connect", self.serial, within_ms=min(CONNECT_MS, time.left_ms))
             phones = await self.list_phones()
             if all(each.serial != self.serial for each in phones):
-                raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected with: {said}")
+                raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected: {output}")
         self._check(phones)
 
-    async def _whatever(self, *words: str, within_ms: int, socket: str | None = None) -> str:
-        """Run the client without a phone, and return what it said; what came of it is seen elsewhere."""
+    async def _try(self, *words: str, within_ms: int, socket: str | None = None) -> str:
+        """Run the client without a phone, and return its last line or its error. Success is checked elsewhere."""
         try:
             output = await Adb(self.program, self._services).run(*words, within_ms=within_ms, socket=socket)
         except Failure as failure:
@@ -302,35 +298,35 @@ class Adb:
         return _last_line(output.stdout.decode("utf-8", "replace")) or _last_line(output.stderr)
 
     async def shell(self, script: str, within_ms: int) -> tuple[int, bytes]:
-        """Run a script in the phone's shell, and return its exit code and all that it said. Raises Failure TIMEOUT,
-        DEVICE_LOST, and ACTION_FAILED for an answer that is not whole though the phone is there."""
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        """Run a script in the phone's shell, and return its exit code and its output.
+
+        Raises Failure TIMEOUT, DEVICE_LOST, and ACTION_FAILED for a cut-off answer of a connected phone.
+        """
+        time = Countdown(within_ms)
         marked = f"({script}) 2>&1; shotclock_code=$?; echo; echo {_MARK}$shotclock_code"
         output = await self.run("shell", marked, within_ms=within_ms)
-        said, mark, code = output.stdout.replace(b"\r\n", b"\n").rpartition(b"\n" + _MARK.encode())
+        text, mark, code = output.stdout.replace(b"\r\n", b"\n").rpartition(b"\n" + _MARK.encode())
         if not mark or not code.strip().isdigit():
-            await self.explain_failure(output, deadline)
-        return int(code), said
+            await self.explain_failure(output, time)
+        return int(code), text
 
-    async def explain_failure(self, output: ProgramOutput, deadline: Deadline) -> NoReturn:
-        """Raise DEVICE_LOST where the phone is seen to be gone, and ACTION_FAILED where it gave no whole answer."""
-        said = _last_line(output.stderr) or _last_line(output.stdout.decode("utf-8", "replace")) or "nothing"
-        left_ms = max(2 * MARGIN_MS, min(STATE_MS, deadline.remaining_ms(monotonic_ns())))
+    async def explain_failure(self, output: ProgramOutput, time: Countdown) -> NoReturn:
+        """Raise DEVICE_LOST if the phone is gone, and ACTION_FAILED if its answer was cut off."""
+        line = _last_line(output.stderr) or _last_line(output.stdout.decode("utf-8", "replace")) or "nothing"
+        left_ms = max(2 * MARGIN_MS, min(STATE_MS, time.left_ms))
         try:
             state = (await self.run("get-state", within_ms=left_ms)).stdout.decode("utf-8", "replace").strip()
         except Failure as failure:
-            if failure.code == "TIMEOUT":  # nobody knows
-                raise Failure("ACTION_FAILED", f"the phone gave no whole answer: {said}") from None
-            state = ""
+            state = "device" if failure.code == "TIMEOUT" else ""  # a timeout proves nothing
         if state != "device":
-            raise Failure("DEVICE_LOST", f"the phone {self.serial} went away ({state or 'not connected'}): {said}")
-        raise Failure("ACTION_FAILED", f"the phone gave no whole answer: {said}")
+            raise Failure("DEVICE_LOST", f"the phone {self.serial} went away ({state or 'not connected'}): {line}")
+        raise Failure("ACTION_FAILED", f"the phone gave no whole answer: {line}")
 
 
 @contextlib.contextmanager
 def _own_server() -> Iterator[str]:
-    """Yield the address of a server for one command, with which it ends."""
-    # Not where TMPDIR says: the path of a socket has 107 characters at most.
+    """Yield the address of a server that lasts for one command."""
+    # Not in TMPDIR: the path of a socket has 107 characters at most.
     with tempfile.TemporaryDirectory(prefix="shotclock-adb-", dir="/tmp") as folder:
         yield f"localfilesystem:{folder}/server"
 

@@ -1,7 +1,6 @@
-"""An Android phone as a device, over adb: what it shows by `uiautomator dump` and `dumpsys`, touch and keys by `input`.
+"""An Android phone as a device, over adb: `uiautomator dump` and `dumpsys` to look, `input` for touch and keys.
 
-A phone changes by itself. So what it shows is asked for each time a node is looked for, and what was seen a while ago
-is not taken for what is there now.
+A phone changes by itself. So every search for a node takes a new dump, and an earlier one is never reused.
 """
 
 from __future__ import annotations
@@ -16,38 +15,37 @@ import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Literal, TypeVar
 
-from ..core.clocks import NS_PER_MS, Deadline
+from ..core.clocks import NS_PER_MS
 from ..core.errors import Failure
-from ..core.value_types import value
 from ..process.clock import monotonic_ns
 from ..process.command_task import make_private_directory
 from . import client
 from .adb import CONNECT_MS, INSTALL, NO_PHONE, STATE_MS, Adb, choose_phone, find_adb
-from .device import DeviceEntry, DeviceServices, Place, Snapshot
+from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
 from .hierarchy import Hierarchy, Node, NodeKey, parse_dump
 from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 
 T = TypeVar("T")
 
 SERIAL_VARIABLE = "ANDROID_SERIAL"
-# What was seen longer ago is not known any more.
+# An older place is no longer known.
 SEEN_MS = 2_000
-# Between two looks at a phone that does not show what is waited for.
+# Between two looks of a wait.
 LOOK_PAUSE_S = 0.15
-# A phone that answered so recently answers.
+# A phone that answered this recently is not silent.
 DOUBT_MS = 4_000
-# How long the process that had the phone before may take to be gone.
+# The wait for the end of the process that held the phone before.
 LOCK_MS = 3_000
 LONG_CLICK_MS = 700
 SWIPE_MS = 400
 # A swipe that begins at the edge of the screen is a gesture of Android's own.
 SWIPE_SHARE = 0.8
-# How many characters are deleted at most before a text is put in their place.
-MOST_DELETED = 2_000
+# The most characters to delete before a text is entered.
+MAX_DELETED = 2_000
 
 _DUMP_FILE = "/data/local/tmp/shotclock-window.xml"
 _DUMP = f"rm -f {_DUMP_FILE}; uiautomator dump {_DUMP_FILE}; cat {_DUMP_FILE}"
-# The pattern does not match the shell that it stands in.
+# The pattern does not match its own shell.
 _END_DUMP = "pkill -f '[u]iautomator.Launcher'; true"
 _FOREGROUND = (
     "dumpsys activity activities | grep ResumedActivity; "
@@ -56,6 +54,7 @@ _FOREGROUND = (
 _ACTIVITY = re.compile(r"ActivityRecord\{(\S+) u\d+ ([\w.]+)/([\w.$]+)")
 _WINDOW = re.compile(r"mCurrentFocus=Window\{(\S+) u\d+ ([^}\s]+)")
 _APP = re.compile(r"[A-Za-z][\w.]*(/[\w.$]+)?", re.ASCII)
+_REFUSAL = re.compile(r"(\*\* )?(Error\b|No activities|[\w.]*Exception\b|Security exception)")
 _PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 _CODES = {
@@ -89,55 +88,32 @@ async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
 
 
 async def _lock_phone(serial: str) -> int:
-    """Take the phone for this process: `android` and `android:SERIAL` may be the same one. Return the descriptor that
-    holds it. Raises Failure DEVICE_UNAVAILABLE."""
+    """Lock the phone, which may have two names, for this process, and return the descriptor of the lock.
+
+    Raises Failure DEVICE_UNAVAILABLE.
+    """
     make_private_directory(client.folder())
     path = f"{client.stem_of(f'phone:{serial}')}.phone"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    budget = _Budget.of(LOCK_MS)
-    while not budget.is_over:
+    time = Countdown(LOCK_MS)
+    while not time.is_over:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return lock
         except BlockingIOError:
-            await budget.pause()
+            await asyncio.sleep(LOOK_PAUSE_S)
     os.close(lock)
-    message = f"the phone {serial} is kept under another name already: see `shotclock ui devices`"
+    message = f"the phone {serial} is already used under another name: see `shotclock ui devices`"
     raise Failure("DEVICE_UNAVAILABLE", message)
 
 
-@value
-class _Budget:
-    """What an action has."""
-
-    limit_ms: int
-    deadline: Deadline
-
-    @classmethod
-    def of(cls, within_ms: int) -> _Budget:
-        return cls(within_ms, Deadline.after_ms(monotonic_ns(), within_ms))
-
-    @property
-    def left_ms(self) -> int:
-        return max(1, self.deadline.remaining_ms(monotonic_ns()))
-
-    @property
-    def is_over(self) -> bool:
-        return self.deadline.remaining_ms(monotonic_ns()) <= 0
-
-    async def pause(self) -> None:
-        """Wait before the next look."""
-        await asyncio.sleep(min(LOOK_PAUSE_S, self.left_ms / 1000))
-
-
 class _NotYet(Exception):
-    """What is waited for is not there yet; the text says what is."""
+    """The end of a look that did not find what the action waits for."""
 
 
 class AndroidDevice:
     """A phone."""
 
-    kind = "android"
     is_fresh = False  # a phone keeps its apps when its daemon ends
 
     def __init__(self, adb: Adb, lock: int) -> None:
@@ -147,7 +123,7 @@ class AndroidDevice:
         self._refs: dict[str, NodeKey] = {}
         self._next_ref = itertools.count(1)
 
-    # --- what it shows ----------------------------------------------------------------------------------------
+    # --- its screen -------------------------------------------------------------------------------------------
 
     def place_seen(self) -> Place | None:
         is_fresh = monotonic_ns() - self._seen_ns <= SEEN_MS * NS_PER_MS
@@ -158,32 +134,31 @@ class AndroidDevice:
 
     async def look(self, within_ms: int) -> Place:
         async with _explained("what is in the foreground", within_ms):
-            said = (await self._adb.shell(_FOREGROUND, within_ms))[1].decode("utf-8", "replace")
-        self._seen, self._seen_ns = _read_place(said), monotonic_ns()
+            output = (await self._adb.shell(_FOREGROUND, within_ms))[1].decode("utf-8", "replace")
+        self._seen, self._seen_ns = _read_place(output), monotonic_ns()
         return self._seen
 
     async def recover(self, within_ms: int) -> Place:
-        """Reach the phone again, and end the dump that it may hang in."""
-        budget = _Budget.of(within_ms)
+        """Connect to the phone again, and end a dump that hangs."""
+        time = Countdown(within_ms)
         try:
             await self._adb.start_server()
-            await self._adb.connect(budget.left_ms)
+            await self._adb.connect(time.left_ms)
             with contextlib.suppress(Failure):
-                await self._adb.shell(_END_DUMP, min(STATE_MS, budget.left_ms))
-            return await self.look(budget.left_ms)
+                await self._adb.shell(_END_DUMP, min(STATE_MS, time.left_ms))
+            return await self.look(time.left_ms)
         except Failure as failure:
             raise Failure("DEVICE_LOST", str(failure)) from None
 
     async def close(self) -> None:
         os.close(self._lock)
 
-    async def _dump(self, budget: _Budget) -> Hierarchy:
-        """Return what is to be seen, asked for again where the phone gives nothing usable. Raises EVAL_TIMEOUT,
-        DEVICE_LOST."""
+    async def _dump(self, time: Countdown) -> Hierarchy:
+        """Return the visible nodes, with new tries until the phone gives a whole dump. Raises EVAL_TIMEOUT, DEVICE_LOST."""
         why = ""
         while True:
             try:
-                return parse_dump((await self._adb.shell(_DUMP, budget.left_ms))[1])
+                return parse_dump((await self._adb.shell(_DUMP, time.left_ms))[1])
             except Failure as failure:
                 if failure.code == "DEVICE_LOST":
                     raise
@@ -191,18 +166,14 @@ class AndroidDevice:
                     why = str(failure)
             except ValueError as error:
                 why = str(error)
-            await budget.pause()
-            if budget.is_over:
-                told = (
-                    f"gave no hierarchy within {budget.limit_ms} ms: {why}"
-                    if why
-                    else f"did not answer within {budget.limit_ms} ms"
-                )
-                raise Failure("EVAL_TIMEOUT", f"the phone's uiautomator dump {told}")
+            await _pause(time)
+            if time.is_over:
+                problem = f"gave no hierarchy within {time.limit_ms} ms: {why}"
+                problem = problem if why else f"did not answer within {time.limit_ms} ms"
+                raise Failure("EVAL_TIMEOUT", f"the phone's uiautomator dump {problem}")
 
-    async def _until(self, budget: _Budget, check: Callable[[], Awaitable[T]]) -> T:
-        """Check again until it holds. Raises WAIT_TIMEOUT with what is missing, and EVAL_TIMEOUT where the phone fell
-        silent long before the end."""
+    async def _until(self, time: Countdown, check: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a check until it holds. Raises WAIT_TIMEOUT, or EVAL_TIMEOUT if the phone was silent long before."""
         missing, answered_ns = "", 0
         while True:
             try:
@@ -213,105 +184,101 @@ class AndroidDevice:
                 is_late = monotonic_ns() - answered_ns > DOUBT_MS * NS_PER_MS
                 if failure.code != "EVAL_TIMEOUT" or is_late:
                     raise
-            await budget.pause()
-            if budget.is_over:
-                raise Failure("WAIT_TIMEOUT", f"{missing}, within {budget.limit_ms} ms")
+            await _pause(time)
+            if time.is_over:
+                raise Failure("WAIT_TIMEOUT", f"{missing}, within {time.limit_ms} ms")
 
-    async def _find(self, matcher: Matcher, budget: _Budget, *, enabled: bool = False) -> tuple[Hierarchy, list[Node]]:
-        """Wait until nodes that match are to be seen. Raises WAIT_TIMEOUT."""
+    async def _find(self, matcher: Matcher, time: Countdown, *, enabled: bool = False) -> tuple[Hierarchy, list[Node]]:
+        """Wait until nodes that match are visible. Raises WAIT_TIMEOUT."""
 
         async def check() -> tuple[Hierarchy, list[Node]]:
-            hierarchy = await self._dump(budget)
+            hierarchy = await self._dump(time)
             found = list(hierarchy.find(matcher, self._refs))
             usable = [node for node in found if "enabled" in node.states] if enabled else found
             if not usable:
-                raise _NotYet(f"{'only a disabled' if found else 'no'} node with {matcher.describe()} is to be seen")
+                raise _NotYet(f"{'only a disabled' if found else 'no'} node with {matcher.describe()} is visible")
             return hierarchy, usable
 
-        return await self._until(budget, check)
+        return await self._until(time, check)
+
+    async def _sees(self, matcher: Matcher, time: Countdown) -> bool:
+        return any((await self._dump(time)).find(matcher, self._refs))
 
     # --- apps -------------------------------------------------------------------------------------------------
 
     async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         app, package = _check_app(application_id), application_id.partition("/")[0]
         start = f"am start -W -n {app}" if "/" in app else f"monkey -p {app} -c android.intent.category.LAUNCHER 1"
-        await self._order(f"open_app {application_id}", start, budget)
+        await self._order(f"open_app {application_id}", start, time)
 
         async def check() -> dict[str, object]:
-            place = await self.look(budget.left_ms)
+            place = await self.look(time.left_ms)
             if _package_of(place) != package:
                 raise _NotYet(f"{package} was started, and {place.where} is in the foreground")
             return {"where": place.where}
 
         try:
-            return await self._until(budget, check)
+            return await self._until(time, check)
         except Failure as failure:
-            if failure.code != "WAIT_TIMEOUT":  # which would say that nothing was changed
+            if failure.code != "WAIT_TIMEOUT":  # its meaning is that nothing was changed
                 raise
             raise Failure("OPERATION_TIMEOUT", str(failure)) from None
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         script = f"am start -W -a android.intent.action.VIEW -d {shlex.quote(uri)}"
-        await self._order(f"open_uri {uri[:200]}", script, budget)
-        return {"where": (await self.look(budget.left_ms)).where}
+        await self._order(f"open_uri {uri[:200]}", script, time)
+        return {"where": (await self.look(time.left_ms)).where}
 
     async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         package = application_id.partition("/")[0] if application_id else _package_of(await self.look(within_ms))
-        await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", budget)
+        await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", time)
         return {"applicationId": package}
 
-    async def _order(self, what: str, script: str, budget: _Budget) -> None:
-        """Have the phone do something. Raises OPERATION_TIMEOUT, DEVICE_LOST, and ACTION_FAILED with what it said."""
+    async def _order(self, what: str, script: str, time: Countdown) -> None:
+        """Run an order on the phone. Raises OPERATION_TIMEOUT, DEVICE_LOST, and ACTION_FAILED with its message."""
         self._seen = None
-        async with _explained(what, budget.left_ms, "OPERATION_TIMEOUT"):
-            code, said = await self._adb.shell(script, budget.left_ms)
-        lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-        refusals = [
-            line
-            for line in lines
-            if re.match(r"(\*\* )?(Error\b|No activities|[\w.]*Exception\b|Security exception)", line)
-        ]
+        async with _explained(what, time.left_ms, "OPERATION_TIMEOUT"):
+            code, output = await self._adb.shell(script, time.left_ms)
+        lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+        refusals = [line for line in lines if _REFUSAL.match(line)]
         if code or refusals:
             why = (refusals or lines or [f"exit code {code}"])[0][:300]
-            raise Failure("ACTION_FAILED", f"{what}: the phone said {why!r}")
+            raise Failure("ACTION_FAILED", f"{what}: the phone answered {why!r}")
 
     # --- touch and keys ---------------------------------------------------------------------------------------
 
     async def click(self, params: Click, within_ms: int) -> dict[str, object]:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         if params.matcher is not None:
-            _, found = await self._find(params.matcher, budget, enabled=True)
+            _, found = await self._find(params.matcher, time, enabled=True)
             if params.click_type == "focus" and not found[0].is_editable:
-                raise Failure(
-                    "ACTION_UNSUPPORTED", "a phone focuses text fields only: what else is touched, is clicked"
-                )
+                raise Failure("ACTION_UNSUPPORTED", "a phone focuses text fields only: a touch clicks other nodes")
             x, y = found[0].centre
-        else:
-            assert params.coordinate is not None
+        elif params.coordinate is not None:
             x, y = round(params.coordinate.x), round(params.coordinate.y)
         script = f"input swipe {x} {y} {x} {y} {LONG_CLICK_MS}" if params.click_type == "long_click" else _tap(x, y)
-        await self._order("click", script, budget)
+        await self._order("click", script, time)
         return {"x": x, "y": y}
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         typed = _type(params.text)
-        _, found = await self._find(params.matcher, budget, enabled=True)
+        _, found = await self._find(params.matcher, time, enabled=True)
         if not found[0].is_editable:
-            raise Failure("ACTION_FAILED", f"the node with {params.matcher.describe()} is no text field")
+            raise Failure("ACTION_FAILED", f"the node with {params.matcher.describe()} is not a text field")
         steps = [_tap(*found[0].centre)]
-        if params.clear and (length := min(len(found[0].text), MOST_DELETED)):
-            # Wherever the cursor stands, and however many lines there are.
+        if params.clear and (length := min(len(found[0].text), MAX_DELETED)):
+            # For every position of the cursor and any number of lines.
             steps.append(f"input keyevent{f' {_DELETE}' * length}{f' {_DELETE_FORWARD}' * length}")
         elif not params.clear:
             steps.append(f"input keyevent {_CODES['move_end']}")
         steps += typed
         if params.submit:
             steps.append(f"input keyevent {_ENTER}")
-        await self._order("enter_text", " && ".join(steps), budget)
+        await self._order("enter_text", " && ".join(steps), time)
         return {"length": len(params.text)}
 
     async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
@@ -321,92 +288,96 @@ class AndroidDevice:
         else:
             codes = " ".join(str(_code_of(each)) for each in (*modifiers, last))
             script = f"input {'keycombination' if modifiers else 'keyevent'} {codes}"
-        await self._order(f"press_key {key}", script, _Budget.of(within_ms))
+        await self._order(f"press_key {key}", script, Countdown(within_ms))
         return {}
 
     async def scroll(self, params: Scroll, within_ms: int) -> bool:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         if params.container is None:
-            before = await self._dump(budget)
+            before = await self._dump(time)
             left, top, right, bottom = before.screen
         else:
-            before, found = await self._find(params.container, budget)
+            before, found = await self._find(params.container, time)
             left, top, right, bottom = found[0].box
         x, y = (left + right) // 2, (top + bottom) // 2
-        # The finger goes the other way.
+        # The finger moves the other way.
         along_x, along_y = {"up": (0, 1), "down": (0, -1), "left": (1, 0), "right": (-1, 0)}[params.direction]
         reach_x = round(along_x * (right - left) * params.distance_ratio * SWIPE_SHARE / 2)
         reach_y = round(along_y * (bottom - top) * params.distance_ratio * SWIPE_SHARE / 2)
         script = f"input swipe {x - reach_x} {y - reach_y} {x + reach_x} {y + reach_y} {SWIPE_MS}"
-        await self._order("scroll", script, budget)
-        return (await self._dump(budget)).looks != before.looks
+        await self._order("scroll", script, time)
+        return (await self._dump(time)).looks != before.looks
 
     # --- reading and waiting ----------------------------------------------------------------------------------
 
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
-        hierarchy, found = await self._find(matcher, _Budget.of(within_ms))
+        hierarchy, found = await self._find(matcher, Countdown(within_ms))
         return [hierarchy.text_of(node) for node in found]
 
     async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
-        hierarchy, found = await self._find(label, _Budget.of(within_ms))
+        hierarchy, found = await self._find(label, Countdown(within_ms))
         if (pair := hierarchy.find_value(found[0])) is None:
-            raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
+            raise Failure("ACTION_FAILED", f"the node with {label.describe()} has no value beside it")
         return pair
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
-        return any((await self._dump(_Budget.of(within_ms))).find(matcher, self._refs))
+        return await self._sees(matcher, Countdown(within_ms))
 
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         if state == "visible":
-            await self._find(matcher, budget)
+            await self._find(matcher, time)
             return {"state": state}
 
         async def check() -> dict[str, object]:
-            if any((await self._dump(budget)).find(matcher, self._refs)):
-                raise _NotYet(f"a node with {matcher.describe()} is still to be seen")
+            if await self._sees(matcher, time):
+                raise _NotYet(f"a node with {matcher.describe()} is still visible")
             return {"state": state}
 
-        return await self._until(budget, check)
+        return await self._until(time, check)
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
         if params.expected_url is not None:
-            raise Failure("ACTION_UNSUPPORTED", "a phone shows no address: say expectedPackage or expectedNode")
-        budget = _Budget.of(within_ms)
+            raise Failure("ACTION_UNSUPPORTED", "a phone shows no address: use expectedPackage or expectedNode")
+        time = Countdown(within_ms)
         node = params.expected_node
 
         async def check() -> dict[str, object]:
-            place = await self.look(budget.left_ms)
+            place = await self.look(time.left_ms)
             if params.expected_package not in (None, _package_of(place)):
                 raise _NotYet(f"{place.where} is in the foreground, not {params.expected_package}")
-            if node is not None and not any((await self._dump(budget)).find(node, self._refs)):
-                raise _NotYet(f"no node with {node.describe()} is to be seen")
+            if node is not None and not await self._sees(node, time):
+                raise _NotYet(f"no node with {node.describe()} is visible")
             return {"where": place.where}
 
-        return await self._until(budget, check)
+        return await self._until(time, check)
 
     async def snapshot(self, within_ms: int) -> Snapshot:
-        budget = _Budget.of(within_ms)
-        hierarchy = await self._dump(budget)
-        place = await self.look(budget.left_ms)
+        time = Countdown(within_ms)
+        hierarchy = await self._dump(time)
+        place = await self.look(time.left_ms)
         return Snapshot(hierarchy.write_snapshot(self._refs, self._next_ref), place)
 
     async def screenshot(self, within_ms: int) -> bytes:
-        budget = _Budget.of(within_ms)
+        time = Countdown(within_ms)
         async with _explained("take_screenshot", within_ms):
             output = await self._adb.run("exec-out", "screencap -p", within_ms=within_ms)
-            # Some phones write a warning in front of it.
+            # Some phones write a warning first.
             start, end = output.stdout.find(_PNG), output.stdout.rfind(_PNG_END)
             if start < 0 or end < start:
-                await self._adb.explain_failure(output, budget.deadline)
+                await self._adb.explain_failure(output, time)
         return output.stdout[start : end + len(_PNG_END)]
+
+
+async def _pause(time: Countdown) -> None:
+    await asyncio.sleep(min(LOOK_PAUSE_S, time.left_ms / 1000))
 
 
 @contextlib.asynccontextmanager
 async def _explained(what: str, within_ms: int, silent: str = "EVAL_TIMEOUT") -> AsyncIterator[None]:
-    """Say of a phone that did not answer what it was asked. `silent` is the code of that."""
+    """Name the question to a phone that did not answer. `silent` is the code."""
     try:
         yield
     except Failure as failure:
@@ -415,15 +386,15 @@ async def _explained(what: str, within_ms: int, silent: str = "EVAL_TIMEOUT") ->
         raise Failure(silent, f"the phone did not answer {what} within {within_ms} ms") from None
 
 
-def _read_place(said: str) -> Place:
-    """Return what is in the foreground: the activity that is resumed, else the window that has the focus."""
-    lines = said.splitlines()
+def _read_place(output: str) -> Place:
+    """Return the resumed activity, or the window that has the focus."""
+    lines = output.splitlines()
     for sign in ("topResumedActivity", "ResumedActivity", "mFocusedApp"):
         for line in lines:
             if sign in line and (activity := _ACTIVITY.search(line)) is not None:
                 where = f"{activity[2]}/{activity[3]}"
                 return Place(where, f"activity {activity[1]} {where}")
-    if (window := _WINDOW.search(said)) is not None:
+    if (window := _WINDOW.search(output)) is not None:
         return Place(window[2], f"window {window[1]} {window[2]}")
     return Place("unknown", "unknown")
 
@@ -434,7 +405,7 @@ def _package_of(place: Place) -> str:
 
 def _check_app(application_id: str) -> str:
     if _APP.fullmatch(application_id) is None:
-        message = f"{application_id!r:.80} is no app: write its package, as in com.android.settings"
+        message = f"{application_id!r:.80} is not an app: use its package, as in com.android.settings"
         raise Failure("ACTION_UNSUPPORTED", message)
     return application_id
 
@@ -444,8 +415,7 @@ def _tap(x: int, y: int) -> str:
 
 
 def _type(text: str) -> list[str]:
-    """Return the commands that type a text. Raises Failure ACTION_UNSUPPORTED for characters that `input` has no key
-    for, before anything is typed."""
+    """Return the commands that type a text. Raises Failure ACTION_UNSUPPORTED for characters without a key."""
     for position, character in enumerate(text):
         if not " " <= character <= "~":
             message = (
@@ -453,7 +423,7 @@ def _type(text: str) -> list[str]:
                 "nothing was typed (a new line is press_key enter)"
             )
             raise Failure("ACTION_UNSUPPORTED", message)
-    # `%s` is its word for a space. One that is meant as such is typed in two parts.
+    # `input` reads `%s` as a space, so a literal `%s` is typed in two parts.
     parts = re.split(r"(?<=%)(?=s)", text)
     return [f"input text {shlex.quote(part.replace(' ', '%s'))}" for part in parts if part]
 
@@ -465,4 +435,4 @@ def _code_of(key: str) -> int:
         return 29 + ord(key) - ord("a")
     if "0" <= key <= "9":
         return 7 + int(key)
-    raise Failure("ACTION_UNSUPPORTED", f"a phone has no key {key!r} that could be pressed with others")
+    raise Failure("ACTION_UNSUPPORTED", f"a phone cannot press {key!r} together with other keys")

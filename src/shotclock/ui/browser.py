@@ -1,7 +1,7 @@
 """The browser as a device, driven by Playwright: the system's Chromium with a profile of its own, or a Chromium-based
 app that is reached over its debugging port (`cdp:http://127.0.0.1:9222`).
 
-Playwright is given every action's time, and is not trusted with it: its answers come from a page that may be frozen.
+Playwright gets the limit of every action, and is not trusted with it: a frozen page gives no answer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Awaitable
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
-from ..core.clocks import NS_PER_MS, Deadline
+from ..core.clocks import NS_PER_MS
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
-from .device import DeviceEntry, DeviceServices, Place, Snapshot
+from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
 from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 
 T = TypeVar("T")
@@ -26,34 +26,30 @@ T = TypeVar("T")
 CHROMIUM_VARIABLE = "SHOTCLOCK_CHROMIUM"
 NO_PLAYWRIGHT = "Playwright is not installed: pip install 'shotclock[browser]'"
 NO_CHROMIUM = f"no Chromium is on PATH: install one, or name it in {CHROMIUM_VARIABLE}"
-# Devices have no window. The headless shell is the same engine and starts with half the work, so it comes first.
+# The headless shell is the same engine and starts with half the work, so it comes first.
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 SCHEMES = ("http", "https", "file", "about", "data")
-# How long before the end of a wait the page is asked whether it answers at all. The wait goes on meanwhile.
+# This long before the end of a wait the page is asked whether it answers at all. The wait continues meanwhile.
 DOUBT_MS = 250
-# What the last look of a wait may take, at its end.
+# The limit of the last look, at the end of a wait.
 LAST_LOOK_MS = 100
-# Until loading was stopped, or a script that holds the page was ended, and the page answers again.
+# The page must answer within this time after its loading and its script were stopped.
 TERMINATE_MS = 400
-# How long a navigation may be pending before it is stopped: as long as open_uri has.
+# A pending navigation is stopped after this long, the default budget of open_uri.
 NAVIGATION_MS = 30_000
-# A page that is given up may take this long to close; then it is left to die with its browser.
+# An abandoned page may take this long to close; then it dies with its browser.
 DISCARD_MS = 1_000
-# A look at whether a node is there by now.
+# The limit of a look whether a node is visible now.
 GLANCE_MS = 250
 LONG_CLICK_MS = 700
-# How long a node is waited for on one page before it is looked whether another one has come up.
+# A node is awaited this long on one page before a newer page is looked for.
 FOLLOW_MS = 300
-# Dialogs and downloads that are told of; a page can ask without end.
-MOST_TOLD = 20
+# The most dialogs and downloads to report: a page can open them without end.
+MAX_NOTES = 20
 VIEWPORT: Any = {"width": 1280, "height": 800}
 
 _KEYS = {
@@ -64,7 +60,7 @@ _KEYS = {
 }  # fmt: skip
 
 _READ_TEXTS = "nodes => nodes.map(n => /^(INPUT|TEXTAREA|SELECT)$/.test(n.tagName) ? n.value : n.innerText)"
-# Scrolls the node that is given, or the first one around it that can; of the page, what stands for all of it.
+# Scrolls the given node or its first scrollable ancestor; without a node, the page.
 _SCROLL = """(node, [x, y]) => {
   let box = node ?? document.scrollingElement ?? document.documentElement;
   const can = n => y ? n.scrollHeight > n.clientHeight : n.scrollWidth > n.clientWidth;
@@ -73,7 +69,7 @@ _SCROLL = """(node, [x, y]) => {
   box.scrollBy({left: x * box.clientWidth, top: y * box.clientHeight, behavior: "instant"});
   return box.scrollLeft !== before[0] || box.scrollTop !== before[1];
 }"""
-# The value that belongs to a label: its control, the cell or definition beside it, or what follows a colon.
+# The value of a label: its control, the cell or definition beside it, or the text after its colon.
 _READ_PAIR = """node => {
   const text = n => (/^(INPUT|TEXTAREA|SELECT)$/.test(n.tagName) ? n.value : n.innerText).trim();
   const label = text(node);
@@ -88,7 +84,7 @@ _READ_PAIR = """node => {
 
 
 def find_chromium() -> str | None:
-    """Return the system's Chromium: the one that SHOTCLOCK_CHROMIUM names, else what is on PATH."""
+    """Return the Chromium of SHOTCLOCK_CHROMIUM, or the first one on PATH."""
     named = os.environ.get(CHROMIUM_VARIABLE)
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
 
@@ -125,37 +121,33 @@ async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
 
 
 class BrowserDevice:
-    """A browser with one page that is acted on: the newest."""
-
-    kind = "browser"
+    """A browser. Actions apply to its newest page."""
 
     def __init__(self, driver: Any, browser: Any, *, is_own: bool) -> None:
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
         self._pages: list[Any] = []
-        """The newest last. Those that crashed are not among them."""
+        """The newest last, without crashed ones."""
         self._sessions: dict[Any, Any] = {}
         self._documents: dict[Any, str] = {}
         self._leaving: dict[Any, tuple[str, int]] = {}
         """For each page with a pending navigation: its address, and when it began."""
         self.is_fresh = False
-        self._dialogs: list[dict[str, str]] = []
-        self._downloads: list[dict[str, str]] = []
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._notes: dict[str, list[dict[str, str]]] = {"dialogs": [], "downloads": []}
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     async def open_page(self) -> None:
-        """Open a page of our own, or take the one that the app shows. Raises what Playwright raises."""
+        """Open a page, or use that of the attached app. Raises Playwright's errors."""
         if self._is_own:
             self._context = await self._browser.new_context(viewport=VIEWPORT)
         else:
             self._context = self._browser.contexts[0] if self._browser.contexts else await self._browser.new_context()
-        pages = list(self._context.pages) or [await self._context.new_page()]
-        for page in pages:
+        for page in list(self._context.pages) or [await self._context.new_page()]:
             await self._adopt(page)
         self._context.on("page", lambda page: self._later(self._adopt(page)))
 
     async def _adopt(self, page: Any) -> None:
-        """Take a page as the one that is acted on, and follow which document it shows."""
+        """Make a page the newest one, and follow its documents."""
         if page in self._pages:
             return
         self._pages.append(page)
@@ -166,60 +158,64 @@ class BrowserDevice:
         page.on("download", lambda download: self._later(self._refuse_download(download)))
         session = self._sessions[page] = await self._context.new_cdp_session(page)
         frame_id = (await session.send("Target.getTargetInfo"))["targetInfo"]["targetId"]
-        session.on("Page.frameNavigated", lambda told: self._note_document(page, told))
-        session.on("Page.frameStartedNavigating", lambda told: self._note_leaving(page, told, frame_id))
-        session.on("Page.frameStoppedLoading", lambda told: self._note_stop(page, told, frame_id))
+
+        def note_document(event: dict[str, Any]) -> None:
+            frame = event["frame"]
+            if not frame.get("parentId"):
+                self._documents[page] = f"page {id(page)} document {frame['loaderId']}"
+                self._leaving.pop(page, None)
+
+        def note_leaving(event: dict[str, Any]) -> None:
+            if event["frameId"] == frame_id and "same" not in event["navigationType"].lower():
+                self._leaving[page] = (event["url"], monotonic_ns())
+
+        def note_stop(event: dict[str, Any]) -> None:
+            if event["frameId"] == frame_id:
+                self._leaving.pop(page, None)
+
+        session.on("Page.frameNavigated", note_document)
+        session.on("Page.frameStartedNavigating", note_leaving)
+        session.on("Page.frameStoppedLoading", note_stop)
         await session.send("Page.enable")
-
-    def _note_document(self, page: Any, told: dict[str, Any]) -> None:
-        frame = told["frame"]
-        if not frame.get("parentId"):
-            self._documents[page] = f"page {id(page)} document {frame['loaderId']}"
-            self._leaving.pop(page, None)
-
-    def _note_leaving(self, page: Any, told: dict[str, Any], frame_id: str) -> None:
-        if told["frameId"] == frame_id and "same" not in told["navigationType"].lower():
-            self._leaving[page] = (told["url"], monotonic_ns())
-
-    def _note_stop(self, page: Any, told: dict[str, Any], frame_id: str) -> None:
-        if told["frameId"] == frame_id:
-            self._leaving.pop(page, None)
 
     def _forget(self, page: Any) -> None:
         if page in self._pages:
             self._pages.remove(page)
-        self._sessions.pop(page, None)
-        self._documents.pop(page, None)
-        self._leaving.pop(page, None)
+        for known in (self._sessions, self._documents, self._leaving):
+            known.pop(page, None)
 
     async def _dismiss(self, dialog: Any, page: Any) -> None:
-        """Answer a dialog, which holds its page until somebody does, and note it for the step's result. A page that
-        asks whether it may be left is left."""
+        """Answer a dialog, which blocks its page, and note it. A page that asks whether it may be left is left."""
         answer = "accepted" if dialog.type == "beforeunload" else "dismissed"
-        if len(self._dialogs) < MOST_TOLD and page in self._pages:
-            self._dialogs.append({"type": dialog.type, "message": dialog.message[:500], "answer": answer})
-        with contextlib.suppress(Exception):  # the page has gone with it
+        if page in self._pages:
+            self._note("dialogs", {"type": dialog.type, "message": dialog.message[:500], "answer": answer})
+        with contextlib.suppress(Exception):  # the page is gone
             await (dialog.accept() if answer == "accepted" else dialog.dismiss())
 
     async def _refuse_download(self, download: Any) -> None:
-        """Cancel a download, and note it: there is no action that would take it, and one that hangs would hold one of
-        the few connections to its server."""
-        if len(self._downloads) < MOST_TOLD:
-            self._downloads.append({"url": download.url[:500], "name": download.suggested_filename[:200]})
+        """Cancel a download, which no action could use and which holds a connection to its server, and note it."""
+        self._note("downloads", {"url": download.url[:500], "name": download.suggested_filename[:200]})
         with contextlib.suppress(Exception):
             await download.cancel()
 
-    def _later(self, work: Any) -> None:
+    def _note(self, kind: str, note: dict[str, str]) -> None:
+        if len(self._notes[kind]) < MAX_NOTES:
+            self._notes[kind].append(note)
+
+    def take_notes(self) -> dict[str, object]:
+        notes: dict[str, object] = {kind: found[:] for kind, found in self._notes.items() if found}
+        for found in self._notes.values():
+            found.clear()
+        return notes
+
+    def _later(self, work: Awaitable[object]) -> None:
+        """Run work in the background. Its error is ignored: a page may close at any time."""
         task = asyncio.ensure_future(work)
-        self._waiting.add(task)
-        task.add_done_callback(self._note_end)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
-    def _note_end(self, task: asyncio.Future[Any]) -> None:
-        self._waiting.discard(task)
-        if not task.cancelled():
-            task.exception()  # a page that closed before it was taken
-
-    # --- what it shows ----------------------------------------------------------------------------------------
+    # --- its page ---------------------------------------------------------------------------------------------
 
     @property
     def _page(self) -> Any:
@@ -249,39 +245,54 @@ class BrowserDevice:
         return place
 
     async def _ask(self, page: Any, within_ms: int) -> None:
-        """Have the page answer something. Not by Playwright's own evaluation, which waits for a navigation to end."""
+        """Ask the page for any answer, without Playwright's own evaluation, which waits for a navigation to end."""
         session = self._sessions.get(page)
-        asked = page.evaluate("1") if session is None else session.send("Runtime.evaluate", {"expression": "1"})
-        await _bounded(asked, within_ms)
+        answer = page.evaluate("1") if session is None else session.send("Runtime.evaluate", {"expression": "1"})
+        await _bounded(answer, within_ms)
+
+    async def _answers(self, within_ms: int = DOUBT_MS) -> bool:
+        with contextlib.suppress(Exception):
+            await self._ask(self._page, within_ms)
+            return True
+        return False
+
+    async def _answers_near_end(self, within_ms: int) -> bool:
+        """Return, at the end of a wait, whether the page still answered shortly before."""
+        doubt_ms = min(DOUBT_MS, within_ms // 4)
+        await asyncio.sleep((within_ms - doubt_ms) / 1000)
+        return await self._answers(doubt_ms)
+
+    def _stop_loading(self, page: Any) -> None:
+        if (session := self._sessions.get(page)) is not None:
+            self._later(session.send("Page.stopLoading"))
+            self._leaving.pop(page, None)
 
     async def recover(self, within_ms: int) -> Place:
-        """Stop loading and end the script that holds the page. If that does not help, replace the page."""
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        """Stop the loading and the script of the page. If it still does not answer, replace it."""
+        time = Countdown(within_ms)
         if not self._browser.is_connected():
             raise Failure("DEVICE_LOST", "the browser is gone")
-        if self._pages:
-            session = self._sessions.get(self._pages[-1])
-            if session is not None:
-                self._later(session.send("Page.stopLoading"))
-                self._later(session.send("Runtime.terminateExecution"))
-                self._leaving.pop(self._pages[-1], None)
-                with contextlib.suppress(Failure):
-                    place = await self.look(TERMINATE_MS)
-                    self._dialogs.clear()  # of the script that was ended: the next step has nothing to do with them
-                    return place
+        session = self._sessions.get(self._pages[-1]) if self._pages else None
+        if session is not None:
+            self._stop_loading(self._pages[-1])
+            self._later(session.send("Runtime.terminateExecution"))
+            with contextlib.suppress(Failure):
+                place = await self.look(TERMINATE_MS)
+                self._notes["dialogs"].clear()  # they belong to the stopped script, not to the next step
+                return place
         if not self._is_own:
-            raise Failure("DEVICE_LOST", "the page does not answer, and is not ours to replace")
+            raise Failure("DEVICE_LOST", "the page does not answer, and an attached app's page is never replaced")
         async with self._explained("recover", within_ms, "DEVICE_LOST"):
-            await self._replace_page(deadline)
-        return await self.look(max(1, deadline.remaining_ms(monotonic_ns())))
+            await self._replace_page(time)
+        return await self.look(time.left_ms)
 
-    async def _replace_page(self, deadline: Deadline) -> None:
-        """Give up every page, and open a fresh one."""
-        given_up, self._pages, self.is_fresh = self._context, [], True
-        self._dialogs.clear()
+    async def _replace_page(self, time: Countdown) -> None:
+        """Abandon every page, and open a fresh one."""
+        old, self._pages, self.is_fresh = self._context, [], True
+        self._notes["dialogs"].clear()
         with contextlib.suppress(TimeoutError):
-            await _bounded(given_up.close(), DISCARD_MS)
-        await _bounded(self.open_page(), deadline.remaining_ms(monotonic_ns()))
+            await _bounded(old.close(), DISCARD_MS)
+        await _bounded(self.open_page(), time.left_ms)
 
     async def close(self) -> None:
         if self._is_own:
@@ -289,59 +300,50 @@ class BrowserDevice:
                 await _bounded(self._browser.close(), DISCARD_MS)
         await _bounded(self._driver.stop(), DISCARD_MS)
 
-    # --- finding nodes ----------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------------------
 
     def _find(self, matcher: Matcher) -> Any:
-        """Return the locator of what is to be seen and matches in all that is said."""
-        page = self._page
+        """Return the locator of the visible nodes that meet all criteria."""
+        page, equals, contains = self._page, matcher.text_equals, matcher.text_contains
         found: list[Any] = [] if matcher.ref is None else [page.get_by_ref(matcher.ref)]
-        name = matcher.text_equals or matcher.text_contains
         if matcher.role is not None:
-            named = {} if name is None else {"name": name, "exact": matcher.text_equals is not None}
+            name = equals or contains
+            named = {} if name is None else {"name": name, "exact": equals is not None}
             found.append(page.get_by_role(matcher.role, **named))
         if matcher.resource_id is not None:
             quoted = matcher.resource_id.replace("\\", "\\\\").replace('"', '\\"')
             found.append(page.locator(f'[data-testid="{quoted}"], [id="{quoted}"]'))
         for label, exact in ((matcher.content_desc_equals, True), (matcher.content_desc_contains, False)):
             if label is not None:
-                labelled = page.get_by_label(label, exact=exact)
                 described = page.get_by_alt_text(label, exact=exact).or_(page.get_by_title(label, exact=exact))
-                found.append(labelled.or_(described))
+                found.append(page.get_by_label(label, exact=exact).or_(described))
         if matcher.css is not None:
             found.append(page.locator(f"css={matcher.css}"))
-        if not found:
-            return self._with_text(page, matcher).filter(visible=True)
+        if not found:  # a text alone: the smallest nodes that have it
+            found = [page.get_by_text(equals, exact=True)] if equals is not None else []
+            found += [page.get_by_text(contains)] if contains is not None else []
+            equals = contains = None
         locator = found[0]
         for other in found[1:]:
             locator = locator.and_(other)
-        if matcher.role is None and matcher.text_equals is not None:
-            locator = locator.filter(has_text=re.compile(rf"^\s*{re.escape(matcher.text_equals)}\s*$"))
-        is_named = matcher.role is not None and matcher.text_equals is None
-        if matcher.text_contains is not None and not is_named:
-            locator = locator.filter(has_text=matcher.text_contains)
+        if matcher.role is None and equals is not None:
+            locator = locator.filter(has_text=re.compile(rf"^\s*{re.escape(equals)}\s*$"))
+        if contains is not None and (matcher.role is None or equals is not None):
+            locator = locator.filter(has_text=contains)
         return locator.filter(visible=True)
 
-    @staticmethod
-    def _with_text(page: Any, matcher: Matcher) -> Any:
-        """Return the smallest nodes with a text, where nothing else is said of them."""
-        if matcher.text_equals is None:
-            return page.get_by_text(matcher.text_contains)
-        found = page.get_by_text(matcher.text_equals, exact=True)
-        return found if matcher.text_contains is None else found.and_(page.get_by_text(matcher.text_contains))
+    async def _await_node(self, matcher: Matcher, time: Countdown) -> Any:
+        """Return the node once it is visible on the newest page: a click may have just opened another one.
 
-    async def _await_node(self, matcher: Matcher, deadline: Deadline) -> Any:
-        """Return the node once it is to be seen, on whichever page is the newest by then: a click may have opened one
-        that is only just coming up. Raises what Playwright raises."""
+        Raises Playwright's errors.
+        """
         from playwright.async_api import Error
         from playwright.async_api import TimeoutError as PlaywrightTimeout
 
-        if matcher.ref is not None and not await _bounded(
-            self._find(matcher).count(), deadline.remaining_ms(monotonic_ns())
-        ):
+        if matcher.ref is not None and not await _bounded(self._find(matcher).count(), time.left_ms):
             raise _no_ref(matcher)
         while True:
-            left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
-            page, node = self._page, self._find(matcher).first
+            left_ms, page, node = time.left_ms, self._page, self._find(matcher).first
             try:
                 await node.wait_for(timeout=min(left_ms, FOLLOW_MS))
                 return node
@@ -351,11 +353,11 @@ class BrowserDevice:
                         return node
                     raise
             except Error:
-                if page in self._pages or not self._pages:  # it did not just close, and leave another one
+                if page in self._pages or not self._pages:  # it did not just close and leave another one
                     raise
 
     async def _await_hidden(self, matcher: Matcher, within_ms: int) -> None:
-        """Wait until no such node is to be seen. Raises what Playwright raises."""
+        """Wait until no such node is visible. Raises Playwright's errors."""
         from playwright.async_api import TimeoutError as PlaywrightTimeout
 
         node = self._find(matcher).first
@@ -369,8 +371,7 @@ class BrowserDevice:
     async def _explained(
         self, what: str, within_ms: int, silent: str = "OPERATION_TIMEOUT", matcher: Matcher | None = None
     ) -> AsyncIterator[None]:
-        """Turn what Playwright raises into what the contract of devices knows. `silent` is the code where the page does
-        not answer."""
+        """Map Playwright's errors to those of the device contract. `silent` is the code for a page without answer."""
         from playwright.async_api import Error
         from playwright.async_api import TimeoutError as PlaywrightTimeout
 
@@ -384,7 +385,7 @@ class BrowserDevice:
             if matcher is None or doubting is None or not (to or await doubting):
                 raise Failure(silent, f"the page did not answer {what} {waited}{'' if to is None else why}") from None
             if "performing" in str(error):  # its effect is unknown
-                raise Failure(silent, f"{what} did not come to its end {waited}") from None
+                raise Failure(silent, f"{what} did not end {waited}") from None
             raise Failure("WAIT_TIMEOUT", f"no node with {matcher.describe()} could be used {waited}{why}") from None
         except Error as error:
             text = _first_line(error)
@@ -399,37 +400,19 @@ class BrowserDevice:
                 doubting.cancel()
 
     async def _order(self, order: Awaitable[None]) -> None:
-        """Await a click or a key. A page that begins to navigate meanwhile has received it: Playwright goes on to wait
-        for the other page, which may take longer than the action has."""
+        """Await a click or a key. A page that begins to navigate has received it.
+
+        Playwright then waits for the new page, possibly for longer than the action may take.
+        """
         from playwright.async_api import TimeoutError as PlaywrightTimeout
 
         page, began_ns = self._page, monotonic_ns()
         try:
             await order
         except PlaywrightTimeout as error:
-            was_given = "performing" in str(error) or "elementHandle.press" in str(error)
-            if not was_given or self._leaving.get(page, ("", 0))[1] < began_ns:
+            was_received = "performing" in str(error) or "elementHandle.press" in str(error)
+            if not was_received or self._leaving.get(page, ("", 0))[1] < began_ns:
                 raise
-
-    async def _answers_near_end(self, within_ms: int) -> bool:
-        """Return, at the end of a wait, whether the page still answered shortly before."""
-        doubt_ms = min(DOUBT_MS, within_ms // 4)
-        await asyncio.sleep((within_ms - doubt_ms) / 1000)
-        return await self._answers(doubt_ms)
-
-    async def _answers(self, within_ms: int = DOUBT_MS) -> bool:
-        with contextlib.suppress(Exception):
-            await self._ask(self._page, within_ms)
-            return True
-        return False
-
-    def take_notes(self) -> dict[str, object]:
-        notes: dict[str, object] = {}
-        for name, seen in (("dialogs", self._dialogs), ("downloads", self._downloads)):
-            if seen:
-                notes[name] = seen[:]
-                seen.clear()
-        return notes
 
     # --- actions ----------------------------------------------------------------------------------------------
 
@@ -439,24 +422,20 @@ class BrowserDevice:
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
         if uri.strip().partition(":")[0].lower() not in SCHEMES:
             raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        time = Countdown(within_ms)
         async with self._explained(f"opening {uri[:200]}", within_ms):
-            # A frozen page is left anyway, and could keep us from leaving it. One that is navigating cannot.
+            # A frozen page could block the navigation, and is replaced. One that is navigating could not.
             if self._is_own and self._page not in self._leaving and not await self._answers():
-                await self._replace_page(deadline)
+                await self._replace_page(time)
             page = self._page
             try:
-                left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
-                answer = await page.goto(uri, wait_until="domcontentloaded", timeout=left_ms)
+                answer = await page.goto(uri, wait_until="domcontentloaded", timeout=time.left_ms)
             except Exception as error:
-                session = self._sessions.get(page)
-                if session is not None:  # or it would go on, and the page be another one some time later
-                    self._later(session.send("Page.stopLoading"))
-                    self._leaving.pop(page, None)
+                self._stop_loading(page)  # or the page would change some time later
                 if "Download is starting" not in str(error):
                     raise
-                return dict(where=page.url, download=True)
-        return dict(where=page.url, **({} if answer is None else {"status": answer.status}))
+                return {"where": page.url, "download": True}
+        return {"where": page.url} | ({} if answer is None else {"status": answer.status})
 
     async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
         page = self._page
@@ -469,33 +448,29 @@ class BrowserDevice:
 
     async def click(self, params: Click, within_ms: int) -> dict[str, object]:
         page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
-        if params.coordinate is not None:
-            async with self._explained("click", within_ms):
-                await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), within_ms)
-            return dict(where=page.url)
-        assert params.matcher is not None
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        time = Countdown(within_ms)
         async with self._explained("click", within_ms, matcher=params.matcher):
-            node = await self._await_node(params.matcher, deadline)
-            left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
-            if params.click_type == "focus":
-                await node.focus(timeout=left_ms)
-            else:
-                await self._order(node.click(timeout=left_ms, delay=delay))
-        return dict(where=self._page.url)
+            if params.coordinate is not None:
+                await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), within_ms)
+            elif params.matcher is not None:
+                node = await self._await_node(params.matcher, time)
+                if params.click_type == "focus":
+                    await node.focus(timeout=time.left_ms)
+                else:
+                    await self._order(node.click(timeout=time.left_ms, delay=delay))
+        return {"where": self._page.url}
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        time = Countdown(within_ms)
         async with self._explained("enter_text", within_ms, matcher=params.matcher):
-            node = await self._await_node(params.matcher, deadline)
-            timeout = max(1, deadline.remaining_ms(monotonic_ns()))
+            node = await self._await_node(params.matcher, time)
             if params.clear:
-                await node.fill(params.text, timeout=timeout)
+                await node.fill(params.text, timeout=time.left_ms)
             else:
-                await node.press_sequentially(params.text, timeout=timeout)
+                await node.press_sequentially(params.text, timeout=time.left_ms)
             if params.submit:
-                await self._order(node.press("Enter", timeout=timeout))
-        return dict(length=len(params.text))
+                await self._order(node.press("Enter", timeout=time.left_ms))
+        return {"length": len(params.text)}
 
     async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
         page = self._page
@@ -506,9 +481,9 @@ class BrowserDevice:
                 await page.go_back(timeout=within_ms, wait_until="commit")
             else:
                 words = [key] if len(key) == 1 else key.split("+")
-                meant = "+".join(_KEYS.get(word.lower(), word) for word in words)
-                await _bounded(page.keyboard.press(meant), within_ms)
-        return dict(where=page.url)
+                keys = "+".join(_KEYS.get(word.lower(), word) for word in words)
+                await _bounded(page.keyboard.press(keys), within_ms)
+        return {"where": page.url}
 
     async def scroll(self, params: Scroll, within_ms: int) -> bool:
         page, ratio = self._page, params.distance_ratio
@@ -516,30 +491,27 @@ class BrowserDevice:
         step = [x * ratio, y * ratio]
         async with self._explained("scroll", within_ms, matcher=params.container):
             if params.container is None:
-                moved = await _bounded(page.evaluate(f"step => ({_SCROLL})(null, step)", step), within_ms)
-            else:
-                moved = await self._find(params.container).first.evaluate(_SCROLL, step, timeout=within_ms)
-        return bool(moved)
+                return bool(await _bounded(page.evaluate(f"step => ({_SCROLL})(null, step)", step), within_ms))
+            return bool(await self._find(params.container).first.evaluate(_SCROLL, step, timeout=within_ms))
 
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        time = Countdown(within_ms)
         async with self._explained("read_text", within_ms, "EVAL_TIMEOUT", matcher):
-            node = await self._await_node(matcher, deadline)
-            left_ms = max(1, deadline.remaining_ms(monotonic_ns()))
-            if matcher.ref is not None:  # one node; Playwright finds it by its ref only one at a time
-                return [str(await node.evaluate(f"n => ({_READ_TEXTS})([n])[0]", timeout=left_ms))]
-            texts: list[str] = await _bounded(self._find(matcher).evaluate_all(_READ_TEXTS), left_ms)
+            node = await self._await_node(matcher, time)
+            if matcher.ref is not None:  # Playwright finds only one node at a time by its ref
+                return [str(await node.evaluate(f"n => ({_READ_TEXTS})([n])[0]", timeout=time.left_ms))]
+            texts: list[str] = await _bounded(self._find(matcher).evaluate_all(_READ_TEXTS), time.left_ms)
         if not texts:
             raise Failure("WAIT_TIMEOUT", f"the node with {matcher.describe()} went away while it was read")
         return texts
 
     async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
+        time = Countdown(within_ms)
         async with self._explained("read_key_value_pair", within_ms, "EVAL_TIMEOUT", label):
-            node = await self._await_node(label, deadline)
-            pair = await node.evaluate(_READ_PAIR, timeout=max(1, deadline.remaining_ms(monotonic_ns())))
+            node = await self._await_node(label, time)
+            pair = await node.evaluate(_READ_PAIR, timeout=time.left_ms)
         if pair is None:
-            raise Failure("ACTION_FAILED", f"no value stands beside the node with {label.describe()}")
+            raise Failure("ACTION_FAILED", f"the node with {label.describe()} has no value beside it")
         return str(pair[0]), str(pair[1])
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
@@ -554,18 +526,17 @@ class BrowserDevice:
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:
-        deadline = Deadline.after_ms(monotonic_ns(), within_ms)
         async with self._explained("wait_for_node", within_ms, "WAIT_TIMEOUT", matcher):
             if state == "visible":
-                await self._await_node(matcher, deadline)
+                await self._await_node(matcher, Countdown(within_ms))
             else:
                 await self._await_hidden(matcher, within_ms)
-        return dict(where=self._page.url, state=state)
+        return {"where": self._page.url, "state": state}
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
         if params.expected_package is not None:
-            raise Failure("ACTION_UNSUPPORTED", "a browser has no packages: say expectedUrl or expectedNode")
-        page, deadline = self._page, Deadline.after_ms(monotonic_ns(), within_ms)
+            raise Failure("ACTION_UNSUPPORTED", "a browser has no packages: use expectedUrl or expectedNode")
+        page, time = self._page, Countdown(within_ms)
         if params.expected_url is not None:
             pattern = ".*".join(re.escape(part) for part in params.expected_url.split("*"))
             try:
@@ -577,8 +548,8 @@ class BrowserDevice:
                 message = f"the address is {page.url[:200]}, not {params.expected_url} within {within_ms} ms"
                 raise Failure("WAIT_TIMEOUT", message) from None
         if params.expected_node is not None:
-            await self.wait_for_node(params.expected_node, "visible", max(1, deadline.remaining_ms(monotonic_ns())))
-        return dict(where=page.url)
+            await self.wait_for_node(params.expected_node, "visible", time.left_ms)
+        return {"where": page.url}
 
     async def snapshot(self, within_ms: int) -> Snapshot:
         page = self._page
@@ -593,20 +564,20 @@ class BrowserDevice:
         return image
 
 
-async def _bounded(asked: Awaitable[T], within_ms: int) -> T:
+async def _bounded(answer: Awaitable[T], within_ms: int) -> T:
     async with asyncio.timeout(max(1, within_ms) / 1000):
-        return await asked
+        return await answer
 
 
 async def _is_seen(node: Any) -> bool | None:
-    """Look whether a node is to be seen now: Playwright looks up to half a second apart. None: there was no answer."""
+    """Return whether a node is visible now; None: no answer. Playwright's own looks are up to half a second apart."""
     with contextlib.suppress(Exception):
         return bool(await _bounded(node.is_visible(), LAST_LOOK_MS))
     return None
 
 
 def _no_ref(matcher: Matcher) -> Failure:
-    return Failure("NODE_NOT_FOUND", f"{matcher.ref} is no ref of the last snapshot of this page")
+    return Failure("NODE_NOT_FOUND", f"the last snapshot of this page has no ref {matcher.ref!r:.40}: take another one")
 
 
 def _first_line(error: Exception) -> str:
@@ -615,7 +586,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _reason_in(text: str) -> str:
-    """Return why Playwright waited, from the last line of its log that says so."""
+    """Return the reason for Playwright's wait, from the last line of its log that has one."""
     reasons = [
         line.strip(" -")
         for line in text.splitlines()

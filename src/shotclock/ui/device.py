@@ -27,8 +27,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Literal, Protocol, cast
 
+from ..core.clocks import Deadline
 from ..core.errors import Failure
 from ..core.value_types import value
+from ..process.clock import monotonic_ns
 from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 
 # For each part of a device's name before the colon, its module.
@@ -43,6 +45,23 @@ def kind_of(name: str) -> str:
         names = "browser, browser:NAME, cdp:http://127.0.0.1:9222, android, android:SERIAL"
         raise Failure("DEVICE_UNAVAILABLE", f"there is no device {name!r:.100}; use one of {names}")
     return kind
+
+
+class Countdown:
+    """The time of one action on a device."""
+
+    def __init__(self, limit_ms: int) -> None:
+        self.limit_ms = limit_ms
+        self._deadline = Deadline.after_ms(monotonic_ns(), limit_ms)
+
+    @property
+    def left_ms(self) -> int:
+        """Return the rest, at least 1."""
+        return max(1, self._deadline.remaining_ms(monotonic_ns()))
+
+    @property
+    def is_over(self) -> bool:
+        return self._deadline.remaining_ms(monotonic_ns()) <= 0
 
 
 @value
