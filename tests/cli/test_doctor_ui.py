@@ -102,12 +102,14 @@ def test_a_terminal_gets_a_page(on_terminal: Any, monkeypatch: pytest.MonkeyPatc
     assert seen.code == 4 and "apt install adb" in seen.screen and "cannot catch" not in seen.screen
 
 
-@pytest.mark.parametrize(
-    "words", [("doctor", "everything"), ("doctor", "ui", "--sweep"), ("doctor", "ui", "--trace", "x")]
-)
-def test_what_makes_no_sense_is_refused(shotclock: Any, words: tuple[str, ...]) -> None:
-    ran = shotclock(*words)
-    assert ran.code == 2 and ran.json()["error"]["code"] == "ARG_ERROR"
+def test_what_makes_no_sense_is_refused(shotclock: Any) -> None:
+    for words in (
+        ("doctor", "everything"),
+        ("doctor", "ui", "--sweep"),
+        ("doctor", "ui", "--trace", "x"),
+    ):
+        ran = shotclock(*words)
+        assert ran.code == 2 and ran.json()["error"]["code"] == "ARG_ERROR"
 
 
 def test_what_listens_on_the_debugging_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

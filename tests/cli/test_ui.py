@@ -123,20 +123,17 @@ def test_what_is_wrong_is_said_before_anything_is_started(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "fields"),
-    [
+def test_every_mistake_is_named_at_once(shotclock: Callable[..., Any]) -> None:
+    for words, fields in (
         (["exec", "--bogus", "--device", "nope:xx"], {"--bogus", "device", "execution"}),
         (["exec", "--execution", "{}", "--device", "nope", "--timeout", "3"], {"device", "timeoutMs", "actions"}),
         (["wait", "--device", "nope", "--text", "x", "--timeout", "90000"], {"device", "actions.0.params.timeoutMs"}),
         (["read", "--device", "nope"], {"device", "matcher"}),
         (["stop", "--device", "nope", "--bogus"], {"device", "--bogus"}),
-    ],
-)
-def test_every_mistake_is_named_at_once(shotclock: Callable[..., Any], words: list[str], fields: set[str]) -> None:
-    code, told = answer(shotclock, *words)
-    assert (code, told["error"]["code"]) == (2, "ARG_ERROR")
-    assert fields <= {each["field"] for each in told["error"]["errors"]}, told["error"]["errors"]
+    ):
+        code, told = answer(shotclock, *words)
+        assert (code, told["error"]["code"]) == (2, "ARG_ERROR")
+        assert fields <= {each["field"] for each in told["error"]["errors"]}, told["error"]["errors"]
 
 
 def test_consecutive_commands_act_on_the_same_page(tmp_path: Path, validate_envelope: Callable[[Any], Any]) -> None:

@@ -254,9 +254,8 @@ def test_apps_and_addresses_are_opened_and_closed(phone: ScriptedPhone, session:
     assert phone.log == [view, "[am][force-stop][com.browser]"]
 
 
-@pytest.mark.parametrize(
-    ("action", "code"),
-    [
+def test_what_a_phone_refuses_or_cannot_do_is_said(session: Session) -> None:
+    for action, code in (
         ({"type": "open_app", "params": {"applicationId": "com.nothing"}}, "ACTION_FAILED"),
         ({"type": "open_uri", "params": {"uri": "nowhere:1"}}, "ACTION_FAILED"),
         ({"type": "open_app", "params": {"applicationId": "a; reboot"}}, "ACTION_UNSUPPORTED"),
@@ -265,11 +264,9 @@ def test_apps_and_addresses_are_opened_and_closed(phone: ScriptedPhone, session:
         ({"type": "enter_text", "params": {"matcher": {"textEquals": "Shop"}, "text": "x"}}, "ACTION_FAILED"),
         ({"type": "wait_for_navigation", "params": {"expectedUrl": "x", "timeoutMs": 500}}, "ACTION_UNSUPPORTED"),
         ({"type": "read_key_value_pair", "params": {"labelMatcher": {"textEquals": "Shop"}}}, None),
-    ],
-)
-def test_what_a_phone_refuses_or_cannot_do_is_said(session: Session, action: dict[str, Any], code: str | None) -> None:
-    told = session.run({"id": "x", **action}, timeout_ms=5000)
-    assert (told["error"] or {}).get("code") == code, told
+    ):
+        told = session.run({"id": "x", **action}, timeout_ms=5000)
+        assert (told["error"] or {}).get("code") == code, told
 
 
 def test_input_that_android_refuses_is_told_in_its_words(phone: ScriptedPhone, session: Session) -> None:
@@ -524,7 +521,8 @@ def test_the_server_outlives_the_daemon_and_nothing_else_does(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("own_store")
 @pytest.mark.parametrize(
-    ("answer", "said"), [(b"OKAY00040001", "version 1"), (b"HTTP/1.1 400", "no adb server"), (b"", "no adb server")]
+    ("answer", "said"),
+    [(b"OKAY00040001", "version 1"), (b"HTTP/1.1 400", "not a working adb server"), (b"", "not a working adb server")],
 )
 def test_what_listens_in_place_of_a_server_is_not_relied_on(answer: bytes, said: str, tmp_path: Path) -> None:
     with private_adb(tmp_path / "adb"), socket.create_server(("127.0.0.1", server_address()[1])) as listener:

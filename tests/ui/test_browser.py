@@ -77,16 +77,16 @@ MATCHERS: list[tuple[dict[str, str], list[str] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("matcher", "texts"), MATCHERS)
-def test_all_that_a_matcher_says_must_hold(matcher: dict[str, str], texts: list[str] | None, session: Session) -> None:
-    read = {"id": "r", "type": "read_text", "params": {"matcher": matcher, "all": True, "timeoutMs": 400}}
-    if texts is not None:
-        read["params"]["timeoutMs"] = 5000  # type: ignore[index]
-    told = session.run(session.open("/"), read)
-    if texts is None:
-        assert told["error"]["code"] == "WAIT_TIMEOUT", told
-    else:
-        assert data_of(told, "r")["all"] == texts
+def test_all_that_a_matcher_says_must_hold(session: Session) -> None:
+    for matcher, texts in MATCHERS:
+        read = {"id": "r", "type": "read_text", "params": {"matcher": matcher, "all": True, "timeoutMs": 400}}
+        if texts is not None:
+            read["params"]["timeoutMs"] = 5000  # type: ignore[index]
+        told = session.run(session.open("/"), read)
+        if texts is None:
+            assert told["error"]["code"] == "WAIT_TIMEOUT", told
+        else:
+            assert data_of(told, "r")["all"] == texts
 
 
 def test_a_ref_beside_another_criterion_has_to_be_that_node(session: Session) -> None:
@@ -129,25 +129,21 @@ def test_waits_end_as_soon_as_what_they_wait_for_is_there(session: Session) -> N
     assert told["ok"] and told["data"]["durationMs"] < 9000, told
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
+def test_a_wait_in_vain_has_waited_as_long_as_it_says(session: Session) -> None:
+    for action in (
         act("wait_for_node", "x", "Nowhere", timeoutMs=600),
         act("wait_for_node", "x", "Buy", state="hidden", timeoutMs=600),
         act("click", "x", "Closed", timeoutMs=600),
         act("read_text", "x", "Nowhere", timeoutMs=600),
-    ],
-)
-def test_a_wait_in_vain_has_waited_as_long_as_it_says(action: dict[str, Any], session: Session) -> None:
-    assert session.run(session.open("/"))["ok"]
-    error = session.run(action)["error"]
-    assert error["code"] == "WAIT_TIMEOUT" and "within 600 ms" in error["message"], error
-    assert error["context"]["clock"]["elapsed_ms"] >= 600, error
+    ):
+        assert session.run(session.open("/"))["ok"]
+        error = session.run(action)["error"]
+        assert error["code"] == "WAIT_TIMEOUT" and "within 600 ms" in error["message"], error
+        assert error["context"]["clock"]["elapsed_ms"] >= 600, error
 
 
-@pytest.mark.parametrize(
-    ("action", "code", "said"),
-    [
+def test_what_cannot_be_done_says_why_and_leaves_the_page_as_it_was(session: Session) -> None:
+    for action, code, said in (
         (act("wait_for_node", "x", "Nowhere", timeoutMs=400), "WAIT_TIMEOUT", "textEquals='Nowhere'"),
         (act("click", "x", "Closed", timeoutMs=2500), "WAIT_TIMEOUT", "not enabled"),
         (act("wait_for_navigation", "x", expectedUrl="*/other", timeoutMs=400), "WAIT_TIMEOUT", "the address is"),
@@ -160,19 +156,15 @@ def test_a_wait_in_vain_has_waited_as_long_as_it_says(action: dict[str, Any], se
         (act("open_uri", "x", uri="http://[bad"), "ACTION_FAILED", "invalid URL"),
         (act("take_screenshot", "x", path="/tmp/a\0b"), "ACTION_FAILED", "null byte"),
         (act("press_key", "x", key="recents"), "ACTION_UNSUPPORTED", "recents"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_says_why_and_leaves_the_page_as_it_was(
-    action: dict[str, Any], code: str, said: str, session: Session
-) -> None:
-    assert session.run(session.open("/"))["ok"]
-    told = session.run(action)
-    assert told["error"]["code"] == code and said in told["error"]["message"], told["error"]
-    assert told["data"]["stepResults"][0]["success"] is False
-    if "127.0.0.1:9" not in str(action):
-        assert told["data"]["page"]["state"] == "same"
-    if code != "ACTION_FAILED":
-        assert told["meta"]["side_effects"] == "none"
+    ):
+        assert session.run(session.open("/"))["ok"]
+        told = session.run(action)
+        assert told["error"]["code"] == code and said in told["error"]["message"], told["error"]
+        assert told["data"]["stepResults"][0]["success"] is False
+        if "127.0.0.1:9" not in str(action):
+            assert told["data"]["page"]["state"] == "same"
+        if code != "ACTION_FAILED":
+            assert told["meta"]["side_effects"] == "none"
 
 
 def test_keys_scrolling_windows_and_going_back(session: Session) -> None:

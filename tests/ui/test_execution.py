@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
-
 from shotclock.ui.client import RESULT_MARGIN_MS
 from shotclock.ui.daemon import ANSWER_RESERVE_MS
 from shotclock.ui.device import Place, Snapshot
@@ -49,19 +47,16 @@ def test_a_step_has_its_own_budget_or_what_is_left_of_the_execution() -> None:
     assert own == 700 and 4000 <= left <= 4500
 
 
-@pytest.mark.parametrize(
-    ("action", "code"),
-    [
+def test_a_device_that_does_not_answer_is_told_by_what_it_was_asked() -> None:
+    for action, code in (
         (act("wait_for_node", "x", "X", timeoutMs=50), "WAIT_TIMEOUT"),
         (act("read_text", "x", "X", timeoutMs=50), "EVAL_TIMEOUT"),
         (act("click", "x", "X", timeoutMs=50), "OPERATION_TIMEOUT"),
-    ],
-)
-def test_a_device_that_does_not_answer_is_told_by_what_it_was_asked(action: dict[str, Any], code: str) -> None:
-    result = run_on(MemoryDevice({"X": hang}), execution(action))
-    assert result["error"]["code"] == code
-    clock = result["error"]["clock"]
-    assert (clock["owner"], clock["limit_ms"]) == ("action x", 50) and clock["elapsed_ms"] >= 50
+    ):
+        result = run_on(MemoryDevice({"X": hang}), execution(action))
+        assert result["error"]["code"] == code
+        clock = result["error"]["clock"]
+        assert (clock["owner"], clock["limit_ms"]) == ("action x", 50) and clock["elapsed_ms"] >= 50
 
 
 def test_the_execution_ends_on_time_whatever_the_device_does() -> None:
@@ -183,12 +178,17 @@ def test_scroll_until_looks_scrolls_and_ends_where_nothing_moves() -> None:
     assert run_on(device, execution(act("scroll_until", "u", "X")))["stepResults"][0]["data"]["scrolls"] == 0
 
 
-@pytest.mark.parametrize(("most", "kept"), [(1000, 3), (16, 2), (15, 1), (1, 0)])
-def test_a_snapshot_is_cut_at_whole_lines(most: int, kept: int) -> None:
-    text = "- a\n- bbbbbbbbb\n- c"
-    data = shorten_snapshot(Snapshot(text, Place("x", "y")), most)
-    assert data["text"] == "\n".join(text.split("\n")[:kept])
-    assert data["truncated"] == (kept < 3) and data.get("linesLeftOut", 0) == 3 - kept
+def test_a_snapshot_is_cut_at_whole_lines() -> None:
+    for most, kept in (
+        (1000, 3),
+        (16, 2),
+        (15, 1),
+        (1, 0),
+    ):
+        text = "- a\n- bbbbbbbbb\n- c"
+        data = shorten_snapshot(Snapshot(text, Place("x", "y")), most)
+        assert data["text"] == "\n".join(text.split("\n")[:kept])
+        assert data["truncated"] == (kept < 3) and data.get("linesLeftOut", 0) == 3 - kept
 
 
 def test_a_line_that_is_too_long_is_cut_and_keeps_its_ref() -> None:

@@ -25,37 +25,31 @@ def find(hierarchy: Hierarchy, **criteria: str) -> list[str]:
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
+def test_what_stands_around_a_dump_does_not_matter() -> None:
+    for around in (
         "{}",
         "{}UI hierchary dumped to: /dev/tty\n",
         "WARNING: linker: something\r\nKilled\n{}\n",
         "\x00\x01\ufffd<node/> {} </node> trailing",
-    ],
-)
-def test_what_stands_around_a_dump_does_not_matter(around: str) -> None:
-    assert find(parse_dump(around.replace("{}", SHOP).encode()), role="button") == ["Buy", "Closed"]
+    ):
+        assert find(parse_dump(around.replace("{}", SHOP).encode()), role="button") == ["Buy", "Closed"]
 
 
-@pytest.mark.parametrize(
-    ("dump", "said"),
-    [
-        (b"", "nothing"),
+def test_what_is_no_dump_is_told_in_the_phones_words() -> None:
+    for dump, said in (
+        (b"", "empty"),
         (b"ERROR: null root node returned by UiTestAutomationBridge.\ncat: no such file", "null root node.*screen off"),
         (b"ERROR: could not get idle state.", "idle state.*moves all the time"),
         (b"Killed", "Killed"),
-        (SHOP.encode()[:300], "it said"),
+        (SHOP.encode()[:300], "it answered"),
         (b"<hierarchy rotation='0'></hierarchy>", "no nodes"),
-        (b"<hierarchy><node text='a</hierarchy>", "no XML"),
-        (b"<hierarchy><node></hierarchy>", "no XML"),
-        (b"</hierarchy><hierarchy>", "it said"),
+        (b"<hierarchy><node text='a</hierarchy>", "not XML"),
+        (b"<hierarchy><node></hierarchy>", "not XML"),
+        (b"</hierarchy><hierarchy>", "it answered"),
         (("<hierarchy>" + "<node>" * 600 + "</node>" * 600 + "</hierarchy>").encode(), f"more than {MAX_DEPTH}"),
-    ],
-)
-def test_what_is_no_dump_is_told_in_the_phones_words(dump: bytes, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        parse_dump(dump)
+    ):
+        with pytest.raises(ValueError, match=said):
+            parse_dump(dump)
 
 
 def test_a_document_type_is_not_read() -> None:
@@ -64,9 +58,8 @@ def test_a_document_type_is_not_read() -> None:
         parse_dump(bomb)
 
 
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
+def test_characters_that_no_xml_has_are_replaced() -> None:
+    for written, read in (
         ("&#128512;", "😀"),
         ("&#55357;&#56832;", "😀"),
         ("&#55357;", "\ufffd"),
@@ -74,11 +67,9 @@ def test_a_document_type_is_not_read() -> None:
         ("&#99999999999;", "\ufffd"),
         ("a\x08b", "a\ufffdb"),
         ("&lt;&amp;&#10;", "<&\n"),
-    ],
-)
-def test_characters_that_no_xml_has_are_replaced(written: str, read: str) -> None:
-    dump = f'<hierarchy><node class="android.widget.TextView" text="{written}" bounds="[0,0][1,1]"/></hierarchy>'
-    assert parse_dump(dump.encode()).nodes[0].text == read
+    ):
+        dump = f'<hierarchy><node class="android.widget.TextView" text="{written}" bounds="[0,0][1,1]"/></hierarchy>'
+        assert parse_dump(dump.encode()).nodes[0].text == read
 
 
 @given(st.binary(max_size=200), st.integers(0, len(SHOP)), st.integers(0, 300))
@@ -117,9 +108,8 @@ def test_a_button_is_named_by_the_texts_inside_it() -> None:
     assert hierarchy.text_of(button) == "Add to basket"
 
 
-@pytest.mark.parametrize(
-    ("xml", "pair"),
-    [
+def test_the_value_of_a_label_stands_beside_it() -> None:
+    for xml, pair in (
         (window(node("TextView", "Total: 5 EUR")), ("Total", "5 EUR")),
         (window(node("LinearLayout", "", node("TextView", "Total:"), node("TextView", "5"))), ("Total", "5")),
         (
@@ -134,12 +124,10 @@ def test_a_button_is_named_by_the_texts_inside_it() -> None:
             ("Total", "5"),
         ),
         (window(node("LinearLayout", "", node("TextView", "Total")), node("TextView", "else")), None),
-    ],
-)
-def test_the_value_of_a_label_stands_beside_it(xml: str, pair: tuple[str, str] | None) -> None:
-    hierarchy = parse_dump(xml.encode())
-    [label] = hierarchy.find(Matcher.model_validate({"textContains": "Total"}), {})
-    assert hierarchy.find_value(label) == pair
+    ):
+        hierarchy = parse_dump(xml.encode())
+        [label] = hierarchy.find(Matcher.model_validate({"textContains": "Total"}), {})
+        assert hierarchy.find_value(label) == pair
 
 
 # --- snapshots ------------------------------------------------------------------------------------------------
@@ -192,15 +180,12 @@ def test_phones_are_read_with_their_state_and_what_to_do() -> None:
     assert choose_phone(phones) == "emulator-5554"
 
 
-@pytest.mark.parametrize(
-    ("states", "said"),
-    [
+def test_without_one_phone_to_use_it_is_said_what_to_do() -> None:
+    for states, said in (
         ([], "no phone is attached"),
         (["offline", "unauthorized"], "s0 is offline.*s1 is unauthorized"),
         (["device", "device"], "2 phones.*android:s0, android:s1"),
-    ],
-)
-def test_without_one_phone_to_use_it_is_said_what_to_do(states: list[str], said: str) -> None:
-    with pytest.raises(Failure, match=said) as raised:
-        choose_phone([Phone(f"s{number}", state, "") for number, state in enumerate(states)])
-    assert raised.value.code == "DEVICE_UNAVAILABLE"
+    ):
+        with pytest.raises(Failure, match=said) as raised:
+            choose_phone([Phone(f"s{number}", state, "") for number, state in enumerate(states)])
+        assert raised.value.code == "DEVICE_UNAVAILABLE"

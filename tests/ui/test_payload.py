@@ -268,7 +268,7 @@ PAYLOADS = st.builds(
 def assert_fits(execution: Execution) -> None:
     usable = execution.timeout_ms - reserve_ms_for(execution.timeout_ms)
     limits = [each.limit_ms for each in execution.actions if each.limit_ms is not None]
-    waits = [each.limit_ms or 0 for each in execution.actions if each.kind.is_wait]
+    waits = [each.limit_ms or 0 for each in execution.actions if each.params.is_wait]
     assert all(limit <= usable for limit in limits) and sum(waits) <= usable
     assert 1000 <= execution.timeout_ms <= (180000 if execution.mode == "best_effort" else 120000)
 

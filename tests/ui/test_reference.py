@@ -22,7 +22,7 @@ def test_every_action_is_there_with_its_params() -> None:
     assert set(found) == set(ACTION_TYPES)
     for name, kind in ACTION_TYPES.items():
         params = found[name].split(" | ")[1]
-        for info in kind.params.model_fields.values():
+        for info in kind.model_fields.values():
             assert f"`{info.keys[0]}`" in params, (name, info.keys)
 
 

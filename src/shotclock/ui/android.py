@@ -154,7 +154,7 @@ class AndroidDevice:
         os.close(self._lock)
 
     async def _dump(self, time: Countdown) -> Hierarchy:
-        """Return the visible nodes, with new tries until the phone gives a whole dump. Raises EVAL_TIMEOUT, DEVICE_LOST."""
+        """Return the visible nodes, from the first whole dump. Raises EVAL_TIMEOUT, DEVICE_LOST."""
         why = ""
         while True:
             try:

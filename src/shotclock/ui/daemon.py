@@ -26,7 +26,7 @@ from typing import Any
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem, warning
-from ..core.errors import Ending, Failure, SideEffects, error_entries
+from ..core.errors import Ending, Failure, SideEffects
 from ..core.trace import parse_trace
 from ..core.value_types import replace, value
 from ..process import private_socket
@@ -261,23 +261,17 @@ class Daemon:
                 send(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
                 failed = await self._open()
                 call = self._runtime.begin(OPEN, {}, began_ns=began_ns)
-                return failed or await self._runtime.conclude(call, _come_to(self._status()))
+                return failed or await self._runtime.conclude(call, _resolved(self._status()))
             case "stop":
                 send(mayTakeMs=client.STOP_LIMIT_MS)
                 call = self._runtime.begin(CLOSE, {}, Clocks(timeout_ms=client.STOP_LIMIT_MS))
                 return await self._runtime.conclude(call, self._stop())
-        return await self._runtime.conclude(self._runtime.begin(STATUS, {}), _come_to(self._status()))
+        return await self._runtime.conclude(self._runtime.begin(STATUS, {}), _resolved(self._status()))
 
     def _status(self) -> Outcome:
         holder = None if self._holder is None else self._holder.describe()
-        data: dict[str, object] = {
-            "device": self._device,
-            "pid": os.getpid(),
-            "open": self._opened,
-            "holder": holder,
-            "idleMs": self._idle_ms,
-        }
-        return Outcome(Ending.FINISHED, data=data)
+        status = {"device": self._device, "pid": os.getpid(), "open": self._opened, "holder": holder}
+        return Outcome(Ending.FINISHED, data={**status, "idleMs": self._idle_ms})
 
     async def _stop(self) -> Outcome:
         """Stop the device, and then the daemon."""
@@ -368,7 +362,7 @@ class Daemon:
             outcome.ending = Ending.NOT_STARTED
             call = self._runtime.begin(LOOKING, {}, began_ns=began_ns)
             call.caller = trace or call.caller
-            return await self._runtime.conclude(call, _come_to(outcome))
+            return await self._runtime.conclude(call, _resolved(outcome))
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
         left, ringing = asyncio.ensure_future(reader.read(1)), None
         try:
@@ -455,11 +449,12 @@ def judge_result(
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
     context: dict[str, Any] = {"commandId": execution.command_id, "device": device, "events": events}
     if problem is None:
-        result = outcome.value
-        if (trouble := find_malformed(execution, result)) is None:
-            return _outcome_of_result(result, device)
-        problem = Problem("RESULT_ENVELOPE_MALFORMED", f"the result cannot be read: {trouble}", context=context)
-        outcome.ending = Ending.FINISHED
+        try:
+            return _read_result(execution, outcome.value, device)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            message = f"the result cannot be read: {type(error).__name__}: {error}"
+            problem = Problem("RESULT_ENVELOPE_MALFORMED", message, context=context)
+            outcome.ending = Ending.FINISHED
     elif problem.code == "TIMEOUT":
         limit_ms = execution.timeout_ms if problem.fired is None else problem.fired.limit_ms
         message = f"{device} gave no result of an execution of {execution.timeout_ms} ms within {limit_ms} ms"
@@ -467,10 +462,10 @@ def judge_result(
             problem, code="RESULT_ENVELOPE_TIMEOUT", message=message, context=context, suggestion=HINT, entry=None
         )
     elif problem.code != "CANCELLED":
-        message = f"the process of {device} ended in the middle: {problem.message}"
+        message = f"the process of {device} ended during the execution: {problem.message}"
         problem = replace(problem, code="DEVICE_LOST", message=message, context=context, entry=None)
-    begun = [event for event in events if event["event"] == "step"]
-    last = begun[-1] if begun else None
+    last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "step"), {})
+    index = int(last.get("index", -1))
     outcome.problem = problem
     outcome.data = {
         "commandId": execution.command_id,
@@ -478,8 +473,8 @@ def judge_result(
         "status": "failed",
         "stepResults": steps,
         "position": {
-            "index": -1 if last is None else last["index"],
-            "actionId": None if last is None else last["id"],
+            "index": index,
+            "actionId": last.get("id"),
             "completed": sum(bool(step["success"]) for step in steps),
             "total": len(execution.actions),
         },
@@ -487,17 +482,17 @@ def judge_result(
     }
     if outcome.ending is Ending.CANCELLED:  # it obeyed the cancellation
         outcome.data["page"] = {"state": "unknown", "where": None, "next": "same"}
-    unfinished = last is not None and len(steps) <= last["index"]
-    action = execution.actions[last["index"]] if last is not None and unfinished else None
-    effects = effects_of_steps(execution, steps)
-    outcome.side_effects = SideEffects.UNKNOWN if action is not None and action.kind.mutates else effects
+    is_unfinished = len(steps) <= index and execution.actions[index].params.mutates
+    outcome.side_effects = SideEffects.UNKNOWN if is_unfinished else effects_of_steps(execution, steps)
     return outcome
 
 
-def _outcome_of_result(result: Any, device: str) -> Outcome:
-    error = result["error"]
+def _read_result(execution: Execution, result: Any, device: str) -> Outcome:
+    """Return the outcome of a result. Raises the errors of a malformed one."""
+    if result["commandId"] != execution.command_id:
+        raise ValueError(f"it belongs to {result['commandId']!r:.80}")
     data = {name: item for name, item in result.items() if name not in ("error", "effects")}
-    problem = None
+    problem, error = None, result["error"]
     if error is not None:
         context = {name: item for name, item in error.items() if name not in ("code", "message")}
         context["device"], suggestion = device, None
@@ -510,35 +505,5 @@ def _outcome_of_result(result: Any, device: str) -> Outcome:
     return Outcome(Ending.FINISHED, problem, data, side_effects=SideEffects(result["effects"]), warnings=warnings)
 
 
-def find_malformed(execution: Execution, result: Any) -> str | None:
-    """Return the first fault in the shape of a result, if any."""
-    if not isinstance(result, dict):
-        return f"it is {type(result).__name__}, not an object"
-    if result.get("commandId") != execution.command_id:
-        return f"it is of {result.get('commandId')!r:.80}, not of {execution.command_id!r}"
-    if result.get("status") not in ("success", "failed", "partial"):
-        return f"its status is {result.get('status')!r:.80}"
-    if (result["status"] == "success") != (result.get("error") is None):
-        return "status and error contradict each other"
-    error = result.get("error")
-    if error is not None and not (isinstance(error, dict) and isinstance(error.get("message"), str)):
-        return "its error is none"
-    if error is not None and error.get("code") not in {entry.code for entry in error_entries()}:
-        return f"its code is {error.get('code')!r:.80}"
-    steps = result.get("stepResults")
-    ids = [action.id for action in execution.actions]
-    if not isinstance(steps, list) or [_id_of(step) for step in steps] != ids[: len(steps)]:
-        return "its stepResults are not those of the actions"
-    if not isinstance(result.get("page"), dict) or not isinstance(result.get("position"), dict):
-        return "page or position is missing"
-    if result.get("effects") not in tuple(SideEffects):
-        return f"its effects are {result.get('effects')!r:.80}"
-    return None
-
-
-def _id_of(step: Any) -> Any:
-    return step.get("id") if isinstance(step, dict) and isinstance(step.get("success"), bool) else None
-
-
-async def _come_to(outcome: Outcome) -> Outcome:
+async def _resolved(outcome: Outcome) -> Outcome:
     return outcome

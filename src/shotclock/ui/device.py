@@ -102,11 +102,9 @@ class DeviceServices(Protocol):
 
     async def run_command(self, argv: Sequence[str], *, within_ms: int) -> ProgramOutput:
         """Run a program to its end, with all its children. Raises Failure TIMEOUT and the other codes of `exec`."""
-        ...
 
     async def start_program(self, argv: Sequence[str]) -> None:
         """Start a server that the whole machine shares; it outlives the device. Raises Failure SPAWN_FAILED."""
-        ...
 
 
 class Device(Protocol):
@@ -117,84 +115,65 @@ class Device(Protocol):
 
     def place_seen(self) -> Place | None:
         """Return the last known place, or None if it may be outdated. Does not wait."""
-        ...
 
     def take_notes(self) -> dict[str, object]:
         """Return and forget the dialogs and downloads since the last call, for the data of a step."""
-        ...
 
     async def look(self, within_ms: int) -> Place:
         """Ask the device for its place. The answer proves that it still works."""
-        ...
 
     async def recover(self, within_ms: int) -> Place:
         """Make a silent device usable again and return its place: the same document, or a fresh one.
 
         Raises DEVICE_LOST where only a new process helps.
         """
-        ...
 
     async def close(self) -> None:
         """Close the device. Its process ends next; anything that hangs is killed then."""
-        ...
 
     async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
         """Bring an app to the foreground."""
-        ...
 
     async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
         """Open an address, and return once its document is there."""
-        ...
 
     async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
         """Close an app; without an id the one in the foreground."""
-        ...
 
     async def click(self, params: Click, within_ms: int) -> dict[str, object]:
         """Click, long-click or focus the node or the point."""
-        ...
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
         """Enter text into a node, and press Enter if `submit` is set."""
-        ...
 
     async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
         """Press a key of `payload.KEYS` or a character, after its modifiers, as in `ctrl+a`."""
-        ...
 
     async def scroll(self, params: Scroll, within_ms: int) -> bool:
         """Scroll by `distance_ratio` of the visible part. Return whether anything moved."""
-        ...
 
     async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
         """Return the texts of all nodes that match, at least one, in their order."""
-        ...
 
     async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
         """Return the text of a label and of its value."""
-        ...
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
         """Return whether a node that matches is visible now."""
-        ...
 
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
     ) -> dict[str, object]:
         """Wait until a node that matches is visible, or until none is."""
-        ...
 
     async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
         """Wait until the expected package, node and address are there at once."""
-        ...
 
     async def snapshot(self, within_ms: int) -> Snapshot:
         """Return all visible nodes."""
-        ...
 
     async def screenshot(self, within_ms: int) -> bytes:
         """Return a PNG of the screen."""
-        ...
 
 
 @value
@@ -213,11 +192,9 @@ class DeviceModule(Protocol):
 
     async def open_device(self, name: str, services: DeviceServices) -> Device:
         """Start or reach a device. Raises Failure DEVICE_UNAVAILABLE with advice. Its caller bounds it."""
-        ...
 
     async def find_devices(self, services: DeviceServices) -> list[DeviceEntry]:
         """Return the devices of this kind, unusable ones included, within 5 s. Starts none."""
-        ...
 
 
 def module_of(name: str) -> DeviceModule:

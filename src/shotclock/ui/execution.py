@@ -49,7 +49,7 @@ from .payload import (
     ReadText,
     Scroll,
     ScrollUntil,
-    SleepParams,
+    Sleep,
     SnapshotUi,
     TakeScreenshot,
     WaitForNavigation,
@@ -166,7 +166,7 @@ class ExecutionRun:
         left_ms = deadline.remaining_ms(now_ns)
         if left_ms <= 0:
             return None
-        wanted_ms = action.kind.default_ms if action.limit_ms is None else action.limit_ms
+        wanted_ms = action.params.default_ms if action.limit_ms is None else action.limit_ms
         if wanted_ms <= left_ms:
             return StepBudget(wanted_ms, f"action {action.id}", wanted_ms, now_ns)
         return StepBudget(left_ms, self._owner, self._limit_ms, started_ns)
@@ -176,7 +176,7 @@ class ExecutionRun:
         error: dict[str, Any] | None = None
         data: dict[str, Any] = {}
         try:
-            if isinstance(action.params, SleepParams):
+            if isinstance(action.params, Sleep):
                 data = await _sleep(action.params.duration_ms, budget)
             else:
                 async with asyncio.timeout((budget.limit_ms + GUARD_MS) / 1000):
@@ -284,8 +284,8 @@ class ExecutionRun:
 
 def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideEffects:
     """Return the side effects of the steps that ran. Those of a failed step that mutates are unknown."""
-    kinds = {action.id: action.kind for action in execution.actions}
-    changing = [step for step in steps if kinds[step["id"]].mutates]
+    mutating = {action.id for action in execution.actions if action.params.mutates}
+    changing = [step for step in steps if step["id"] in mutating]
     if not changing:
         return SideEffects.NONE
     refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT", "NODE_NOT_FOUND")  # nothing was tried
@@ -308,7 +308,7 @@ def _page(now: Place, before: Place | None) -> dict[str, object]:
 def _timeout_code(action: Action) -> str:
     if action.type in ("wait_for_node", "wait_for_navigation", "scroll_until"):
         return "WAIT_TIMEOUT"
-    return "OPERATION_TIMEOUT" if action.kind.mutates else "EVAL_TIMEOUT"
+    return "OPERATION_TIMEOUT" if action.params.mutates else "EVAL_TIMEOUT"
 
 
 async def _guarded(look: Awaitable[T], within_ms: int) -> T:

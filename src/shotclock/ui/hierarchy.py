@@ -1,11 +1,12 @@
-"""What a phone shows, read from what `uiautomator dump` writes: nodes, how they are found, and their text for models.
+"""The nodes on the screen of a phone, from `uiautomator dump`: how they are found, and their text for models.
 
-The dump comes from a phone, and so do the texts in it: what stands around the XML, characters that no XML may have, a
-dump that was cut off or has no root are expected.
+A phone writes the dump and the texts in it, so noise around the XML, characters that are illegal in XML, and cut-off or
+empty dumps are expected.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from .payload import Matcher
 
 MAX_NODES = 100_000
 MAX_DEPTH = 500
-# Of a name that goes into a snapshot.
+# The longest name in a snapshot.
 MAX_NAME_LENGTH = 200
 
 _ROLES = {
@@ -28,10 +29,10 @@ _ROLES = {
     "ProgressBar": "progressbar", "RatingBar": "slider", "Spinner": "combobox", "ListView": "list",
     "RecyclerView": "list", "GridView": "list", "TabWidget": "tablist", "WebView": "document", "Dialog": "dialog",
 }  # fmt: skip
-# Those that say by their role that they can be clicked.
+# Roles that imply that a node can be clicked.
 _CLICKED = ("button", "textbox", "checkbox", "radio", "switch", "combobox", "slider")
 _BOUNDS = re.compile(r"\[(-?\d+),(-?\d+)\]\[(-?\d+),(-?\d+)\]")
-# Half a pair of UTF-16, which some versions of Android write as two references.
+# A pair of UTF-16 surrogates, which some versions of Android write as two references.
 _PAIR = re.compile(r"&#(5[5-6]\d{3});&#(5[6-7]\d{3});")
 _REFERENCE = re.compile(r"&#(x[0-9a-fA-F]+|\d+);")
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -41,10 +42,10 @@ NodeKey = tuple[object, ...]
 
 @record
 class Node:
-    """One node that a phone shows."""
+    """One node on the screen."""
 
     position: int
-    """In the order of the dump."""
+    """Its place in the dump."""
     depth: int
     parent: Node | None
     text: str
@@ -57,7 +58,7 @@ class Node:
     states: frozenset[str]
     """The attributes that are true: enabled, checked, clickable, …"""
     path: tuple[int, ...]
-    """Of each node above it the place among its siblings."""
+    """The places among their siblings of all nodes above it, and its own."""
     role: str
 
     @property
@@ -70,14 +71,17 @@ class Node:
         return self.role == "textbox"
 
     @property
+    def label(self) -> str:
+        return self.text or self.description
+
+    @property
     def centre(self) -> tuple[int, int]:
         left, top, right, bottom = self.box
         return (left + right) // 2, (top + bottom) // 2
 
     @property
     def key(self) -> NodeKey:
-        """Return what makes it the same node in the next dump: its place and what stands there. What a person types
-        does not make another one of it."""
+        """Return the identity of the node across dumps. Typing into a text field does not change it."""
         text = "" if self.is_editable else self.text
         return self.path, self.class_name, self.resource_id, self.package, text, self.description
 
@@ -90,20 +94,19 @@ class Hierarchy:
 
     @property
     def screen(self) -> tuple[int, int, int, int]:
-        """Return the box around all of it. Raises Failure ACTION_FAILED where nothing is to be seen."""
+        """Return the box around all visible nodes. Raises Failure ACTION_FAILED if there are none."""
         seen = [node.box for node in self.nodes if node.is_seen]
         if not seen:
-            raise Failure("ACTION_FAILED", "the phone shows nothing that could be touched")
+            raise Failure("ACTION_FAILED", "the phone shows no node that could be touched")
         return min(b[0] for b in seen), min(b[1] for b in seen), max(b[2] for b in seen), max(b[3] for b in seen)
 
     @property
     def looks(self) -> list[tuple[object, ...]]:
-        """Return all that is to be seen, to be compared with another dump."""
+        """Return the visible nodes in a form that can be compared with another dump."""
         return [(node.box, node.text, node.description, node.class_name) for node in self.nodes if node.is_seen]
 
     def find(self, matcher: Matcher, refs: Mapping[str, NodeKey]) -> Iterator[Node]:
-        """Yield the nodes that are to be seen and match. Raises Failure ACTION_UNSUPPORTED, and NODE_NOT_FOUND for a
-        ref that is none of the last snapshot."""
+        """Return the visible nodes that match. Raises Failure ACTION_UNSUPPORTED, and NODE_NOT_FOUND for an old ref."""
         if matcher.css is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone has no CSS: match by text, id, role or label")
         if matcher.ref is not None and matcher.ref not in refs:
@@ -126,73 +129,60 @@ class Hierarchy:
         )
 
     def text_of(self, node: Node) -> str:
-        """Return what a node says: its text, its description, or the texts inside it."""
-        own = node.text or node.description
-        if own:
-            return own
-        inside = (each.text or each.description for each in self._inside(node) if each.is_seen)
-        return " ".join(filter(None, inside))
-
-    def _inside(self, node: Node) -> Iterator[Node]:
-        for position in range(node.position + 1, len(self.nodes)):
-            if self.nodes[position].depth <= node.depth:
-                return
-            yield self.nodes[position]
+        """Return the text of a node, its description, or the texts inside it."""
+        if node.label:
+            return node.label
+        inside = itertools.takewhile(lambda each: each.depth > node.depth, self.nodes[node.position + 1 :])
+        return " ".join(each.label for each in inside if each.is_seen and each.label)
 
     def find_value(self, label: Node) -> tuple[str, str] | None:
-        """Return a label without its colon, and the text that belongs to it: what follows the colon, else the next text
-        below the same parent, or below the parent of that."""
+        """Return a label and its value: the text after its colon, or the next text below its parent or grandparent."""
         key, _, rest = self.text_of(label).partition(":")
         if rest.strip():
             return key.strip(), rest.strip()
-        behind = self.nodes[label.position + 1 :]
         for above in (label.parent, None if label.parent is None else label.parent.parent):
-            for node in behind:
+            for node in self.nodes[label.position + 1 :]:
                 if above is None or node.depth <= above.depth:
                     break
-                if node.is_seen and (node.text or node.description):
-                    return key.strip(), node.text or node.description
+                if node.is_seen and node.label:
+                    return key.strip(), node.label
         return None
 
     def write_snapshot(self, refs: dict[str, NodeKey], next_ref: Iterator[int]) -> str:
-        """Return a line per node that has a role, a name or a text, and set `refs` to theirs. A node that had one in
-        the last snapshot keeps it."""
-        known = {key: ref for ref, key in refs.items()}
+        """Return a line per node with a role, a name or a text, and set `refs` to their refs.
+
+        A node keeps its ref from the last snapshot.
+        """
+        earlier = {key: ref for ref, key in refs.items()}
         refs.clear()
         lines: list[str] = []
         shown: list[int] = []
-        """The depths of the nodes around the current one that have a line."""
+        """The depths of the ancestors that have a line."""
         for node in self.nodes:
             while shown and shown[-1] >= node.depth:
                 shown.pop()
-            if not node.is_seen or (node.role == "generic" and not (node.text or node.description)):
+            if not node.is_seen or (node.role == "generic" and not node.label):
                 continue
-            ref = known.get(node.key) or f"e{next(next_ref)}"
+            value = f": {_quote(node.text)}" if node.is_editable and node.text else ""
+            ref = earlier.get(node.key) or f"e{next(next_ref)}"
             refs[ref] = node.key
-            lines.append(f"{'  ' * len(shown)}- {_describe(node)} [ref={ref}]{_value(node)}")
+            lines.append(f"{'  ' * len(shown)}- {_describe(node)} [ref={ref}]{value}")
             shown.append(node.depth)
         return "\n".join(lines)
 
 
 def _describe(node: Node) -> str:
-    name = node.description if node.is_editable else node.text or node.description
-    words = [node.role]
-    if name:
-        words.append(_quote(name))
+    name = node.description if node.is_editable else node.label
+    words = [node.role, *([_quote(name)] if name else [])]
     if node.resource_id:
         words.append(f"[id={_short(node.resource_id)}]")
-    words += [
-        f"[{state}]" for state in ("checked", "selected", "focused", "scrollable", "password") if state in node.states
-    ]
+    shown = ("checked", "selected", "focused", "scrollable", "password")
+    words += [f"[{state}]" for state in shown if state in node.states]
     if "clickable" in node.states and node.role not in _CLICKED:
         words.append("[clickable]")
     if "enabled" not in node.states:
         words.append("[disabled]")
     return " ".join(words)
-
-
-def _value(node: Node) -> str:
-    return f": {_quote(node.text)}" if node.is_editable and node.text else ""
 
 
 def _quote(text: str) -> str:
@@ -208,94 +198,72 @@ def _short(resource_id: str) -> str:
 
 
 def parse_dump(dump: bytes) -> Hierarchy:
-    """Return what a dump shows, whatever stands around it. Raises ValueError, with what the phone said instead."""
+    """Return the nodes of a dump. Raises ValueError, with the phone's message."""
     text = dump.decode("utf-8", "replace")
     start, end = text.find("<hierarchy"), text.rfind("</hierarchy>")
     if start < 0 or end < start:
         raise ValueError(_explain(text))
-    reader = _Reader()
+    nodes: list[Node] = []
+    above: list[tuple[Node | None, Iterator[int]]] = [(None, itertools.count())]
+    """The open elements: for each its node or the nearest one above it, and the places of its children."""
+
+    def open_element(name: str, attributes: dict[str, str]) -> None:
+        parent, places = above[-1]
+        place, node = next(places), parent
+        if name == "node" or "class" in attributes:
+            if len(nodes) >= MAX_NODES or len(above) > MAX_DEPTH + 1:
+                raise ValueError(f"the dump has more than {MAX_NODES} nodes, or more than {MAX_DEPTH} in each other")
+            node = _read_node(attributes, parent, place, len(nodes))
+            nodes.append(node)
+        above.append((node, itertools.count()))
+
+    def refuse(*_: object) -> None:
+        raise ValueError("the dump declares a document type")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = open_element
+    parser.EndElementHandler = lambda name: above.pop()
+    parser.StartDoctypeDeclHandler = refuse
     try:
-        reader.read(_clean(text[start : end + len("</hierarchy>")]))
+        parser.Parse(_clean(text[start : end + len("</hierarchy>")]), True)
     except expat.ExpatError as error:
-        raise ValueError(f"the dump is no XML: {error}") from None
-    if not reader.nodes:
+        raise ValueError(f"the dump is not XML: {error}") from None
+    if not nodes:
         raise ValueError("the dump has no nodes")
-    return Hierarchy(reader.nodes)
+    return Hierarchy(nodes)
 
 
 def _explain(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        return "it said nothing"
-    told = next((line for line in lines if "ERROR" in line or "rror:" in line), lines[-1])
-    hint = (
-        " (is the screen off?)" if "null root" in told else " (something moves all the time)" if "idle" in told else ""
-    )
-    return f"it said {told[:200]!r}{hint}"
+        return "its answer was empty"
+    line = next((line for line in lines if "ERROR" in line or "rror:" in line), lines[-1])
+    hints = {"null root": " (is the screen off?)", "idle": " (something moves all the time)"}
+    return f"it answered {line[:200]!r}" + next((hint for sign, hint in hints.items() if sign in line), "")
 
 
 def _clean(xml: str) -> str:
-    """Make XML of what is nearly so: references to characters that no XML may have are replaced."""
+    """Replace characters, and references to characters, that are illegal in XML."""
     xml = _PAIR.sub(lambda pair: chr(0x10000 + ((int(pair[1]) - 0xD800) << 10) + int(pair[2]) - 0xDC00), xml)
 
     def check(reference: re.Match[str]) -> str:
         number = int(reference[1][1:], 16) if reference[1][0] == "x" else int(reference[1])
-        is_legal = number <= 0x10FFFF and not _ILLEGAL.match(chr(number))
-        return reference[0] if is_legal else "\ufffd"
+        return reference[0] if number <= 0x10FFFF and not _ILLEGAL.match(chr(number)) else "\ufffd"
 
     return _ILLEGAL.sub("\ufffd", _REFERENCE.sub(check, xml))
-
-
-class _Reader:
-    """Makes nodes of the elements as they are read."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self._above: list[Node | None] = []
-        self._counts: list[int] = []
-        self._parser = expat.ParserCreate()
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._parser.StartDoctypeDeclHandler = self._refuse
-
-    def read(self, xml: str) -> None:
-        self._parser.Parse(xml, True)
-
-    def _refuse(self, *_: object) -> None:
-        raise ValueError("the dump declares a document type, which no dump does")
-
-    def _start(self, name: str, told: dict[str, str]) -> None:
-        place = self._counts[-1] if self._counts else 0
-        if self._counts:
-            self._counts[-1] += 1
-        self._counts.append(0)
-        parent = self._above[-1] if self._above else None
-        if name != "node" and "class" not in told:
-            self._above.append(parent)
-            return
-        if len(self.nodes) >= MAX_NODES:
-            raise ValueError(f"the dump has more than {MAX_NODES} nodes")
-        if len(self._above) > MAX_DEPTH:
-            raise ValueError(f"the dump has nodes below more than {MAX_DEPTH} others")
-        self._above.append(node := _read_node(told, parent, place, len(self.nodes)))
-        self.nodes.append(node)
-
-    def _end(self, name: str) -> None:
-        self._above.pop()
-        self._counts.pop()
 
 
 _STATES = ("checkable", "checked", "clickable", "enabled", "focused", "scrollable", "password", "selected")
 
 
-def _read_node(told: dict[str, str], parent: Node | None, place: int, position: int) -> Node:
-    bounds = _BOUNDS.search(told.get("bounds", ""))
-    states = {state for state in _STATES if told.get(state) == "true"}
-    if "enabled" not in told:
+def _read_node(attributes: dict[str, str], parent: Node | None, place: int, position: int) -> Node:
+    bounds = _BOUNDS.search(attributes.get("bounds", ""))
+    states = {state for state in _STATES if attributes.get(state) == "true"}
+    if "enabled" not in attributes:
         states.add("enabled")
-    if told.get("visible-to-user") == "false":
+    if attributes.get("visible-to-user") == "false":
         states.add("invisible")
-    class_name = told.get("class", "")
+    class_name = attributes.get("class", "")
     role = _ROLES.get(class_name.rpartition(".")[2].removeprefix("AppCompat").removeprefix("Material"), "generic")
     if role == "generic" and "checkable" in states:
         role = "checkbox"
@@ -305,10 +273,10 @@ def _read_node(told: dict[str, str], parent: Node | None, place: int, position: 
         position=position,
         depth=0 if parent is None else parent.depth + 1,
         parent=parent,
-        text=told.get("text", ""),
-        description=told.get("content-desc", ""),
-        resource_id=told.get("resource-id", ""),
-        package=told.get("package", ""),
+        text=attributes.get("text", ""),
+        description=attributes.get("content-desc", ""),
+        resource_id=attributes.get("resource-id", ""),
+        package=attributes.get("package", ""),
         class_name=class_name,
         box=(int(bounds[1]), int(bounds[2]), int(bounds[3]), int(bounds[4])) if bounds else (0, 0, 0, 0),
         states=frozenset(states),

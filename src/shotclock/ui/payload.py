@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, cast
 from ..core.clocks import reserve_ms_for
 from ..core.errors import Failure, SideEffects
 from ..core.validation import After, Before, Limits, Part, ValidationError, field
-from ..core.value_types import value
+from ..core.value_types import replace, value
 
 Mode = Literal["direct", "artifact_compiled", "best_effort"]
 MODES: tuple[Mode, ...] = ("direct", "artifact_compiled", "best_effort")
@@ -112,37 +112,37 @@ def _check_key(key: str) -> str:
 Interaction = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_INTERACTION_MS)]
 Wait = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_WAIT_MS)]
 Navigation = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_NAVIGATION_MS)]
-Sleep = Annotated[int, Before(_milliseconds, int), Limits(ge=0, le=MAX_SLEEP_MS)]
+SleepTime = Annotated[int, Before(_milliseconds, int), Limits(ge=0, le=MAX_SLEEP_MS)]
 TextSize = Annotated[int, Limits(ge=1, le=MAX_SNAPSHOT_BYTES)]
 Point = Annotated[float, Before(_decimal, float), Limits(ge=0, le=100_000)]
 Identifier = Annotated[str, Limits(max_length=128, pattern=r"\S")]
 MatcherText = Annotated[str, Limits(max_length=512, pattern=r"\S")]
 Address = Annotated[str, Limits(max_length=2_048, pattern=r"\S")]
-Direction = Literal["up", "down", "left", "right"]
+Direction = Annotated[
+    Literal["up", "down", "left", "right"], Help("up, down, left or right [down].", "direction", by_place=True)
+]
 
 
-def _timeout() -> Any:
-    return field(default=None, keys=("timeoutMs",))
+class CamelPart(Part):
+    """A part of a payload: its keys are the names of its fields in camelCase."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, info in cls.model_fields.items():
+            first, *words = name.split("_")
+            cls.model_fields[name] = replace(info, keys=(first + "".join(map(str.capitalize, words)),))
 
 
-class Matcher(Part):
+class Matcher(CamelPart):
     """The criteria for a node. All of them must hold; the first visible node that fits is used."""
 
     ref: Annotated[MatcherText | None, Help("The node's ref in the last snapshot, as in [ref=e12].")] = None
-    text_equals: Annotated[MatcherText | None, Help("The node's text.", "text")] = field(
-        default=None, keys=("textEquals",)
-    )
-    text_contains: Annotated[MatcherText | None, Help("A part of the node's text.")] = field(
-        default=None, keys=("textContains",)
-    )
-    resource_id: Annotated[MatcherText | None, Help("The node's test id or resource id.", "id")] = field(
-        default=None, keys=("resourceId",)
-    )
+    text_equals: Annotated[MatcherText | None, Help("The node's text.", "text")] = None
+    text_contains: Annotated[MatcherText | None, Help("A part of the node's text.")] = None
+    resource_id: Annotated[MatcherText | None, Help("The node's test id or resource id.", "id")] = None
     role: Annotated[MatcherText | None, Help("The node's role: button, link, textbox, …")] = None
-    content_desc_equals: Annotated[MatcherText | None, Help("The node's label or description.", "label")] = field(
-        default=None, keys=("contentDescEquals",)
-    )
-    content_desc_contains: MatcherText | None = field(default=None, keys=("contentDescContains",))
+    content_desc_equals: Annotated[MatcherText | None, Help("The node's label or description.", "label")] = None
+    content_desc_contains: MatcherText | None = None
     css: Annotated[MatcherText | None, Help("A CSS selector, on a browser.")] = None
 
     def check_together(self) -> None:
@@ -159,7 +159,7 @@ class Matcher(Part):
         return ", ".join(f"{name}={text!r}" for name, text in self.criteria.items())
 
 
-class Coordinate(Part):
+class Coordinate(CamelPart):
     """A point on the screen or in the viewport, from its upper left."""
 
     x: Point
@@ -168,35 +168,50 @@ class Coordinate(Part):
 
 # --- actions ------------------------------------------------------------------------------------------------
 
-
-class Params(Part):
-    """The params of one type of action. A param without a `Help` is only for payloads."""
+ACTION_TYPES: dict[str, type[Params]] = {}
 
 
-class OpenApp(Params):
-    application_id: Annotated[Identifier, Help("An address, or the id of an app.", "target", by_place=True)] = field(
-        keys=("applicationId",)
-    )
-    timeout_ms: Interaction | None = _timeout()
+class Params(CamelPart):
+    """The params of one type of action. A param without a `Help` is only for payloads.
+
+    `mutates`: it may change anything, on the device or on a server. `is_wait`: its budget adds to those of the other
+    waits, while an interaction ends as soon as its node is found.
+    """
+
+    mutates = False
+    is_wait = False
+    default_ms = DEFAULT_BUDGET_MS
+
+    def __init_subclass__(
+        cls, *, action: str, mutates: bool = False, is_wait: bool = False, default_ms: int = DEFAULT_BUDGET_MS
+    ) -> None:
+        super().__init_subclass__()
+        cls.mutates, cls.is_wait, cls.default_ms = mutates, is_wait, default_ms
+        ACTION_TYPES[action] = cls
 
 
-class OpenUri(Params):
+class OpenApp(Params, action="open_app", mutates=True):
+    application_id: Annotated[Identifier, Help("An address, or the id of an app.", "target", by_place=True)]
+    timeout_ms: Interaction | None = None
+
+
+class OpenUri(Params, action="open_uri", mutates=True, default_ms=MAX_INTERACTION_MS):
     uri: Annotated[Address, Help("An address, or the id of an app.", "target", by_place=True)]
-    timeout_ms: Interaction | None = _timeout()
+    timeout_ms: Interaction | None = None
 
 
-class CloseApp(Params):
-    application_id: Identifier | None = field(default=None, keys=("applicationId",))
+class CloseApp(Params, action="close_app", mutates=True):
+    application_id: Identifier | None = None
 
 
-class Click(Params):
+class Click(Params, action="click", mutates=True):
     matcher: Matcher | None = None
     coordinate: Annotated[Coordinate | None, Help("A point instead of a node.", "at", only_cli=True)] = None
     click_type: Annotated[
         Literal["default", "long_click", "focus"],
         Help("", flags={"long": ("long_click", "Make a long click."), "focus": ("focus", "Only focus the node.")}),
-    ] = field(default="default", keys=("clickType",))
-    timeout_ms: Interaction | None = _timeout()
+    ] = "default"
+    timeout_ms: Interaction | None = None
 
     def check_together(self) -> None:
         if (self.matcher is None) == (self.coordinate is None):
@@ -205,121 +220,81 @@ class Click(Params):
             raise ValueError("cannot focus a coordinate: use a matcher")
 
 
-class EnterText(Params):
+class EnterText(Params, action="enter_text", mutates=True):
     matcher: Matcher
     text: Annotated[str, Help("The text to enter.", "words", by_place=True)]
     clear: Annotated[bool, Help("", flags={"keep": (False, "Append to the present text.")})] = True
     submit: Annotated[bool, Help("Press Enter afterwards.")] = False
-    timeout_ms: Interaction | None = _timeout()
+    timeout_ms: Interaction | None = None
 
 
-class PressKey(Params):
+class PressKey(Params, action="press_key", mutates=True):
     key: Annotated[str, After(_check_key), Help("enter, back, arrow_down, ctrl+a, a character, …", by_place=True)]
 
 
-class Scroll(Params):
-    direction: Annotated[Direction, Help("up, down, left or right [down].", by_place=True)] = "down"
+class Scroll(Params, action="scroll", mutates=True):
+    direction: Direction = "down"
     container: Matcher | None = None
-    distance_ratio: Annotated[float, Before(_decimal, float)] = field(
-        default=0.7, keys=("distanceRatio",), ge=0.05, le=1
-    )
-    timeout_ms: Interaction | None = _timeout()
+    distance_ratio: Annotated[float, Before(_decimal, float)] = field(default=0.7, ge=0.05, le=1)
+    timeout_ms: Interaction | None = None
 
 
-class ScrollUntil(Params):
+class ScrollUntil(Params, action="scroll_until", mutates=True, is_wait=True, default_ms=MAX_INTERACTION_MS):
     matcher: Matcher
-    direction: Annotated[Direction, Help("up, down, left or right [down].", by_place=True)] = "down"
+    direction: Direction = "down"
     container: Matcher | None = None
-    max_scrolls: int = field(default=20, keys=("maxScrolls",), ge=1, le=50)
-    timeout_ms: Wait | None = _timeout()
+    max_scrolls: int = field(default=20, ge=1, le=50)
+    timeout_ms: Wait | None = None
 
 
-class ReadText(Params):
+class ReadText(Params, action="read_text"):
     matcher: Matcher
     all: Annotated[bool, Help("Read all nodes that match.")] = False
-    max_bytes: TextSize = field(default=DEFAULT_SNAPSHOT_BYTES, keys=("maxBytes",))
-    timeout_ms: Interaction | None = _timeout()
+    max_bytes: TextSize = DEFAULT_SNAPSHOT_BYTES
+    timeout_ms: Interaction | None = None
 
 
-class ReadKeyValuePair(Params):
-    label_matcher: Matcher = field(keys=("labelMatcher",))
-    timeout_ms: Interaction | None = _timeout()
+class ReadKeyValuePair(Params, action="read_key_value_pair"):
+    label_matcher: Matcher
+    timeout_ms: Interaction | None = None
 
 
-class SnapshotUi(Params):
-    max_bytes: Annotated[TextSize, Help("The most text to return, in bytes [24000].")] = field(
-        default=DEFAULT_SNAPSHOT_BYTES, keys=("maxBytes",)
-    )
+class SnapshotUi(Params, action="snapshot_ui"):
+    max_bytes: Annotated[TextSize, Help("The most text to return, in bytes [24000].")] = DEFAULT_SNAPSHOT_BYTES
     format: Literal["text", "ascii"] = "text"
-    timeout_ms: Interaction | None = _timeout()
+    timeout_ms: Interaction | None = None
 
 
-class TakeScreenshot(Params):
+class TakeScreenshot(Params, action="take_screenshot"):
     path: Annotated[
         Address | None,
         Help("The file to write; without it, the image is in the result.", "file", by_place=True, only_cli=True),
     ] = None
-    timeout_ms: Interaction | None = _timeout()
+    timeout_ms: Interaction | None = None
 
 
-class SleepParams(Params):
-    duration_ms: Annotated[Sleep, Help("The milliseconds to sleep.", "ms", by_place=True)] = field(keys=("durationMs",))
+class Sleep(Params, action="sleep", is_wait=True):
+    duration_ms: Annotated[SleepTime, Help("The milliseconds to sleep.", "ms", by_place=True)]
 
 
-class WaitForNode(Params):
+class WaitForNode(Params, action="wait_for_node", is_wait=True):
     matcher: Matcher
     state: Annotated[
         Literal["visible", "hidden"], Help("", flags={"hidden": ("hidden", "Wait until no such node is visible.")})
     ] = "visible"
-    timeout_ms: Annotated[Wait | None, Help("The longest wait, in ms [10000, at most 60000].", "timeout")] = _timeout()
+    timeout_ms: Annotated[Wait | None, Help("The longest wait, in ms [10000, at most 60000].", "timeout")] = None
 
 
-class WaitForNavigation(Params):
-    expected_package: Annotated[Identifier | None, Help("The app in the foreground.", "app")] = field(
-        default=None, keys=("expectedPackage",)
-    )
-    expected_node: Matcher | None = field(default=None, keys=("expectedNode",))
-    expected_url: Annotated[Address | None, Help("The address, with * for any text.", "url")] = field(
-        default=None, keys=("expectedUrl",)
-    )
-    timeout_ms: Annotated[Navigation, Help("The longest wait, in ms, at most 30000. Required.", "timeout")] = field(
-        keys=("timeoutMs",)
-    )
+class WaitForNavigation(Params, action="wait_for_navigation", is_wait=True):
+    expected_package: Annotated[Identifier | None, Help("The app in the foreground.", "app")] = None
+    expected_node: Matcher | None = None
+    expected_url: Annotated[Address | None, Help("The address, with * for any text.", "url")] = None
+    timeout_ms: Annotated[Navigation, Help("The longest wait, in ms, at most 30000. Required.", "timeout")]
 
     def check_together(self) -> None:
         if self.expected_package is None and self.expected_node is None and self.expected_url is None:
             raise ValueError("must have at least one of expectedPackage, expectedNode, expectedUrl")
 
-
-@value
-class ActionType:
-    """One type of action: its params and its effect."""
-
-    params: type[Params]
-    mutates: bool
-    """Whether it may change anything, on the device or on a server."""
-    is_wait: bool = False
-    """Whether its budget adds to those of the other waits. An interaction ends as soon as its node is found."""
-    default_ms: int = DEFAULT_BUDGET_MS
-
-
-ACTION_TYPES: dict[str, ActionType] = {
-    "open_app": ActionType(OpenApp, True),
-    "open_uri": ActionType(OpenUri, True, default_ms=MAX_INTERACTION_MS),
-    "close_app": ActionType(CloseApp, True),
-    "click": ActionType(Click, True),
-    "enter_text": ActionType(EnterText, True),
-    "press_key": ActionType(PressKey, True),
-    "scroll": ActionType(Scroll, True),
-    "scroll_until": ActionType(ScrollUntil, True, is_wait=True, default_ms=MAX_INTERACTION_MS),
-    "read_text": ActionType(ReadText, False),
-    "read_key_value_pair": ActionType(ReadKeyValuePair, False),
-    "snapshot_ui": ActionType(SnapshotUi, False),
-    "take_screenshot": ActionType(TakeScreenshot, False),
-    "sleep": ActionType(SleepParams, False, is_wait=True),
-    "wait_for_node": ActionType(WaitForNode, False, is_wait=True),
-    "wait_for_navigation": ActionType(WaitForNavigation, False, is_wait=True),
-}
 
 # --- executions ---------------------------------------------------------------------------------------------
 
@@ -333,13 +308,9 @@ class Action:
     params: Params
 
     @property
-    def kind(self) -> ActionType:
-        return ACTION_TYPES[self.type]
-
-    @property
     def limit_ms(self) -> int | None:
         """Return the budget that the action declares; for a sleep, its duration."""
-        if isinstance(self.params, SleepParams):
+        if isinstance(self.params, Sleep):
             return self.params.duration_ms
         return cast("int | None", getattr(self.params, "timeout_ms", None))
 
@@ -359,7 +330,7 @@ class Execution:
 
     @property
     def mutates(self) -> bool:
-        return any(action.kind.mutates for action in self.actions)
+        return any(action.params.mutates for action in self.actions)
 
     @property
     def plan(self) -> dict[str, object]:
@@ -372,12 +343,12 @@ class Execution:
         }
 
 
-class _PayloadPart(Part):
-    command_id: Identifier = field(keys=("commandId",))
-    task_id: Identifier = field(keys=("taskId",))
+class _PayloadPart(CamelPart):
+    command_id: Identifier
+    task_id: Identifier
     source: Annotated[str, Limits(max_length=64, pattern=r"\S")]
-    expected_format: Literal["android-ui-automator", "aria"] = field(keys=("expectedFormat",))
-    timeout_ms: Any = field(keys=("timeoutMs",))
+    expected_format: Literal["android-ui-automator", "aria"]
+    timeout_ms: Any
     mode: Mode = "direct"
     actions: list[Any]
 
@@ -480,7 +451,7 @@ class _PayloadReader:
             return None
         params = written.get("params", {})
         if isinstance(params, dict):
-            params = self._check(kind.params, params, f"{path}.params", written, f"{action_type} params.")
+            params = self._check(kind, params, f"{path}.params", written, f"{action_type} params.")
         return None if head is None or params is None else Action(head.id, head.type, params)
 
     def _check_budgets(self, timeout_ms: int, actions: list[Action]) -> None:
@@ -498,7 +469,7 @@ class _PayloadReader:
                 name = "durationMs" if action.type == "sleep" else "timeoutMs"
                 message = f"{action.type} params.{name} of {limit_ms} ms does not fit; {advice(limit_ms)}"
                 self._note(f"actions.{place}.params.{name}", message, {"id": action.id, "type": action.type})
-        waits = [action for action in actions if action.kind.is_wait and action.limit_ms]
+        waits = [action for action in actions if action.params.is_wait and action.limit_ms]
         total = sum(action.limit_ms or 0 for action in waits)
         if fits and total > usable:
             parts = ", ".join(f"{action.id} {action.limit_ms}" for action in waits)

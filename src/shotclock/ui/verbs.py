@@ -73,7 +73,7 @@ class Verb:
 
     @property
     def inputs(self) -> list[Input]:
-        found = {each.name: each for action in self.actions for each in _inputs_of(ACTION_TYPES[action].params)}
+        found = {each.name: each for action in self.actions for each in _inputs_of(ACTION_TYPES[action])}
         return [*found.values(), *self.more]
 
     @property
@@ -146,7 +146,7 @@ def _choose(verb: Verb, values: Mapping[str, object]) -> str:
 
 def _fill(action_type: str, values: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the params, and the missing inputs with their texts."""
-    part = ACTION_TYPES[action_type].params
+    part = ACTION_TYPES[action_type]
     params: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for each in _inputs_of(part):
