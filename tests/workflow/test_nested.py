@@ -105,7 +105,7 @@ def test_a_child_that_gives_itself_more_than_the_run_has_is_an_error_too(lint_fi
     files = {"main.yaml": f"timeout: 60\n{runs('c.yaml')}", "c.yaml": f"timeout: 5m\n{GOOD}"}
     found = [finding for finding in lint_files(files) if finding.is_error]
     assert brief(found) == [("budget/longer-than-step", None, "steps.sub.timeout")]
-    assert "c.yaml says it may take 5m, and has only 59s inside this step" in found[0].message
+    assert "c.yaml may take 5m by its own timeout, and has only 59s in this step" in found[0].message
     assert not any(finding.is_error for finding in lint_files({**files, "main.yaml": runs("c.yaml")}))
 
 

@@ -1,4 +1,4 @@
-"""Checks of a workflow of the right shape, before anything runs: its graph, clocks, budgets, tools and nested files."""
+"""Checks of a workflow before anything runs: its graph, clocks, budgets, commands, tools and nested files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from importlib.machinery import PathFinder
 from itertools import islice
@@ -18,6 +18,7 @@ from ..core.errors import Failure
 from ..core.json_values import as_text
 from ..core.overtime import OvertimeError
 from ..core.value_types import field, record, replace
+from ..process.unsupervised import read_error_output
 from ..providers.command import SHELL, CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
@@ -49,36 +50,36 @@ from .schema import (
     is_template,
     uses_templates,
 )
+from .shell_quoting import Unsafe, find_refusals, find_unheard, find_variable_refusal, with_references
+from .template_check import check_templates
+from .templates import with_marks
 
 HOUR_S, DAY_S = 3_600, 86_400
-# A bare number of seconds from here on is looked at; one of milliseconds below this is gone before anything answers.
-MANY_SECONDS, LONGEST_DAYS = HOUR_S, 30
-FEW_MILLISECONDS = 100
-# No model answers and no repository is cloned in less.
-FEW_FOR_NETWORK = 1000
-# Workflows in workflows: deeper than this nobody can follow, and so many files nobody wrote.
+# Bare numbers that are probably in the other unit: seconds from the first, milliseconds below the second; the third is
+# for models and repositories.
+MANY_SECONDS, FEW_MILLISECONDS, FEW_FOR_NETWORK = HOUR_S, 100, 1000
+LONGEST_DAYS = 30
+# Workflows in workflows: levels, files, and bytes, where a file counts once for each limit it is run under. More bytes
+# would take minutes.
 NESTING_LIMIT, NESTED_FILES_LIMIT = 10, 100
-# Bytes of them that are looked at, a file once for each limit it is run under. More would take minutes.
 NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
-# Commands of a file that a shell is asked to read, and how long it may take for one: loading it from a slow disk.
+# Commands of a file that are checked with `sh -n`, and the time for one, which includes loading the shell.
 SYNTAX_CHECKS_LIMIT, SYNTAX_LIMIT_S = 100, 2.0
-# Words that no shell could misread, and commands that change how the shell reads the lines after them.
+# Commands without any syntax, and commands that change how the shell reads later lines.
 _PLAIN_COMMAND = re.compile(
     r"(?! *(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
 )
 _TEACHING = re.compile(r"\b(?:alias|shopt)\b")
-# Values of one command that are told of.
+# Values of one command that are reported.
 REFUSALS_LIMIT = 10
 
 
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
-    """Return what is wrong with a file: errors first as they stand in the file, then warnings; then the same of the
-    files that it runs.
+    """Return the findings of a file: errors in their order, then warnings; then those of the files that it runs.
 
-    `timeout_ms` is the caller's own limit on the run. What does not fit only because of it is a warning: a file is not
-    wrong because somebody has less time than it asks for.
+    `timeout_ms` is the caller's own limit on the run. An error that is caused only by that limit is a warning.
     """
-    above = (_identity(loaded.source),)
+    above = (_identity_of(loaded.source),)
     found = _Nesting(unattended).findings(loaded, None, above)
     if not timeout_ms:
         return found
@@ -90,8 +91,7 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
 
 
 def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
-    """Return a warning for each variable that the file needs and that is not set here: it may be set where the file
-    runs."""
+    """Return a warning for each variable that the file needs and that is not set here."""
     workflow = loaded.workflow or loaded.salvaged
     if workflow is None:
         return []
@@ -104,18 +104,23 @@ def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
 # --- files that run files ---------------------------------------------------------------------------------
 
 
-def _identity(source: Source) -> str:
-    return os.path.realpath(source.folder / os.path.basename(source.name))
+def identity(file: str | Path) -> str:
+    """Return the real path of a file."""
+    return os.path.realpath(file)
+
+
+def _identity_of(source: Source) -> str:
+    return identity(source.folder / os.path.basename(source.name))
 
 
 @record
 class _Nesting:
-    """One look at a file and everything that it runs; each file once for each limit it is run under."""
+    """The check of a file and all files that it runs, each once for each limit it is run under."""
 
     unattended: bool
     seen: set[tuple[str, int | None]] = field(default_factory=set)
     files: dict[str, Loaded | Finding] = field(default_factory=dict)
-    looked_at: int = 0
+    checked_bytes: int = 0
 
     def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
         workflow = loaded.workflow or loaded.salvaged
@@ -126,15 +131,9 @@ class _Nesting:
         own = [*_check_file(workflow, timeout_ms, self.unattended and is_whole, prompts), *flaws]
         own += _check_references(workflow, loaded.source.folder)
         below: list[Finding] = []
-        for step_id, step in workflow.steps.items():
-            if isinstance(step, WorkflowStep) and "{{" not in step.workflow:
-                here, inside = self._check_nested(loaded, workflow, ("steps", step_id), step, timeout_ms, above)
-                own += here
-                below += inside
-        for name, tool in workflow.tools.items():
-            if tool.workflow is not None:
-                step = WorkflowStep(type="workflow", workflow=tool.workflow)
-                here, inside = self._check_nested(loaded, workflow, ("tools", name), step, timeout_ms, above)
+        for path, step in _nested_files(workflow):
+            if "{{" not in step.workflow:
+                here, inside = self._check_nested(loaded, workflow, path, step, timeout_ms, above)
                 own += here
                 below += inside
         if not is_whole:
@@ -150,40 +149,36 @@ class _Nesting:
         timeout_ms: int | None,
         above: tuple[str, ...],
     ) -> tuple[list[Finding], list[Finding]]:
-        """Return what is wrong with running that file from here, and what is wrong inside it."""
+        """Return the findings about running that file from here, and the findings inside it."""
         path = (*where, "workflow")
-        if self.looked_at > NESTED_SIZE_LIMIT:
-            return [], []  # that it is too much was said
+        if self.checked_bytes > NESTED_SIZE_LIMIT:
+            return [], []  # reported already
         file = parent.source.folder / step.workflow
         child = self._load(file, path)
         if isinstance(child, Finding):
             return [child], []
-        identity = _identity(child.source)
-        if identity in above:
-            circle = [*above[above.index(identity) :], identity]
-            names = " → ".join(os.path.basename(name) for name in circle)
-            return [Finding("nested/circle", f"files run each other: {names}", path)], []
+        own = _identity_of(child.source)
+        if own in above:
+            return [Finding("nested/circle", _circle_in_words(own, above), path)], []
         if len(above) >= NESTING_LIMIT:
             return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
         limit_ms = _limit_ms(workflow, step, timeout_ms)
         here = list(_check_fit(child, str(where[1]), step, limit_ms)) if where[0] == "steps" else []
-        if (identity, limit_ms) in self.seen:
+        if (own, limit_ms) in self.seen:
             return here, []
-        self.seen.add((identity, limit_ms))
-        self.looked_at += child.source.size
-        if self.looked_at > NESTED_SIZE_LIMIT:
-            message = (
-                f"runs other files of more than {NESTED_SIZE_LIMIT} bytes, each as often as it is given another limit"
-            )
+        self.seen.add((own, limit_ms))
+        self.checked_bytes += child.source.size
+        if self.checked_bytes > NESTED_SIZE_LIMIT:
+            message = f"runs other files of more than {NESTED_SIZE_LIMIT} bytes, counted once for each limit of a file"
             return [*here, Finding("nested/files", message, path)], []
-        inside = self.findings(child, limit_ms, (*above, identity))
+        inside = self.findings(child, limit_ms, (*above, own))
         return here, [found if found.file else replace(found, file=child.source.name) for found in inside]
 
     def _load(self, file: Path, path: Path_) -> Loaded | Finding:
         key = str(file)
         if key in self.files:
-            known = self.files[key]
-            return replace(known, path=path) if isinstance(known, Finding) else known
+            loaded_before = self.files[key]
+            return replace(loaded_before, path=path) if isinstance(loaded_before, Finding) else loaded_before
         if len(self.files) >= NESTED_FILES_LIMIT:
             return Finding("nested/files", f"runs more than {NESTED_FILES_LIMIT} other files", path)
         loaded = _try_load(file)
@@ -194,6 +189,21 @@ class _Nesting:
         else:
             self.files[key] = loaded
         return self.files[key]
+
+
+def _nested_files(workflow: WorkflowFile) -> Iterator[tuple[Path_, WorkflowStep]]:
+    """Yield the steps and tools that run another file, tools as steps."""
+    for step_id, step in workflow.steps.items():
+        if isinstance(step, WorkflowStep):
+            yield ("steps", step_id), step
+    for name, tool in workflow.tools.items():
+        if tool.workflow is not None:
+            yield ("tools", name), WorkflowStep(type="workflow", workflow=tool.workflow)
+
+
+def _circle_in_words(file: str, above: tuple[str, ...]) -> str:
+    names = (*above[above.index(file) :], file)
+    return f"files run each other: {' → '.join(os.path.basename(name) for name in names)}"
 
 
 def _try_load(file: Path) -> Loaded | Failure:
@@ -217,7 +227,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _limit_ms(workflow: WorkflowFile, step: StepPart, timeout_ms: int | None) -> int | None:
-    """Return how long a step can last at most: its own timeout, inside the run's. None is no limit."""
+    """Return the longest time of a step: its own timeout, inside that of the run. None is no limit."""
     run_ms = min((limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit), default=None)
     inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
     return min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
@@ -228,18 +238,18 @@ def _check_fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | 
     if workflow is None:
         return
     name, path = os.path.basename(child.source.name), ("steps", step_id, "inputs")
-    asked_ms = run_timeout_ms(workflow)
-    if limit_ms is not None and asked_ms is not None and asked_ms > limit_ms - reserve_ms_for(limit_ms):
+    own_ms = run_timeout_ms(workflow)
+    if limit_ms is not None and own_ms is not None and own_ms > limit_ms - reserve_ms_for(limit_ms):
         most = format_duration(limit_ms - reserve_ms_for(limit_ms))
-        message = f"{name} says it may take {format_duration(asked_ms)}, and has only {most} inside this step"
+        message = f"{name} may take {format_duration(own_ms)} by its own timeout, and has only {most} in this step"
         yield Finding("budget/longer-than-step", message, ("steps", step_id, "timeout"))
     for wanted, part in workflow.inputs.items():
         if part.required and part.default is None and wanted not in step.inputs:
             yield Finding("nested/input", f"{name} needs the input {wanted!r}", path)
-    for given in step.inputs:
-        if given not in workflow.inputs:
-            hint = suggest(given, workflow.inputs, otherwise="there are ")
-            yield Finding("nested/input", f"{name} has no input {given!r}", (*path, given), suggestion=hint)
+    for written in step.inputs:
+        if written not in workflow.inputs:
+            hint = suggest(written, workflow.inputs, otherwise="there are ")
+            yield Finding("nested/input", f"{name} has no input {written!r}", (*path, written), suggestion=hint)
 
 
 def _locate(loaded: Loaded, found: Finding) -> Finding:
@@ -258,38 +268,39 @@ def _check_file(
 ) -> Iterator[Finding]:
     graph = list(islice(_check_graph(workflow), FINDINGS_LIMIT))
     yield from graph
-    yield from _check_clocks(workflow)
-    yield from islice(_check_tools(workflow), FINDINGS_LIMIT)
-    yield from islice(_check_schemas(workflow), FINDINGS_LIMIT)
-    yield from islice(_check_scripts(workflow), FINDINGS_LIMIT)
-    yield from islice(_check_syntax(workflow), FINDINGS_LIMIT)
-    yield from islice(_check_variables(workflow), FINDINGS_LIMIT)
+    for check in (
+        _check_clocks,
+        _check_tools,
+        _check_schemas,
+        _check_scripts,
+        _check_syntax,
+        _check_variables,
+        _check_models,
+    ):
+        yield from islice(check(workflow), FINDINGS_LIMIT)
     yield from _check_questions(workflow, unattended)
-    yield from islice(_check_models(workflow), FINDINGS_LIMIT)
     for name, why in find_wrong_defaults(workflow):
         yield Finding("input/default", why, ("inputs", name, "default"))
     if uses_templates(workflow) or prompts:
-        from .template_check import check_templates
-
         yield from islice(check_templates(workflow, prompts=prompts), FINDINGS_LIMIT)
     has_circle = any(finding.rule == "graph/cycle" for finding in graph)
     for finding in _check_budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms)):
-        if not has_circle or finding.rule not in _OF_CHAINS:
+        if not has_circle or finding.rule not in _CHAIN_RULES:
             yield finding
 
 
-# Findings about steps one after the other, which a circle or an unknown step makes meaningless.
-_OF_CHAINS = ("budget/critical-path", "budget/parallelism")
+# Findings about chains of steps, which a circle or an unknown step makes meaningless.
+_CHAIN_RULES = ("budget/critical-path", "budget/parallelism")
 
 
 def _certain(found: list[Finding], flaws: Collection[Finding]) -> Iterator[Finding]:
-    """Yield the findings that hold for a file of the wrong shape, although the flaws were taken out of it."""
+    """Yield the findings that hold for a file of the wrong shape, from which the mistakes were removed."""
     broken = [flaw.path for flaw in flaws if flaw.path]
     sections = {path[0] for path in broken}
     unknown = {path[:2] for path in broken if path[0] in ("steps", "checks") and path[2:] in ((), ("type",))}
     keys = [path for path in broken if path[:2] not in unknown]
     skipped = {
-        *_OF_CHAINS,
+        *_CHAIN_RULES,
         *(("template/unknown-input",) if "inputs" in sections else ()),
         *(("tool/unknown",) if "tools" in sections else ()),
     }
@@ -307,8 +318,7 @@ def _certain(found: list[Finding], flaws: Collection[Finding]) -> Iterator[Findi
 def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
     graph = graph_of(workflow)
     if (circle := find_cycle(graph)) is not None:
-        shown = circle if len(circle) <= 20 else [*circle[:10], f"({len(circle) - 20} more)", *circle[-10:]]
-        message = f"steps wait for each other: {' → '.join(shown)}"
+        message = f"steps wait for each other: {_path_in_words(circle)}"
         yield Finding("graph/cycle", message, ("steps", circle[0], "depends_on"))
     for step_id, groups in graph.items():
         for name in sorted(needs(groups)):
@@ -328,7 +338,7 @@ def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
         if len(sources := items_come_from(workflow, step)) > 1:
             message = f"is done for every item of {sources[0]}, and not of {', '.join(sources[1:])}"
-            hint = "say what for: `for_each` with a list or a template"
+            hint = "name the list: `for_each` with a list or a template"
             yield Finding("graph/items", message, ("steps", step_id, "depends_on"), suggestion=hint, is_error=False)
     lost = behind_all(graph, never)
     for step_id in sorted(lost - never):
@@ -337,8 +347,13 @@ def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
         yield Finding("graph/unreachable", message, ("steps", step_id), is_error=False)
 
 
+def _path_in_words(names: Sequence[str]) -> str:
+    shown = names if len(names) <= 20 else [*names[:10], f"({len(names) - 20} more)", *names[-10:]]
+    return " → ".join(shown)
+
+
 def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the steps that only run when others call for them, where those others never start either."""
+    """Yield the steps that run only when another step calls them, where that step never starts either."""
     calls: dict[str, list[str]] = {}
     callers: dict[str, list[str]] = {}
     for step_id, step in workflow.steps.items():
@@ -357,7 +372,7 @@ def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
         if name not in reached:
             by = ", ".join(list(dict.fromkeys(callers.get(name, [name])))[:5])
             message = f"can never start: only {by} would run it, and never starts either"
-            hint = "a step that a `run` names waits to be called for: leave one of them out of `run`"
+            hint = "a step that a `run` names waits to be called: leave one of them out of `run`"
             yield Finding("graph/never-called", message, ("steps", name), suggestion=hint)
 
 
@@ -380,10 +395,6 @@ def _unknown_step(path: Path_, name: str, known: Collection[str], rule: str) -> 
 
 
 # --- single clocks ----------------------------------------------------------------------------------------
-
-
-# Clocks that begin where the timeout or the soft clock ends, and may be longer than it.
-_NOT_INSIDE = ("timeout", "grace", "wind_down")
 
 
 def _check_overtime(workflow: WorkflowFile, step_id: str, step: StepPart) -> Iterator[Finding]:
@@ -414,14 +425,13 @@ def _check_clocks(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("clock/not-used", message, ("steps", step_id, "timeout"), is_error=False)
         yield from _check_overtime(workflow, step_id, step)
         timeout_ms = step_timeout_ms(workflow, step)
-        for name in (
-            *(name for name in WORK_CLOCKS if name not in ("timeout", "grace", "wind_down")),
-            "connect_timeout",
-        ):
+        for name in (*WORK_CLOCKS, "connect_timeout"):
+            if name in ("timeout", "grace", "wind_down"):
+                continue  # these begin where the timeout or the soft limit ends
             limit = getattr(step, name, None)
             if limit is not None and timeout_ms and duration_ms(limit, unit) >= timeout_ms:
-                rings = format_duration(duration_ms(limit, unit))
-                message = f"has no effect: it is {rings}, and the timeout is {format_duration(timeout_ms)}"
+                written = format_duration(duration_ms(limit, unit))
+                message = f"has no effect: it is {written}, and the timeout is {format_duration(timeout_ms)}"
                 yield Finding("clock/never-rings", message, ("steps", step_id, name), is_error=False)
             else:
                 yield from _check_unit(("steps", step_id, name), limit, unit, whose)
@@ -445,8 +455,7 @@ def _check_unit(path: Path_, written: object, unit: Unit, whose: str, few: int =
 
 
 def _looks_like_ms(seconds: int) -> bool:
-    """Return whether a number of seconds is round, and odd as hours: 60000 is 16h40m. 3600, 7200 and 86400 are what
-    people write for hours and days."""
+    """Return whether a number of seconds is round, and neither hours nor days: 60000 is 16h40m."""
     if seconds < MANY_SECONDS or seconds % 100:
         return False
     is_hours = seconds <= DAY_S and seconds % HOUR_S == 0
@@ -467,15 +476,13 @@ def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     clean_up = clean_up_steps(workflow)
     for step in plan.steps:
         yield from _check_step_budget(workflow.steps[step.id], step, inside_ms, has)
-        yield from _check_clean_up_budget(workflow.steps[step.id], step, plan, has, step.id in clean_up)
+        yield from _check_clean_up_budget(workflow.steps[step.id], step, plan, inside_ms, has, step.id in clean_up)
     if plan.worst_ms is None or plan.worst_ms > inside_ms:
         takes = "may take any time" if plan.worst_ms is None else f"may take {format_duration(plan.worst_ms)}"
-        path = plan.critical_path
-        way = path if len(path) <= 20 else (*path[:10], f"({len(path) - 20} more)", *path[-10:])
-        message = f"the longest chain of steps ({' → '.join(way)}) {takes}, and {has}"
+        message = f"the longest chain of steps ({_path_in_words(plan.critical_path)}) {takes}, and {has}"
         yield Finding("budget/critical-path", message, ("timeout",), is_error=False)
         return
-    # Every place busy all the time is the best there is.
+    # At best every place is always busy.
     together_ms = sum(step.worst_ms or 0 for step in plan.steps) // workflow.max_parallelism
     if together_ms > inside_ms:
         message = f"{workflow.max_parallelism} at a time, the steps may take {format_duration(together_ms)}; {has}"
@@ -483,10 +490,9 @@ def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
 
 
 def _check_clean_up_budget(
-    written: StepPart, step: PlannedStep, plan: Plan, has: str, is_clean_up: bool
+    written: StepPart, step: PlannedStep, plan: Plan, inside_ms: int, has: str, is_clean_up: bool
 ) -> Iterator[Finding]:
-    """Yield a warning where clean-up has less time than it declares, or others have less because of it."""
-    assert plan.run_timeout_ms is not None
+    """Yield a warning where clean-up has less time than it declares, or another step has less because of it."""
     wants_ms = clean_up_wants_ms(written, step.timeout_ms)
     path = ("steps", step.id, *timeout_key(written).split("."))
     if is_clean_up:
@@ -497,7 +503,6 @@ def _check_clean_up_budget(
             )
             yield Finding("budget/clean-up", message, path, is_error=False)
         return
-    inside_ms = plan.run_timeout_ms - reserve_ms_for(plan.run_timeout_ms)
     if step.is_written and step.timeout_ms and (step.effective_ms or 0) < step.timeout_ms <= inside_ms:
         kept = format_duration(plan.clean_up_ms)
         message = f"a timeout of {format_duration(step.timeout_ms)} is too long: {has}, {kept} of it for clean-up"
@@ -506,7 +511,7 @@ def _check_clean_up_budget(
 
 def _check_step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has: str) -> Iterator[Finding]:
     if not step.is_written and step.attempts == 1:
-        return  # what merely holds for its kind is cut to what is left
+        return  # a default timeout is cut to the remaining time
     path = ("steps", step.id, *timeout_key(written).split("."))
     if step.is_written and step.timeout_ms and step.timeout_ms > inside_ms:
         message = f"a timeout of {format_duration(step.timeout_ms)} is longer than it can be: {has}"
@@ -521,7 +526,6 @@ def _check_step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has
             f"{step.attempts} tries of {format_duration(step.timeout_ms or 0)} and the pauses between them take "
             f"{format_duration(step.worst_ms)}: {has}"
         )
-        # What merely holds for its kind is cut to what is left, and so nobody's mistake.
         yield Finding("budget/retries", message, ("steps", step.id, "on_fail"), is_error=step.is_written)
 
 
@@ -541,7 +545,7 @@ def _check_tools(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def _check_schemas(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield what is written as a schema and is none: nothing could ever fit it."""
+    """Yield the invalid JSON schemas."""
     written = [(("steps", step_id, "output_schema"), step.output_schema) for step_id, step in workflow.steps.items()]
     written += [(("tools", name, "input_schema"), tool.input_schema) for name, tool in workflow.tools.items()]
     for path, schema in written:
@@ -553,24 +557,17 @@ def _check_schemas(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the values in commands that the step would refuse, because a shell would run them or they could not be
-    passed to it; and pipes that hide a failure."""
+    """Yield the values in commands that the step would refuse, and the pipes that hide a failure."""
     for path, part in _scripts(workflow):
-        if not is_template(part.exec) and "|" not in part.exec:
-            continue
-        from .shell_quoting import find_refusals, find_unheard
-        from .templates import with_marks
-
-        # Which of its blocks will be there is known when it runs.
-        is_certain = "{%" not in part.exec
         marked = with_marks(part.exec)
         for refusal in find_refusals(marked)[:REFUSALS_LIMIT] if is_template(part.exec) else ():
-            is_error = refusal.is_error and is_certain
+            # With blocks, the command is known when it runs.
+            is_error = refusal.is_error and "{%" not in part.exec
             yield Finding(refusal.rule, refusal.message, path, suggestion=refusal.suggestion, is_error=is_error)
         shell = part.shell or workflow.defaults.shell or ["sh"]
         if not shell[0].endswith("bash") and (program := find_unheard(marked)) is not None:
             message = f"a failure of {program} is not seen: where sh has no `pipefail`, the last in a pipe decides"
-            hint = "say `shell: bash`, or write what it prints to a file first"
+            hint = "write `shell: bash`, or write the output to a file first"
             yield Finding("shell/pipe", message, path, suggestion=hint, is_error=False)
 
 
@@ -579,25 +576,20 @@ def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
     checked = 0
     for path, part in _scripts(workflow):
         shell = part.shell or workflow.defaults.shell or SHELL
-        # Templates with blocks are known when they run, and a shell that only reads does not learn an alias or extglob.
+        # Blocks are known when the command runs, and `sh -n` does not apply an alias or extglob.
         if "{%" in part.exec or _PLAIN_COMMAND.fullmatch(part.exec) or _TEACHING.search(part.exec):
             continue
         if checked >= SYNTAX_CHECKS_LIMIT or shutil.which(shell[0]) is None:
             continue
-        from ..process.unsupervised import read_error_output
-
         script = part.exec
         if is_template(script):
-            from .shell_quoting import Unsafe, with_references
-            from .templates import with_marks
-
             try:
                 script, _ = with_references(with_marks(script), ["1"])
             except Unsafe:
                 continue  # reported by _check_scripts
         checked += 1
-        if said := read_error_output([*shell, "-n", "-c", script], SYNTAX_LIMIT_S):
-            why = re.sub(r"^.*?: (?:-c: )?(?:line )?(?=\d+: )", "line ", said.splitlines()[0])
+        if complaint := read_error_output([*shell, "-n", "-c", script], SYNTAX_LIMIT_S):
+            why = re.sub(r"^.*?: (?:-c: )?(?:line )?(?=\d+: )", "line ", complaint.splitlines()[0])
             yield Finding("shell/syntax", f"{os.path.basename(shell[0])} cannot read it: {why}", path)
 
 
@@ -610,7 +602,7 @@ def _scripts(workflow: WorkflowFile) -> Iterator[tuple[Path_, CommandStep | Tool
 
 
 def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the values in variables that a step would refuse, because a shell or another program would run them."""
+    """Yield the values in variables that a step would refuse."""
     parts: list[tuple[Path_, Mapping[str, object], str | None]] = [
         (("env",), workflow.env, None),
         (("defaults", "env"), workflow.defaults.env, None),
@@ -619,16 +611,13 @@ def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
     ]
     for path, env, command in parts:
         for name, value in env.items():
-            if is_template(as_text(value)):
-                from .shell_quoting import find_variable_refusal
-
-                if (refusal := find_variable_refusal(name, command)) is not None:
-                    rule = "shell/value-in-script"
-                    yield Finding(rule, refusal.message, (*path, name), suggestion=refusal.suggestion)
+            refusal = find_variable_refusal(name, command) if is_template(as_text(value)) else None
+            if refusal is not None:
+                yield Finding(refusal.rule, refusal.message, (*path, name), suggestion=refusal.suggestion)
 
 
 def _check_references(workflow: WorkflowFile, folder: Path) -> Iterator[Finding]:
-    """Yield the addresses and functions that are written out and cannot be right."""
+    """Yield the literal addresses and functions that cannot be right."""
     for step_id, step in workflow.steps.items():
         where = ("steps", step_id)
         written = step.cwd or workflow.defaults.cwd or "."
@@ -668,7 +657,7 @@ def _check_function(path: Path_, written: object, folder: Path, default: str = "
         top = place.partition(".")[0]
         search = [str(folder), os.getcwd(), *sys.path]
         if top not in sys.builtin_module_names and PathFinder.find_spec(top, search) is None:
-            # It may be there where the file runs.
+            # It may be installed where the file runs.
             yield Finding(rule, f"there is no module {top!r} here", path, is_error=not colon)
     else:
         from ..providers.function import names_in
@@ -690,14 +679,12 @@ def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Findi
     for step_id, step in workflow.steps.items():
         if step.type != "human-input":
             continue
-        from ..providers.human import HumanStep
-
-        assert isinstance(step, HumanStep)
-        if step.choices and step.default is not None:
-            is_known = not any(map(is_template, (*step.choices, step.default)))
-            if is_known and step.default not in step.choices:
-                message = f"{step.default!r} is not one of its choices"
-                hint = suggest(step.default, step.choices, otherwise="one of ")
+        choices, default = getattr(step, "choices", None), getattr(step, "default", None)
+        if choices and default is not None:
+            is_known = not any(map(is_template, (*choices, default)))
+            if is_known and default not in choices:
+                message = f"{default!r} is not one of its choices"
+                hint = suggest(default, choices, otherwise="one of ")
                 yield Finding("human/default", message, ("steps", step_id, "default"), suggestion=hint)
         if not step_timeout_ms(workflow, step) and unattended:
             message = "waits for a person without a time limit, and there may be no person"
@@ -706,20 +693,19 @@ def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Findi
 
 
 def _check_models(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield why `ai` steps could not run here: what they need is not installed, not set, or not in the file."""
+    """Yield why `ai` steps cannot run here: a package, a variable or a tool is missing."""
     for step_id, step in ai_steps(workflow):
         from ..providers.ai import find_flaws
 
-        asked = {**workflow.env, **workflow.defaults.env, **step.env}
-        # What a reference stands for is looked at where it is filled in.
-        own = {name: str(value) for name, value in asked.items() if value is not None}
+        env = {**workflow.env, **workflow.defaults.env, **step.env}
+        own = {name: str(value) for name, value in env.items() if value is not None}
         for flaw in find_flaws(step, workflow.tools, os.environ, own):
             path = ("steps", step_id, *flaw.path)
             yield Finding(flaw.rule, flaw.message, path, suggestion=flaw.suggestion, is_error=flaw.is_error)
 
 
 def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str], list[Finding]]:
-    """Return by step the texts of the prompt files that are known before it runs, and what is wrong with them."""
+    """Return the texts of the prompt files whose names are literal, by step, and the findings about them."""
     prompts: dict[str, str] = {}
     flaws: list[Finding] = []
     for step_id, step in ai_steps(workflow):
@@ -738,22 +724,15 @@ def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str
 
 
 # --- files that are about to be run -----------------------------------------------------------------------
-# A workflow file that is about to be run by another one: read and looked at again, because its name may have come from
-# a template that no linter could see through.
+# A file that another one is about to run is checked again, because its name may have come from a template.
 
-
-# What somebody said yes to, by the name that it is opened under: where a link leads to may change as well.
+# The approved digests of files, by the name that a file is opened under: the target of a link may change.
 approved_files: ContextVar[Mapping[str, str]] = ContextVar("shotclock_approved_files", default=MappingProxyType({}))
 BY_TEMPLATE = "named by a template when it runs, and not covered"
 
 
-def identity(file: str | Path) -> str:
-    """Return the real path of a file, which is the same for every way to write its name."""
-    return os.path.realpath(file)
-
-
 def digests_of(file: Path) -> dict[str, str]:
-    """Return the digest of a file and of each that it runs, and those that it runs, or why there is none."""
+    """Return the digests of a file and of all files that it runs, or why there is none."""
     found: dict[str, str] = {}
     left = [file.absolute()]
     while left:
@@ -762,32 +741,26 @@ def digests_of(file: Path) -> dict[str, str]:
         if name in found:
             continue
         if len(found) >= NESTED_FILES_LIMIT:  # which fails the step a moment later
-            found["more files"] = "not looked at"
+            found["more files"] = "not read"
             break
         loaded = _try_load(file)
         if isinstance(loaded, Failure):
             found[name] = str(loaded)
             continue
         found[name] = f"sha256 {loaded.source.sha256}"
-        for step_id, step in loaded.workflow.steps.items() if loaded.workflow is not None else ():
-            if not isinstance(step, WorkflowStep):
-                continue
+        for path, step in _nested_files(loaded.workflow) if loaded.workflow is not None else ():
             if "{{" in step.workflow:
-                found[f"{name}, step {step_id}"] = BY_TEMPLATE
+                found[f"{name}, step {path[1]}"] = BY_TEMPLATE
             else:
                 left.append(file.parent / step.workflow)
-        tools = {} if loaded.workflow is None else loaded.workflow.tools
-        left += [file.parent / tool.workflow for tool in tools.values() if tool.workflow is not None]
     return found
 
 
 def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> WorkflowFile:
-    """Read and check a file that another one is about to run. `above` are the files that run each other down to this
-    one. Raises Failure if it cannot be run."""
+    """Read and check a file that another one is about to run, below the files `above`. Raises Failure."""
     own = identity(file)
     if own in above:
-        names = " → ".join(os.path.basename(name) for name in (*above[above.index(own) :], own))
-        raise Failure("DEPTH_EXCEEDED", f"files run each other: {names}", suggestion="break the circle")
+        raise Failure("DEPTH_EXCEEDED", _circle_in_words(own, above), suggestion="break the circle")
     if len(above) >= NESTING_LIMIT:
         raise Failure("DEPTH_EXCEEDED", f"workflows in workflows, more than {NESTING_LIMIT} deep")
     loaded = _try_load(file)
@@ -795,14 +768,12 @@ def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> W
         raise loaded
     approved = approved_files.get().get(str(file.absolute()))
     if approved is not None and approved != f"sha256 {loaded.source.sha256}":
-        message = f"{str(file)!r} is not what was approved: it has changed since it was proposed"
+        message = f"{str(file)!r} was not approved as it is: it has changed since it was proposed"
         raise Failure("ACTION_CHANGED", message, suggestion="run the workflow again; it asks again")
     findings = lint(loaded, unattended=unattended) if loaded.workflow is not None else loaded.findings
-    # Clocks that cannot fit were told when the outer file was looked at, and may have been wanted so.
+    # Clocks that cannot fit were reported for the outer file, and may have been accepted.
     wrong = [found for found in findings if found.is_error and not found.rule.startswith("budget/")]
     if wrong or loaded.workflow is None:
-        errors = [{"field": found.field, "message": loaded.format_finding(found)} for found in wrong]
-        count = "1 problem" if len(wrong) == 1 else f"{len(wrong)} problems"
-        message = f"{loaded.source.name}: {count}, nothing ran: {errors[0]['message']}"
-        raise Failure("WORKFLOW_INVALID", message, context={"errors": errors})
+        message, errors = loaded.format_errors(wrong)
+        raise Failure("WORKFLOW_INVALID", f"{message}: {errors[0]['message']}", context={"errors": errors})
     return loaded.workflow
