@@ -63,7 +63,7 @@ async def by_mcp(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]
 
 async def by_function_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     from shotclock.core.clocks import Clocks
-    from shotclock.providers.function import FunctionProvider
+    from shotclock.providers.function_calls import FunctionProvider
     from shotclock.providers.provider import StepCall
     from shotclock.runtime.runtime import Runtime
 

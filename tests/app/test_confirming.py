@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.clocks import Clocks
-from shotclock.providers.function import FunctionProvider
+from shotclock.providers.function_calls import FunctionProvider
 from shotclock.providers.provider import StepCall
 from shotclock.runtime.runtime import Runtime
 from shotclock.workflow.step_try import try_step

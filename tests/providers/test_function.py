@@ -13,8 +13,8 @@ import pytest
 
 from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope
-from shotclock.providers import function
-from shotclock.providers.function import FunctionProvider
+from shotclock.providers import function_calls
+from shotclock.providers.function_calls import FunctionProvider
 from shotclock.providers.provider import StepCall
 from shotclock.runtime.preloaded_zygote import Program
 from shotclock.runtime.runtime import Runtime
@@ -222,7 +222,7 @@ def test_it_sees_only_the_environment_of_the_step(steps: Steps, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_apps_that_nobody_calls_are_not_kept_for_ever(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function, "MOST_IDLE_APPS", 2)
+    monkeypatch.setattr(function_calls, "MOST_IDLE_APPS", 2)
 
     async def scenario(call: Any) -> int:
         for number in range(4):

@@ -1,31 +1,37 @@
 """`ai`: a model that is asked, or an agent with tools, inside one deadline.
 
-The agent loop runs in a worker process (`ai_agent`), which is killed like any other work and is the only one that
-imports pydantic-ai. It asks this process for every tool call (`ai_tools`). What the model says is streamed here as it
-comes, so whatever ends the step, what was said until then is kept.
-
-The key of a model comes from the environment (`ai_models`) and goes to that worker alone, as an argument of its call.
+The agent loop runs in a worker process (`ai_agent`), which can be killed and is the only one that imports pydantic-ai.
+It asks this process for every tool call (`ai_tools`). The model's text is streamed here, so that it is kept however the
+step ends. The key of a model comes from the environment (`ai_models`) and goes to that worker alone.
 
 docs/design.md: R52.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from ..core.catalogue import HandlerReference, Operation
+from ..core.clocks import Clocks
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
+from ..core.overtime import OvertimeDecision, read_decision
 from ..core.redaction import looks_secret
 from ..core.validation import Before, Part, field
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
+from ..runtime.call import Call, Outcome
+from ..runtime.outcomes import outcome_of_error, timeout_problem
+from ..runtime.preloaded_zygote import Preloaded, Program
+from ..runtime.runtime import Runtime
 from .ai_models import (
     NAME_KEY,
     OTHER_TIMEOUT_MS,
@@ -37,6 +43,7 @@ from .ai_models import (
     host_of,
     withheld_key,
 )
+from .ai_tools import AgentListener, AgentTools, AgentWork, RequestListener
 from .provider import (
     Backoff,
     Milliseconds,
@@ -55,18 +62,9 @@ from .provider import (
     hand_over,
 )
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from ..core.overtime import OvertimeDecision
-    from ..runtime.call import Call, Outcome
-    from ..runtime.preloaded_zygote import Preloaded
-    from ..runtime.runtime import Runtime
-    from .ai_tools import AgentListener
-
 INSTALL = "pip install 'shotclock[ai]'"
 
-# --- what a step may say ------------------------------------------------------------------------------------
+# --- schema ---------------------------------------------------------------------------------------------------
 
 Cost = int | float
 
@@ -78,7 +76,7 @@ def _above_zero(written: Any) -> Any:
 
 
 class AiLimits(Part):
-    """`limits`: what ends the agent, whatever time is left."""
+    """`limits`: limits of the agent beside its time."""
 
     requests: int | None = field(default=None, ge=1)
     tool_calls: int | None = field(default=None, ge=0)
@@ -98,7 +96,7 @@ class AiServer(Part):
     url: str | None = None
     headers: dict[str, Scalar] = field(default={})
     tools: list[str] | None = None
-    """Those of its tools that the agent may call; all, if not said."""
+    """The tools that the agent may call; by default all."""
     timeout: Milliseconds | None = None
     """Of one call of a tool."""
     connect_timeout: Milliseconds | None = None
@@ -109,7 +107,7 @@ class AiServer(Part):
 
 
 DEFAULT_RETRY = Retry(max=2, backoff=Backoff(mode="exponential", delay_ms=500, max_delay_ms=30_000, jitter=True))
-# How many requests a model may be sent by a step that does not say: more is a loop.
+# Requests to a model by default: more is a loop.
 DEFAULT_REQUESTS = 50
 
 
@@ -119,7 +117,7 @@ class AiPart(AiModel):
     system_prompt: str | None = None
     timeout: Milliseconds | None = None
     ai_timeout: Milliseconds | None = None
-    """The soft clock: the model is told to come to an end."""
+    """The soft limit: the model is asked to finish."""
     mcp_servers: dict[str, AiServer] = field(default={})
     tools: Annotated[list[str], Before(as_list, str | list[str])] = field(default=[])
     """Tools of the file's own `tools`."""
@@ -135,7 +133,9 @@ class AiPart(AiModel):
 
 
 def _schema(written: Any) -> Any:
-    return None if written in ("plain", "text") else written  # as other files ask for an answer without a schema
+    return (
+        None if written in ("plain", "text") else written
+    )  # the names that existing files have for an answer without a schema
 
 
 class AiStep(StepPart):
@@ -151,7 +151,7 @@ class AiStep(StepPart):
     def check_together(self) -> None:
         if (self.prompt is None) == (self.prompt_file is None):
             raise ValueError("say what to ask: either `prompt`, or `prompt_file` with the name of a file")
-        # The names that existing files have for the soft clock and what follows it.
+        # The names that existing files have for the soft limit and the wind-down.
         if self.ai.ai_timeout is not None:
             self.__dict__["soft"] = self.ai.ai_timeout
         if self.wind_down is None:
@@ -187,12 +187,12 @@ AI: StepType = StepType(
 STEP_TYPES = (AI,)
 
 
-# From the message to a model that time is nearly up to the hard stop, where the file does not say.
+# From the request to finish to the hard stop, by default.
 DEFAULT_WIND_DOWN_MS = 45_000
 
 
 def read_overtime(ai: AiPart) -> dict[str, Any] | None:
-    """Return the overtime that an `ai` block asks for, as the keys of `overtime`; None where it asks for none."""
+    """Return the overtime of an `ai` block as the keys of `overtime`; None where it has none."""
     if ai.timeout_behavior != "negotiated":
         return None
     durations = {"budget": ai.negotiated_timeout_budget, "max_per_request": ai.negotiated_timeout_max_per_request}
@@ -210,13 +210,13 @@ PROMPT_LIMIT = 4_000_000
 
 
 def read_prompt(file: Path) -> str:
-    """Return the text of a prompt file. Raises Failure where it is not there, or no text."""
+    """Return the text of a prompt file. Raises Failure where it is missing or not text."""
     try:
-        # A pipe or a device may never end: only files are read.
+        # Only files are read: a pipe or a device may never end.
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as opened:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise Failure("FILE_UNREADABLE", f"{str(file)!r} is no file")
+                raise Failure("FILE_UNREADABLE", f"{str(file)!r} is not a file")
             data = opened.read(PROMPT_LIMIT + 1)
         if len(data) > PROMPT_LIMIT:
             raise Failure("FILE_UNREADABLE", f"{str(file)!r} is larger than {PROMPT_LIMIT} bytes")
@@ -225,11 +225,11 @@ def read_prompt(file: Path) -> str:
         raise Failure("FILE_NOT_FOUND", f"there is no file {str(file)!r}") from None
     except OSError as error:
         raise Failure("FILE_UNREADABLE", f"{str(file)!r} cannot be read: {error.strerror}") from None
-    except ValueError:  # no UTF-8, or a NUL in its name
+    except ValueError:  # not UTF-8, or a NUL in its name
         raise Failure("FILE_UNREADABLE", f"{str(file)!r} is not UTF-8, or cannot be the name of a file") from None
 
 
-# --- what is wrong with a step, before anything runs ----------------------------------------------------------
+# --- checks before a run --------------------------------------------------------------------------------------
 
 
 class AiFlaw(NamedTuple):
@@ -243,14 +243,14 @@ class AiFlaw(NamedTuple):
 def find_flaws(
     step: AiStep, tools: Collection[str], environment: Mapping[str, str], own: Mapping[str, str]
 ) -> Iterator[AiFlaw]:
-    """Yield why an `ai` step could not run here: no extra, no key, no such tool, no price. `environment` is the user's,
-    `own` what the file adds to it for the step."""
+    """Yield why an `ai` step cannot run here: a missing package, key, tool or price. `environment` is the user's, `own`
+    the variables that the file adds."""
     yield from _find_unknown_tools(step.ai, tools)
     models: list[AiModel] = [step.ai, *step.ai.fallback]
     for number, each in enumerate(models):
         path = ("ai",) if number == 0 else ("ai", "fallback")
         if _is_template(each.base_url) or (_is_template(each.model) and each.provider is None):
-            continue  # which it is, is known when it runs
+            continue  # known only when it runs
         try:
             chosen = choose_model(each, environment, own)
         except Failure as failure:
@@ -258,7 +258,7 @@ def find_flaws(
             yield AiFlaw(rule, str(failure), path, failure.suggestion)
             continue
         if (name := withheld_key(chosen, {**environment, **own})) is not None:
-            message = f"{name} is not sent to {host_of(str(chosen.base_url))}, which is no host of {chosen.provider}'s"
+            message = f"{name} is not sent to {host_of(str(chosen.base_url))}, which is not a host of {chosen.provider}"
             yield AiFlaw("ai/key-not-sent", message, path, f"if it needs a key, {NAME_KEY}", is_error=False)
         if (missing := _find_missing(PROVIDERS[chosen.provider].package)) is not None:
             yield AiFlaw("ai/extra", f"`ai` steps need {missing}, which is not installed", (), INSTALL)
@@ -280,8 +280,6 @@ def _is_template(text: str | None) -> bool:
 
 
 def _find_missing(package: str) -> str | None:
-    from importlib.util import find_spec
-
     for name in ("pydantic_ai", package):
         try:
             if find_spec(name) is None:
@@ -292,7 +290,7 @@ def _find_missing(package: str) -> str | None:
 
 
 def has_price(chosen: ChosenModel) -> bool:
-    """Return whether it is known what a model costs."""
+    """Return whether the price of a model is known."""
     from genai_prices import Usage, calc_price
 
     try:
@@ -329,25 +327,20 @@ _ASK_MODEL = Operation(
 
 
 class AiProvider(Provider):
-    """Provider of models and agents. The rule of a failure is `ai/timeout`, `ai/stalled`, `ai/limit`, `ai/auth`,
-    `ai/rate_limited`, `ai/refused`, `ai/unavailable`, `ai/answer`, `ai/mcp_server`, `ai/cancelled` or `ai/failed`."""
+    """Provider of models and agents."""
 
     step_type = AI
     preloaded: ClassVar[Preloaded | None] = None
-    """What forks the agents of all runs of this process, where somebody has started it; not said, each run has its
-    own."""
+    """The zygote of agents that all runs of this process share; without one, each run has its own."""
 
     def __init__(self, services: RunServices) -> None:
-        """Start nothing yet: the processes of agents come up with the first step."""
+        """Start nothing: the processes of agents start with the first step."""
         self._services = services
         self._agents: Runtime | None = None
         self._warming: asyncio.Task[bool] | None = None
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Ask the model. What it has said until then is kept, however it ends; its process and the servers of its tools
-        are gone when this returns or raises."""
-        from .ai_tools import AgentListener, AgentTools, AgentWork
-
+        """Ask the model. Its text is kept however it ends; its process and the servers of its tools are gone after."""
         ai = AiPart.model_validate(step.settings["ai"])
         named: list[AiModel] = [ai, *ai.fallback]
         models = [choose_model(each, self._services.environment, step.own_env) for each in named]
@@ -364,38 +357,27 @@ class AiProvider(Provider):
                 part = replace(call, operation=_ASK_MODEL, arguments=arguments)
                 work.begin(part)
                 outcome = await agents.perform(part, listener)
-        except Failure as failure:  # of a server that its tools are on
+        except Failure as failure:  # of a server of its tools
             outcome = _not_begun(call, failure)
-        except BaseException as error:
-            from asyncio import CancelledError
-
-            if isinstance(error, CancelledError):
-                left = getattr(error, "outcome", None)
-                ended = cancelled_outcome(Ending.KILLED if left is None else left.ending)
-                ended.survivors = () if left is None else left.survivors
-                hand_over(error, _make_result(call, ended, listener))
+        except asyncio.CancelledError as cancelled:
+            left = getattr(cancelled, "outcome", None)
+            ended = cancelled_outcome(Ending.KILLED if left is None else left.ending)
+            ended.survivors = () if left is None else left.survivors
+            hand_over(cancelled, _make_result(call, ended, listener))
             raise
         outcome.warnings += tools.warnings
         outcome.survivors = [*outcome.survivors, *tools.survivors]
         return _make_result(call, outcome, listener)
 
     async def warm(self, model: Mapping[str, Any] | None) -> None:
-        """Start the processes of agents, and do not wait for them: a model that observes is asked in one of them. A
-        model that cannot be chosen is reported once it is asked."""
-        import asyncio
-
+        """Start the processes of agents for a model that observes, without waiting for them."""
         with contextlib.suppress(Failure):
             chosen = choose_model(AiModel.model_validate(dict(model or {})), self._services.environment)
             agents = await self._open_agents([chosen])
             self._warming = asyncio.ensure_future(agents.warm_up())
 
     async def observe_overtime(self, call: Call, summary: dict[str, Any]) -> OvertimeDecision:
-        """Ask a model whether a call may take longer: an independent one, which sees nothing but the summary. Raises
-        Failure where there is no such model."""
-        from ..core.clocks import Clocks
-        from ..core.overtime import OvertimeDecision, read_decision
-        from .ai_tools import RequestListener
-
+        """Ask an independent model whether a call may take longer: it sees only the summary. Raises Failure."""
         assert call.overtime is not None
         policy = call.overtime.policy
         written = AiModel.model_validate(dict(policy.model or {}))
@@ -425,14 +407,11 @@ class AiProvider(Provider):
             await self._agents.close()
 
     async def _open_agents(self, models: list[ChosenModel]) -> Runtime:
-        """Return the runtime that the agents run in: its workers are forked from a process that has imported
-        pydantic-ai, so that only the first step of a run waits for that."""
+        """Return the runtime of the agents. Its workers are forked from a process that has imported pydantic-ai, so
+        that only the first step waits for the import."""
         if self._agents is None:
-            from ..runtime.preloaded_zygote import Program
-            from ..runtime.runtime import Runtime
-
             preload = (_AGENT_MODULE, *dict.fromkeys(f"pydantic_ai.models.{each.provider}" for each in models))
-            # Not the keys: the one that a model needs is told to its agent alone.
+            # Without keys: the key of a model goes to its agent alone.
             environment = {name: text for name, text in self._services.environment.items() if not looks_secret(name)}
             self._agents = Runtime(
                 program=Program(), workers=1, preload=preload, preloaded=self.preloaded, environment=environment
@@ -442,10 +421,7 @@ class AiProvider(Provider):
 
 
 def _not_begun(call: Call, failure: Failure) -> Outcome:
-    """Return the outcome of a step whose model was never asked, because of a server or because time was up."""
-    from ..runtime.call import Outcome
-    from ..runtime.outcomes import outcome_of_error, timeout_problem
-
+    """Return the outcome of a step whose model was never asked."""
     bell, now_ns = call.bound.bell, monotonic_ns()
     if bell is not None and bell.has_passed(now_ns):
         late = timeout_problem(call, now_ns - call.started_ns)
@@ -459,7 +435,7 @@ def _not_begun(call: Call, failure: Failure) -> Outcome:
 def _describe_task(
     step: StepCall, ai: AiPart, models: list[ChosenModel], tools: list[dict[str, Any]], idle_ms: int | None
 ) -> dict[str, Any]:
-    """Return everything that the agent process is told, as plain values."""
+    """Return the task of the agent process as plain values."""
     requests = [each for each in (ai.max_iterations, ai.limits.requests) if each is not None]
     return {
         "prompt": str(step.settings["prompt"]),
@@ -474,10 +450,10 @@ def _describe_task(
 
 
 def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepResult:
-    """Make the result of a step: what the model answered, or what it had said when it was stopped."""
+    """Make the result of a step: the answer, or the text until the model was stopped."""
     answered = outcome.value if outcome.problem is None and isinstance(outcome.value, dict) else None
-    told = outcome.data if isinstance(outcome.data, dict) else {}
-    details: dict[str, Any] = {**listener.details, **{key: told[key] for key in _DETAILS if key in told}}
+    data = outcome.data if isinstance(outcome.data, dict) else {}
+    details: dict[str, Any] = {**listener.details, **{key: data[key] for key in _DETAILS if key in data}}
     if not listener.tool_calls:
         outcome.side_effects = SideEffects.NONE
     elif listener.has_left_doubt:

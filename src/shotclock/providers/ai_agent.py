@@ -1,10 +1,9 @@
-"""The agent of an `ai` step, in a process of its own: it asks the model, and its caller for every tool.
+"""The agent of an `ai` step, in a process of its own. Its caller runs the tools.
 
-Nothing in here is trusted to end: the supervisor of this process holds the clock. When the soft clock rings, an answer
-that is being written is cut, and the model is asked to answer with what it has; running tools may end first, and no
-other one is called. A request that fails is sent again, or to the next
-model, with all that was said and done before it: no tool is ever called twice for that. A model that is silent is not
-asked again; while another is left, that one is asked.
+The supervisor of this process holds the clocks. At the soft limit, an unfinished answer is cut and the model is asked
+to answer with what it has; running tools may end, and no further one is called. A failed request is repeated, or sent
+to the next model, with the whole conversation, so that no tool runs twice. A silent model is not asked again while
+another one is left.
 """
 
 from __future__ import annotations
@@ -65,27 +64,27 @@ from ..process.context import Context
 from .ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
 from .ai_schema import as_object, find_value_flaw
 
-# Between two signs of life while a tool runs or a pause is waited out, and two looks at whether to come to an end.
+# Between two signs of life during a tool call or a pause, and between two checks of the soft limit.
 HEARTBEAT_S = 0.05
-# To let a tool that is not waited for any more be told so.
+# For the cancellation of a tool call to reach its caller.
 LEAVE_LIMIT_S = 1.0
-# How often a model may correct an answer that does not fit, or the arguments of a tool.
+# Corrections of an invalid answer or of invalid arguments of a tool.
 CORRECTIONS = 2
-# A request may take this much longer than the time that is left, so that the call's own clock ends it and names itself.
+# A request may take this much longer than the remaining time, so that the call's own clock ends it and is named.
 LATE_REQUEST_S = 1.0
-# Tools that run at a time for one agent, however many its model asks for at once.
+# Tools of one agent that run at the same time.
 MOST_TOOLS_AT_ONCE = 8
-# Characters of one conversation: what the model says and asks tools for, and what they answer. No model takes so much.
+# Characters of one conversation, with tool calls and results. No model accepts so much.
 CONVERSATION_LIMIT = 16_000_000
-# How many reasons of an error are looked at.
+# Causes of an error that are examined.
 MOST_REASONS = 10
-# What a part of it takes by itself: a model can ask for tools without end as well.
+# The size of each part beside its text: a model can also call tools endlessly.
 PART_SIZE = 2_000
-# Bytes that this process may take, whatever makes an SDK keep more than the limits above. 80 MiB are its modules.
+# Bytes of memory of this process, where an SDK keeps more than the limits above. Its modules take 80 MiB.
 MEMORY_LIMIT = 1024**3
-# How deep an answer or the arguments of a tool may be nested: readers of JSON refuse more.
+# Levels of nesting in an answer or in arguments: JSON parsers refuse more.
 MOST_NESTED = 100
-# What a provider said, in a message of ours.
+# Characters of a provider's message in ours.
 MESSAGE_SHOWN = 2_000
 
 WIND_DOWN = (
@@ -93,7 +92,7 @@ WIND_DOWN = (
 )
 NOT_RUN = "not run: time is nearly up. Answer now, with what you have."
 
-# What a provider's error means; the first that fits. Whatever else goes wrong between it and us is no answer.
+# The codes of a provider's errors, by the first match.
 _CODES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((ModelAuthenticationError,), "MODEL_AUTH_FAILED"),
     ((ModelRateLimitError,), "MODEL_RATE_LIMITED"),
@@ -111,8 +110,7 @@ _CODES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
         ),
         "MODEL_UNAVAILABLE",
     ),
-    # What is left of the first is a body that is no JSON; one that is nested without end is a RecursionError, and one
-    # that does not fit into memory a MemoryError.
+    # Of the first only invalid JSON is left here; endless nesting is a RecursionError.
     ((ModelAPIError, UnexpectedModelBehavior, ValueError, RecursionError, MemoryError), "MODEL_ANSWER_INVALID"),
 )
 _STATUSES = {
@@ -123,18 +121,17 @@ _STATUSES = {
     429: "MODEL_RATE_LIMITED",
 }
 _FAILURES = tuple(kind for kinds, _ in _CODES for kind in kinds)
-# Worth another try of the same model.
+# Codes after which the same model is tried again.
 _PASSING = ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE")
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
-# Only the message of pydantic-ai's error tells this one from others of its class.
+# The message is the only difference to other errors of pydantic-ai's class.
 _NEVER_FITS = "Exceeded maximum output retries"
-# Only the message of pydantic-ai's error says which limit it was; by its own name for it.
+# The limit in the message of pydantic-ai's error.
 _LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_tokens|cost)_limit")
 
 
 async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
-    """Run an agent to its answer. Raises Failure with one of the codes of models. The memory of this process is bounded
-    from here on."""
+    """Run an agent and return its answer. Bounds the memory of this process. Raises Failure with a MODEL_ code."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     most = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
@@ -142,7 +139,7 @@ async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
 
 
 class _CutShort(Exception):
-    """A request that was given up, because the model has to be told that time is nearly up. Its text is kept."""
+    """A request that was cut at the soft limit. Its text is kept."""
 
 
 class _Truncated(ConnectionError):
@@ -150,45 +147,45 @@ class _Truncated(ConnectionError):
 
 
 class _Silent(ConnectionError):
-    """A model that has said nothing for as long as it may, where another one can be asked."""
+    """A model that was silent for too long while another one is left."""
 
 
 class AgentRun:
-    """One run of an agent: its models, one after the other, and the one conversation that it has with them."""
+    """One run of an agent: its models, one after the other, and the one conversation with them."""
 
     def __init__(self, ctx: Context, task: dict[str, Any], models: list[Model], *, tells_end: bool = True) -> None:
-        """`tells_end`: a model says at the end of each answer why it ends, as all that are spoken with over HTTP do."""
+        """`tells_end`: every answer of the model ends with its finish reason, as over HTTP."""
         self._ctx, self._task, self._models, self._tells_end = ctx, task, models, tells_end
         self._history: list[ModelMessage] | None = None
         self._usage = RunUsage()
         self._is_usage_known = True
-        """Every answer so far came with the tokens that it used."""
+        """Every answer so far reported its tokens."""
         self._retries = 0
         self._is_winding_down = False
         self._heard_at = 0.0
-        """When its model last sent anything, by the clock of the loop."""
+        """When the model last sent anything, by the clock of the loop."""
         self._stops_at: float | None = None
-        """When the step is stopped that winds down, which may be before its deadline."""
+        """The end of the wind-down, which may be before the deadline."""
         self._waiting = len(models)
-        """Models that may still be asked, with the one that is."""
+        """Models that are left, including the current one."""
         self._corrected = 0
-        """Answers that did not fit the schema, and were asked for again."""
+        """Answers that did not fit the schema and were requested again."""
         self._failed: list[dict[str, object]] = []
-        """Models that were given up for the next, and why."""
+        """Models that were replaced by the next, and why."""
         self._size = 0
-        """Of that answer."""
+        """Size of the current answer."""
         self._kept = 0
-        """Size of what was said before it."""
+        """Size of the conversation before it."""
         self._requests = 0
-        """That were sent, whatever came of them."""
+        """Sent, failed ones included."""
         self._tool_calls = 0
-        """That were asked for, whatever came of them."""
+        """Requested by the model, failed ones included."""
         limits = task["limits"]
         cost = limits.get("cost")
         self._most_requests: int | None = limits.get("requests")
         self._most_tool_calls: int | None = limits.get("tool_calls")
         self._limits = UsageLimits(
-            request_limit=None,  # they and tool calls are counted here: pydantic-ai counts those that went well
+            request_limit=None,  # requests and tool calls are counted here: pydantic-ai does not count failed ones
             input_tokens_limit=limits.get("input_tokens"),
             output_tokens_limit=limits.get("output_tokens"),
             total_tokens_limit=limits.get("total_tokens"),
@@ -211,15 +208,14 @@ class AgentRun:
         async def give_schema(ctx: RunContext[None], tools: list[ToolDefinition]) -> list[ToolDefinition]:
             return [replace(tool, parameters_json_schema=schema) for tool in tools]
 
-        # Not as the schema of its type: pydantic understands no references in one.
+        # Not as the schema of its type: pydantic does not support references there.
         answer = ToolOutput(StructuredDict({"type": "object"}, name="answer"), name=self._output_tool)
         agent = self._build(answer, PrepareOutputTools(give_schema))
         agent.output_validator(self._check_output)
         return agent
 
     def _check_output(self, output: dict[str, Any]) -> dict[str, Any]:
-        """Have the model correct an answer that is not what it was asked for. One that does not fit the schema is taken
-        in the end: the caller says what is wrong with it, and has it."""
+        """Request corrections of an invalid answer, at most CORRECTIONS; the caller reports a remaining flaw."""
         if self._is_wrapped and "result" not in output:
             raise ModelRetry("give the answer as `result`")
         if is_nested_deeper(output, MOST_NESTED):
@@ -257,12 +253,12 @@ class AgentRun:
         raise AssertionError("there is a model")
 
     async def _ask(self, model: Model) -> dict[str, Any]:
-        """Ask one model, again where its failure may pass. Raises Failure."""
+        """Ask one model, and retry after temporary failures. Raises Failure."""
         retry, tries = self._task["retry"], 0
         while True:
             try:
                 return await self._converse(model)
-            except _CutShort:  # what it was asked is asked again, with the word that time is nearly up
+            except _CutShort:  # the same request is sent again, with the request to finish
                 if self._most_requests is not None:
                     self._most_requests += 1
                 continue
@@ -273,7 +269,7 @@ class AgentRun:
                 failure = self._make_failure(error)
                 pause_s = self._pause_s(retry, tries, failure)
                 is_over = tries >= retry["max"] or pause_s is None or self._ctx.stopping or not self._may_send
-                # It was waited for as long as the file says; the same once more would only wait longer.
+                # A silent model has used its time.
                 is_over = is_over or isinstance(error, _Silent)
                 if failure.code not in _PASSING or is_over:
                     raise failure from error
@@ -284,7 +280,7 @@ class AgentRun:
             await self._begin_again()
 
     async def _converse(self, model: Model) -> dict[str, Any]:
-        """Go on with the conversation until it has its end. Raises what pydantic-ai and the SDKs raise."""
+        """Continue the conversation to its end. Raises the exceptions of pydantic-ai and the SDKs."""
         prompt = self._task["prompt"] if self._history is None else None
         going = self._agent.iter(
             prompt,
@@ -301,10 +297,10 @@ class AgentRun:
                 async for node in run:
                     if Agent.is_model_request_node(node):
                         self._count_request()
-                        told = self._describe(model.model_name)
-                        # A model that called no tool has answered: this request has it correct its answer.
-                        told["again"] = response is not None and not self._find_calls(response)
-                        self._take_time(await self._ctx.ask("request", told))
+                        details = self._describe(model.model_name)
+                        # A model that called no tool has answered: this request is for a correction.
+                        details["again"] = response is not None and not self._find_calls(response)
+                        self._take_time(await self._ctx.ask("request", details))
                         if self._ctx.stopping:
                             self._wind_down(node.request.parts)
                         async with self._watched(), node.stream(run.ctx) as stream:
@@ -322,7 +318,7 @@ class AgentRun:
             except UnexpectedModelBehavior as error:
                 if response is None or not str(error).startswith(_NEVER_FITS):
                     raise
-                output = _read_answer(response)  # the caller says what is wrong with it, and has it
+                output = _read_answer(response)  # the caller reports its flaw
             except _Truncated:
                 is_void = True
                 raise
@@ -350,37 +346,36 @@ class AgentRun:
         self._size = 0
 
     def _count_tool_calls(self, response: ModelResponse) -> None:
-        """Count what a model asks for, before any of it runs."""
-        asked = self._find_calls(response)
-        if self._most_tool_calls is not None and self._tool_calls + asked > self._most_tool_calls:
+        """Count the tool calls of an answer before they run."""
+        requested = self._find_calls(response)
+        if self._most_tool_calls is not None and self._tool_calls + requested > self._most_tool_calls:
             raise self._limit_reached("tool_calls")
-        self._tool_calls += asked
+        self._tool_calls += requested
 
     def _find_calls(self, response: ModelResponse) -> int:
-        """Count the calls of tools in an answer, without that of the tool that gives the answer itself."""
+        """Count the tool calls in an answer, without that of the output tool."""
         return sum(part.tool_name != self._output_tool for part in response.tool_calls)
 
     def _count_result(self, result: object) -> None:
-        """Count what a tool has answered, which is sent with every further request."""
+        """Count the result of a tool, which is sent with every further request."""
         self._kept += PART_SIZE + len(str(result))
         if self._kept > CONVERSATION_LIMIT:
             raise self._limit_reached("characters")
 
     def _check_end(self, response: ModelResponse) -> None:
-        """Raise _Truncated where the stream of an answer has ended, and its model has not said why. What pydantic-ai
-        knows as `finish_reason` may be its own guess."""
-        told = (response.provider_details or {}).get("finish_reason")
-        is_ended = told or response.finish_reason == "content_filter" or response.state == "suspended"
+        """Raise _Truncated where an answer has no finish reason of its provider; `finish_reason` may be a guess."""
+        reason = (response.provider_details or {}).get("finish_reason")
+        is_ended = reason or response.finish_reason == "content_filter" or response.state == "suspended"
         if self._tells_end and not is_ended:
             raise _Truncated("the connection was lost before the model had ended its answer")
 
-    def _take_time(self, told: object) -> None:
-        """Take note of when the step is stopped, where its caller says that it winds down."""
-        if isinstance(told, dict) and told.get("stops_in_ms") is not None:
-            self._stops_at = asyncio.get_running_loop().time() + told["stops_in_ms"] / 1000
+    def _take_time(self, reply: object) -> None:
+        """Store the end of the wind-down from the caller's reply."""
+        if isinstance(reply, dict) and reply.get("stops_in_ms") is not None:
+            self._stops_at = asyncio.get_running_loop().time() + reply["stops_in_ms"] / 1000
 
     def _left_s(self) -> float | None:
-        """Return what is left before the step is stopped; None where it has no end."""
+        """Return the time until the step is stopped; None where it has no limit."""
         remaining_ms = self._ctx.remaining_ms()
         left_s = [] if remaining_ms is None else [remaining_ms / 1000]
         if self._stops_at is not None:
@@ -389,8 +384,7 @@ class AgentRun:
 
     @contextlib.asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Let a request go on until the soft clock rings, or its model has been silent for too long: raise _CutShort
-        or _Silent then."""
+        """Watch a request. Raises _CutShort at the soft limit, _Silent after too long a silence."""
         self._heard_at = asyncio.get_running_loop().time()
         reasons: list[Exception] = []
         try:
@@ -409,18 +403,18 @@ class AgentRun:
         loop = asyncio.get_running_loop()
         while not reasons:
             await asyncio.sleep(HEARTBEAT_S)
-            if self._ctx.stopping and not self._is_winding_down:  # one that was told before may go on
+            if self._ctx.stopping and not self._is_winding_down:  # a request to finish is not cut
                 reasons.append(_CutShort())
             elif silence_s is not None and loop.time() - self._heard_at >= silence_s:
-                said = format_duration(int(silence_s * 1000))
-                reasons.append(_Silent(f"it was silent for {said}, and another model was asked"))
+                silence = format_duration(int(silence_s * 1000))
+                reasons.append(_Silent(f"it was silent for {silence}, and another model was asked"))
             elif silence_s is not None:
-                self._ctx.write("")  # the idle clock of the step is for the last model; here is who watches this one
+                self._ctx.write("")  # the idle limit of the step is for the last model; this one is watched here
         patience.reschedule(loop.time())
 
     def _most_silence_s(self) -> float | None:
-        """Return how long a model may be silent before the next one is asked: as long as the idle clock says, or its
-        share of the time that is left. None where there is no next one: then the clocks of the step end it."""
+        """Return how long a model may be silent: the idle limit, or its share of the remaining time. None for the last
+        model, which the step's clocks end."""
         if self._waiting < 2 or not self._may_send:
             return None
         idle_ms: int | None = self._task.get("idle_ms")
@@ -429,7 +423,7 @@ class AgentRun:
         return min([*shares, *([] if left_s is None else [left_s / self._waiting])], default=None)
 
     def _settings(self, ctx: RunContext[None]) -> ModelSettings:
-        """Return the settings of the next request: our retries, not the SDK's, and no clock but the call's."""
+        """Return the settings of the next request: without the SDK's retries, and bounded by the call's clock."""
         left_s = self._left_s()
         timeout_s = LONGEST_REQUEST_S if left_s is None else left_s + LATE_REQUEST_S
         settings = ModelSettings(max_retries=0, timeout=timeout_s)
@@ -438,7 +432,7 @@ class AgentRun:
         return settings
 
     def _wind_down(self, parts: Any) -> None:
-        """Tell the model, once, that it has to come to an end."""
+        """Ask the model once to finish."""
         if not self._is_winding_down:
             self._is_winding_down = True
             left_s = self._left_s()
@@ -446,7 +440,7 @@ class AgentRun:
             parts.append(UserPromptPart(WIND_DOWN.format(left=left)))
 
     def _note(self, event: object) -> None:
-        """Hand on what the model says. Whatever else it sends is a sign of life."""
+        """Forward the model's text. Any other event is a sign of life."""
         text = ""
         if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
             text = event.part.content
@@ -456,10 +450,10 @@ class AgentRun:
         self._ctx.write(text)
         self._size += _size_of(event)
         if self._kept + self._size > CONVERSATION_LIMIT:
-            raise AnswerTooLong(f"what it says is longer than {CONVERSATION_LIMIT} characters, and was given up")
+            raise AnswerTooLong(f"its answer is longer than {CONVERSATION_LIMIT} characters, and was given up")
 
     def _check_limits(self, model: Model, response: ModelResponse) -> None:
-        """Raise Failure where a limit cannot be checked: no tokens are reported, or no price is known."""
+        """Raise Failure where a limit cannot be checked, without reported tokens or a known price."""
         if not response.usage.total_tokens:
             self._is_usage_known = False
             limited = [name for name in (*_TOKENS, "cost") if self._task["limits"].get(name) is not None]
@@ -470,7 +464,7 @@ class AgentRun:
             message = f"no price of {model.model_name} is known, so `limits.cost` cannot be watched"
             raise Failure("PRECONDITION", message, suggestion="limit the tokens instead")
 
-    # --- when it does not go well -------------------------------------------------------------------------
+    # --- failures -----------------------------------------------------------------------------------------
 
     def _limit_reached(self, which: str) -> Failure:
         most = CONVERSATION_LIMIT if which == "characters" else self._task["limits"].get(which)
@@ -480,22 +474,22 @@ class AgentRun:
     def _make_failure(self, error: BaseException) -> Failure:
         error = _find_too_long(error) or error
         code = next(code for kinds, code in _CODES if isinstance(error, kinds))
-        said = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         if isinstance(error, ModelConnectionError) and (reason := _find_reason(error)):
-            said = f"{said.rstrip('.')}: {reason}"
+            message = f"{message.rstrip('.')}: {reason}"
         if isinstance(error, MemoryError):
-            said = f"its answer does not fit into {MEMORY_LIMIT} bytes of memory, and was given up"
+            message = f"its answer does not fit into {MEMORY_LIMIT} bytes of memory, and was given up"
         context: dict[str, object] = {"exception": type(error).__name__}
         if isinstance(error, ModelHTTPError):
             context["status"] = error.status_code
-            if code == "MODEL_UNAVAILABLE" and 400 <= error.status_code < 500:  # of no category that is known there
+            if code == "MODEL_UNAVAILABLE" and 400 <= error.status_code < 500:  # pydantic-ai has no class for it
                 code = _STATUSES.get(error.status_code, "MODEL_REQUEST_REFUSED")
         retry_after = getattr(error, "retry_after", None)
         wait_ms = None if retry_after is None else max(0, int(retry_after * 1000))
-        return Failure(code, said[:MESSAGE_SHOWN], context=context, retry_after_ms=wait_ms)
+        return Failure(code, message[:MESSAGE_SHOWN], context=context, retry_after_ms=wait_ms)
 
     def _pause_s(self, retry: dict[str, Any], tries: int, failure: Failure) -> float | None:
-        """Return how long to wait before the next try; None where there would be no time left for it."""
+        """Return the pause before the next try; None where no time would be left for it."""
         backoff = retry["backoff"]
         growth: dict[str, int] = {"linear": tries + 1, "exponential": 2 ** min(tries, 60)}
         delay_ms = int(backoff["delay_ms"]) * growth.get(backoff["mode"], 1)
@@ -510,7 +504,7 @@ class AgentRun:
         return delay_ms / 1000
 
     async def _rest(self, pause_s: float) -> None:
-        """Wait before the next try, alive; no longer once the soft clock has rung."""
+        """Wait before the next try with signs of life, at most until the soft limit."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s
         while (left_s := until - loop.time()) > 0 and not self._ctx.stopping:
@@ -521,7 +515,7 @@ class AgentRun:
         await self._ctx.ask("request", {"again": True, "retries": self._retries})
 
     def _describe(self, model: str) -> dict[str, Any]:
-        """Return which model it is, and what was used so far."""
+        """Return the model and the usage so far."""
         used, is_known = self._usage, self._is_usage_known and self._usage.total_tokens > 0
         usage: dict[str, Any] = {
             "requests": self._requests,
@@ -530,32 +524,31 @@ class AgentRun:
         }
         if used.cost is not None and is_known:
             usage["cost"] = float(used.cost)
-        told: dict[str, Any] = {"model": model, "usage": usage}
+        details: dict[str, Any] = {"model": model, "usage": usage}
         if self._retries:
-            told["retries"] = self._retries
+            details["retries"] = self._retries
         if self._failed:
-            told["failed_models"] = list(self._failed)
-        return told
+            details["failed_models"] = list(self._failed)
+        return details
 
 
 def _without_unfinished(messages: list[ModelMessage], *, is_void: bool, is_cut: bool) -> list[ModelMessage]:
-    """Return the conversation up to the request that was not answered: what came of its answer is void. Of an answer
-    that we cut, the text stays, and a further request follows it."""
+    """Return the conversation up to the unanswered request. The text of an answer that was cut stays in it."""
     last = messages[-1] if messages else None
     if is_void and isinstance(last, ModelResponse):
         messages = messages[:-1]
     while messages and isinstance(messages[-1], ModelResponse) and messages[-1].state != "complete":
         messages = messages[:-1]
     if is_cut and isinstance(last, ModelResponse) and last.text:
-        said = replace(last, parts=[TextPart(last.text)], state="complete")
-        return [*messages, said, ModelRequest(parts=[])]
+        cut = replace(last, parts=[TextPart(last.text)], state="complete")
+        return [*messages, cut, ModelRequest(parts=[])]
     return messages
 
 
 def _read_answer(response: ModelResponse) -> Any:
-    """Return an answer that never fitted its schema: the value where it is JSON that readers take, else the text."""
-    given = response.tool_calls[0].args if response.tool_calls else response.text
-    text = given if isinstance(given, str) else json.dumps(given)
+    """Return an answer that never fitted its schema: its value if it is JSON, else its text."""
+    answer = response.tool_calls[0].args if response.tool_calls else response.text
+    text = answer if isinstance(answer, str) else json.dumps(answer)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -564,7 +557,7 @@ def _read_answer(response: ModelResponse) -> Any:
 
 
 def _find_too_long(error: BaseException) -> BaseException | None:
-    """Return the reason of a failure where that is an answer too long: an SDK takes it for a lost connection."""
+    """Return the AnswerTooLong that caused an error: an SDK reports it as a lost connection."""
     reason: BaseException | None = error
     for _ in range(MOST_REASONS):
         if reason is None or isinstance(reason, AnswerTooLong):
@@ -574,7 +567,7 @@ def _find_too_long(error: BaseException) -> BaseException | None:
 
 
 def _find_reason(error: BaseException) -> str:
-    """Return why a server was not reached: SDKs say no more than that it was not."""
+    """Return why a server was not reached, which SDKs leave out of their message."""
     reason: BaseException | None = error
     for _ in range(MOST_REASONS):
         reason = None if reason is None else reason.__cause__ or reason.__context__
@@ -584,14 +577,14 @@ def _find_reason(error: BaseException) -> str:
 
 
 def _output_names() -> Iterator[str]:
-    """Yield what the tool may be called that a structured answer is given with."""
+    """Yield names for the output tool."""
     yield "final_result"
     for number in count(2):
         yield f"final_result_{number}"
 
 
 def _size_of(event: object) -> int:
-    """Return how much an event adds to what is kept of an answer."""
+    """Return the size of an event's content."""
     if isinstance(event, PartStartEvent):
         kept = [getattr(event.part, name, None) for name in ("content", "args", "tool_name")]
         return PART_SIZE + sum(len(part) if isinstance(part, str) else len(str(part or "")) for part in kept)
@@ -602,7 +595,7 @@ def _size_of(event: object) -> int:
 
 
 def is_nested_deeper(value: object, most: int) -> bool:
-    """Return whether lists and objects are in each other deeper than that."""
+    """Return whether a value has more levels of lists and objects."""
     level = [value]
     for _ in range(most + 1):
         level = [
@@ -615,10 +608,10 @@ def is_nested_deeper(value: object, most: int) -> bool:
 
 
 class _Tools(AbstractToolset[None]):
-    """The tools of the agent, each of which its caller runs."""
+    """The tools of the agent. Its caller runs them."""
 
     def __init__(self, ctx: Context, tools: list[dict[str, Any]], count: Callable[[object], None]) -> None:
-        """`count` is told each result, and raises where there is no room for it."""
+        """`count` is called with each result, and raises where the conversation is full."""
         self._ctx, self._count = ctx, count
         self._turns = asyncio.Semaphore(MOST_TOOLS_AT_ONCE)
         arguments = SchemaValidator(core_schema.dict_schema(keys_schema=core_schema.str_schema()))
@@ -646,8 +639,7 @@ class _Tools(AbstractToolset[None]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
-        """Have a tool called. Raises ToolFailed with what the model is told where it has failed or is not run, and
-        Failure where there is no room for more."""
+        """Call a tool. Raises ToolFailed with a message for the model, and Failure where the conversation is full."""
         if is_nested_deeper(tool_args, MOST_NESTED):
             raise ToolFailed(f"not run: its arguments are nested more than {MOST_NESTED} deep")
         async with self._turns:
@@ -661,21 +653,21 @@ class _Tools(AbstractToolset[None]):
         asking = asyncio.ensure_future(self._ctx.ask("tool", {"name": name, "arguments": tool_args}))
         try:
             while not (await asyncio.wait([asking], timeout=HEARTBEAT_S))[0]:
-                # It has a clock of its own, and its caller asks it to stop; the model is not silent meanwhile.
+                # The tool has its own clock, and the model counts as alive.
                 self._ctx.write("")
         finally:
             if not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking], timeout=LEAVE_LIMIT_S)
         try:
-            told = asking.result()
+            reply = asking.result()
         except Failure as failure:
             raise ToolFailed(str(failure)) from None
-        if not told["ok"]:
-            raise ToolFailed(f"{told['error']}\n({_describe_left(told['remaining_ms'])})")
-        if told["remaining_ms"] is None:
-            return told["output"]
-        return {"result": told["output"], "remaining_ms": told["remaining_ms"]}
+        if not reply["ok"]:
+            raise ToolFailed(f"{reply['error']}\n({_describe_left(reply['remaining_ms'])})")
+        if reply["remaining_ms"] is None:
+            return reply["output"]
+        return {"result": reply["output"], "remaining_ms": reply["remaining_ms"]}
 
 
 def _describe_left(remaining_ms: int | None) -> str:

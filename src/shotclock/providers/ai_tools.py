@@ -1,14 +1,15 @@
-"""The tools of an agent, as the process that runs the workflow has them: every call of one goes through here.
+"""The tools of an agent, in the process that runs the workflow.
 
-The agent asks from its own process. A tool of the file runs as a `tool` step would; one of an MCP server over a
-connection that is kept for the whole of the agent's run. Each is a call of its own inside the deadline of the step, and
-whatever becomes of it is told to the model, with the time that is left. When the step winds down, running calls and the
-servers are asked to stop; what they return by then goes to the model and into the step's result.
+The agent asks for each tool call from its own process. A tool of the file runs as a `tool` step would; one of an MCP
+server uses a connection that stays open for the agent's run. Each is a call inside the deadline of the step, and the
+model gets its result with the remaining time. When the step winds down, running calls and the servers are asked to
+stop; their late results go to the model and into the step's result.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import re
 from collections import Counter
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
     from .ai import AiPart, AiServer
     from .mcp_client import ServerConversation
 
-# One call of a tool of a server, where the file does not say.
+# One call of a server's tool, by default.
 TOOL_TIMEOUT_MS = 60_000
-# To take leave of a server. One that hangs is left without, and killed if it was started here.
+# For closing a connection. A server that hangs is cut off, and killed if it was started here.
 LEAVE_LIMIT_S = 0.5
-# Characters of what a tool said that a model is given. More would be paid for again with every request.
+# Characters of a tool's result for the model, which pays for them again with every request.
 RESULT_LIMIT = 200_000
 # Characters of a model's text in the result of its step.
 TEXT_LIMIT = 1024 * 1024
-# What every provider of models takes as the name of a tool.
+# Characters in the name of a tool that every provider of models accepts.
 NAME_LIMIT = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -55,32 +56,32 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @value
 class _Tool:
-    """A tool under the name that the model knows it by."""
+    """A tool under its name for the model."""
 
     name: str
     own_name: str
     description: str
     input_schema: Mapping[str, Any]
     server: _Server | None = None
-    """None where it is one of the file's own."""
+    """None for a tool of the file."""
 
 
 @entity
 class _Server:
-    """An MCP server that the agent's tools are on, from its start to its end."""
+    """An MCP server of the agent's tools."""
 
     name: str
     written: AiServer
     conversation: ServerConversation | None = None
     process: InteractiveProcess | None = None
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """What is to be left when the agent is done."""
+    """Resources to release when the agent has ended."""
     request_ids: list[str] = field(default_factory=list)
-    """Of the calls that run on it."""
+    """Of its running calls."""
 
 
 class AgentTools:
-    """The tools of one agent. Entered, its servers are connected; left, they are gone with all that they started."""
+    """The tools of one agent. The context connects their servers, and stops them with all their processes."""
 
     def __init__(self, step: StepCall, ai: AiPart, call: Call, runtime: Runtime) -> None:
         self._step, self._ai, self._call, self._runtime = step, ai, call, runtime
@@ -92,22 +93,22 @@ class AgentTools:
         self._running: set[asyncio.Task[Any]] = set()
         self._stopping: list[asyncio.Future[None]] = []
         self.late_results: list[dict[str, Any]] = []
-        """Of the tools that ended after the step was asked to wind down."""
+        """Of the tools that ended after the wind-down began."""
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
         self.has_left_doubt = False
-        """A call did not end well, and may have done something."""
+        """A call failed and may have had side effects."""
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """Return the tools as the agent process is told of them."""
+        """Return the tools for the agent process."""
         return [
             {"name": each.name, "description": each.description, "input_schema": dict(each.input_schema)}
             for each in self._tools.values()
         ]
 
     async def __aenter__(self) -> Self:
-        """Connect the servers, all at once, and learn their tools. Raises Failure where one cannot be used."""
+        """Connect all servers at once and list their tools. Raises Failure where one cannot be used."""
         found = [await self._describe_own(name) for name in self._ai.tools]
         try:
             if self._servers:
@@ -129,8 +130,7 @@ class AgentTools:
         await self._close()
 
     async def _close(self) -> None:
-        """End the calls that are under way, and take leave of the servers, all at once and bounded. What was started
-        for them is gone then."""
+        """End the running calls and stop the servers, bounded."""
         await run_shielded(self._end_calls())
         await run_shielded(self._leave_servers())
         for server in self._servers:
@@ -141,7 +141,7 @@ class AgentTools:
                 self.warnings += judged.warnings
 
     async def _end_calls(self) -> None:
-        """Wait until the tools are gone that ran when the agent ended: nobody waits for their results any more."""
+        """Cancel the tools that still run, and wait until they are gone."""
         for asking in self._stopping:
             asking.cancel()
         for task in self._running:
@@ -154,22 +154,20 @@ class AgentTools:
     async def _leave_servers(self) -> None:
         await asyncio.gather(*(server.opened.aclose() for server in self._servers), return_exceptions=True)
 
-    # --- what there is ------------------------------------------------------------------------------------
+    # --- servers ------------------------------------------------------------------------------------------
 
     async def _describe_own(self, name: str) -> _Tool:
         tools = self._step.tools
         try:
             if tools is None:
                 raise KeyError(name)
-            told = await tools.describe(name)
+            tool = await tools.describe(name)
         except KeyError:
             raise Failure("STEP_INVALID", f"there is no tool {name!r} in `tools`") from None
-        return _Tool(name, name, told.description, told.input_schema)
+        return _Tool(name, name, tool.description, tool.input_schema)
 
     async def _load_client(self) -> None:
-        """Import the SDK beside the loop, inside the step's deadline: a cold disk takes a second for it."""
-        import importlib
-
+        """Import the SDK in a thread, within the step's deadline: a cold disk takes a second."""
         loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, f"{__package__}.mcp_client"))
         await asyncio.wait([loading], timeout=self._left_s())
         if not loading.done():
@@ -204,13 +202,13 @@ class AgentTools:
         if not talking.done():
             raise self._timed_out(f"connecting the MCP server {server.name!r}")
         if server.process is not None:
-            await server.process.close(politely=False)  # then it is known how it ended
+            await server.process.close(politely=False)  # which gives its report
         problem = talk.settled.result() if talk.settled.done() else None
         why = problem.message if isinstance(problem, Problem) else "it left"
         raise Failure("CONNECT_FAILED", f"the MCP server {server.name!r} cannot be used: {why}{self._describe(server)}")
 
     def _describe(self, server: _Server) -> str:
-        """Return what a server that was started here has said on its way out, if it has."""
+        """Return the last line of stderr of a server that was started here."""
         report = None if server.process is None else server.process.report
         if server.process is None or report is None:
             return ""
@@ -230,22 +228,21 @@ class AgentTools:
     # --- calls --------------------------------------------------------------------------------------------
 
     def ask_to_stop(self, until_ns: int) -> None:
-        """Ask every server that offers it to end its calls early. The calls of the file's own tools are asked by the
-        control of the step."""
+        """Ask every server that supports it to end its calls early. The step's control asks the tools of the file."""
         within_ms = max(1, (until_ns - monotonic_ns()) // NS_PER_MS)
         for server in () if self._stopping else self._servers:
             if server.conversation is not None:
-                asked = server.conversation.ask_to_stop(server.request_ids or [self._call.request_id], within_ms)
-                self._stopping.append(asyncio.ensure_future(asked))
+                asking = server.conversation.ask_to_stop(server.request_ids or [self._call.request_id], within_ms)
+                self._stopping.append(asyncio.ensure_future(asking))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a tool, and return what the model is told of it. Never raises but for a cancellation."""
+        """Call a tool and return the reply for the model. Raises only a cancellation."""
         if self.is_winding_down():
-            return self._tell_failure("not run: time is nearly up")
-        told = await self._call_tool(name, arguments)
+            return self._failed_reply("not run: time is nearly up")
+        reply = await self._call_tool(name, arguments)
         if self.is_winding_down():
-            self.late_results.append({"tool": name, "output": told["output"] if told["ok"] else told["error"]})
-        return told
+            self.late_results.append({"tool": name, "output": reply["output"] if reply["ok"] else reply["error"]})
+        return reply
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         tool = self._tools.get(name)
@@ -257,7 +254,7 @@ class AgentTools:
         try:
             if tool is None:
                 is_clear = True
-                return self._tell_failure(f"there is no tool {name!r}")
+                return self._failed_reply(f"there is no tool {name!r}")
             if tool.server is None:
                 assert self._step.tools is not None
                 envelope, output = await self._step.tools.call(tool.own_name, arguments)
@@ -265,29 +262,29 @@ class AgentTools:
                 envelope, output = await self._call_on_server(tool, tool.server, arguments)
             is_clear = envelope.ok or envelope.meta.get("side_effects") == SideEffects.NONE
         except Failure as failure:
-            return self._tell_failure(str(failure))
-        except Exception as error:  # a bug of ours ends one call of a tool, and the model is told
-            return self._tell_failure(f"{type(error).__name__}: {error}")
+            return self._failed_reply(str(failure))
+        except Exception as error:  # a bug of ours ends one call of a tool
+            return self._failed_reply(f"{type(error).__name__}: {error}")
         finally:
             current_scope.reset(token)
             self._running.discard(task)
             self.has_left_doubt = self.has_left_doubt or not is_clear
         if envelope.ok:
             return {"ok": True, "output": _shorten(output), "remaining_ms": self.remaining_ms()}
-        told = envelope.error or {}
-        said = as_text(output).strip() if output else ""
+        error_detail = envelope.error or {}
+        text = as_text(output).strip() if output else ""
         stderr = envelope.data.get("stderr") if isinstance(envelope.data, dict) else None
-        parts = [str(told.get("message", "it failed")), said, str(stderr or "").strip()]
-        return self._tell_failure("\n".join(part for part in parts if part))
+        parts = [str(error_detail.get("message", "it failed")), text, str(stderr or "").strip()]
+        return self._failed_reply("\n".join(part for part in parts if part))
 
-    def _tell_failure(self, message: str) -> dict[str, Any]:
+    def _failed_reply(self, message: str) -> dict[str, Any]:
         return {"ok": False, "error": _shorten(message), "remaining_ms": self.remaining_ms()}
 
     def is_winding_down(self) -> bool:
         return self._call.winding_down is not None
 
     def remaining_ms(self) -> int | None:
-        """Return what is left before the step is stopped: it winds down, or its bell rings."""
+        """Return the time until the step is stopped, by its timeout or the end of its wind-down."""
         bell, winding_down, now_ns = self._call.bound.bell, self._call.winding_down, monotonic_ns()
         ends_ns = [] if bell is None else [bell.at_ns]
         if winding_down is not None:
@@ -358,14 +355,14 @@ async def _take_leave(talk: ServerConversation, talking: asyncio.Future[None]) -
 
 
 def _read_tools(server: _Server, tools: list[mcp_types.Tool]) -> Iterator[_Tool]:
-    """Yield the tools of a server that the agent may call. Raises Failure for one that is named and not there."""
+    """Yield the tools of a server that the agent may call. Raises Failure for a missing one."""
     allowed = server.written.tools
-    known = {tool.name for tool in tools}
-    if len(known) < len(tools):
-        twice = next(name for name in known if sum(tool.name == name for tool in tools) > 1)
+    names = {tool.name for tool in tools}
+    if len(names) < len(tools):
+        twice = next(name for name in names if sum(tool.name == name for tool in tools) > 1)
         if allowed is None or twice in allowed:
             raise Failure("STEP_INVALID", f"the MCP server {server.name!r} has two tools called {twice!r}")
-    if allowed is not None and (missing := sorted(set(allowed) - known)):
+    if allowed is not None and (missing := sorted(set(allowed) - names)):
         raise Failure("STEP_INVALID", f"the MCP server {server.name!r} has no tool {missing[0]!r}")
     for tool in tools:
         if allowed is None or tool.name in allowed:
@@ -374,7 +371,7 @@ def _read_tools(server: _Server, tools: list[mcp_types.Tool]) -> Iterator[_Tool]
 
 
 def _name_apart(found: list[_Tool]) -> dict[str, _Tool]:
-    """Return the tools by the names that the model is told. Those that several servers have begin with the server's."""
+    """Return the tools by their names for the model. A name that several servers have begins with the server's."""
     counts = Counter(tool.own_name for tool in found)
     named: dict[str, _Tool] = {}
     for tool in found:
@@ -387,7 +384,7 @@ def _name_apart(found: list[_Tool]) -> dict[str, _Tool]:
 
 
 def _shorten(output: Any) -> Any:
-    """Return what a model is given of an output: all of it, or its beginning and its end."""
+    """Return an output for the model: all of it, or its beginning and its end."""
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
     return output if len(text) <= RESULT_LIMIT else _cut_middle(text, RESULT_LIMIT)
 
@@ -397,11 +394,11 @@ def _cut_middle(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:half]}\n[{len(text) - limit} characters left out]\n{text[-half:]}"
 
 
-# --- what the agent says ------------------------------------------------------------------------------------
+# --- listening to the agent -----------------------------------------------------------------------------------
 
 
 class AgentListener(CallListener):
-    """Listener to one agent: keeps what its model says, and answers its calls of tools."""
+    """Listener to one agent: keeps the model's text, and answers its tool calls."""
 
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
@@ -411,7 +408,7 @@ class AgentListener(CallListener):
         self.on_begin: Callable[[], None] | None = None
         """Called before the model is asked for the first time."""
         self.details: dict[str, Any] = {}
-        """What is known of the model and its usage so far."""
+        """The model and its usage so far."""
 
     @property
     def text(self) -> str:
@@ -424,12 +421,12 @@ class AgentListener(CallListener):
 
     @property
     def late_results(self) -> list[dict[str, Any]]:
-        """Return the results of tools that ended after the step was asked to wind down."""
+        """Return the results of tools that ended after the wind-down began."""
         return self._tools.late_results
 
     @property
     def has_left_doubt(self) -> bool:
-        """Return whether a tool did not end well, and may have done something."""
+        """Return whether a tool failed and may have had side effects."""
         return self._tools.has_left_doubt
 
     def wrote(self, text: str) -> None:
@@ -442,35 +439,32 @@ class AgentListener(CallListener):
                 if (usage := self.details.get("usage")) is not None:
                     usage["tool_calls"] = max(usage["tool_calls"], self.tool_calls)
                 return self._tools.call(name, arguments)
-            case "request", dict(told):
-                return self._note_request(told)
+            case "request", dict(details):
+                return self._note_request(details)
         return super().ask(question, value)
 
-    async def _note_request(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Take note that the model is about to be asked, or asked again: then what it said of its answer is void.
-        Return when the step is stopped, where it winds down."""
+    async def _note_request(self, details: dict[str, Any]) -> dict[str, Any]:
+        """Record a request to the model. With `again`, the text since the last request is void. Return the time until
+        the step is stopped, where it winds down."""
         if self.on_begin is not None:
             begin, self.on_begin = self.on_begin, None
             begin()
-        if told.pop("again", False):
+        if details.pop("again", False):
             self._text = self._text[: self._request_began]
         self._request_began = len(self._text)
-        self.details.update(told)
+        self.details.update(details)
         return {"stops_in_ms": self._tools.remaining_ms() if self._tools.is_winding_down() else None}
 
 
 class RequestListener(CallListener):
-    """Listener to a model that is asked one question, without tools: what it says of its requests is of no use."""
+    """Listener to a model that is asked one question, without tools."""
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
-        return self._take_note() if question == "request" else super().ask(question, value)
-
-    async def _take_note(self) -> None:
-        return
+        return asyncio.sleep(0) if question == "request" else super().ask(question, value)
 
 
 class AgentWork(Work):
-    """The agent of a step, told what becomes of the step."""
+    """The agent of a step: winds down and extends with the step."""
 
     def __init__(self, call: Call, tools: AgentTools, listener: AgentListener) -> None:
         self._call, self._tools, self._listener = call, tools, listener
@@ -479,7 +473,7 @@ class AgentWork(Work):
 
     @property
     def is_queued(self) -> bool:
-        """Return whether its model was never asked: its processes and servers are still being started."""
+        """Return whether its processes and servers are still being started."""
         return self._listener.on_begin is not None
 
     def _begin(self) -> None:
@@ -487,7 +481,7 @@ class AgentWork(Work):
             self._call.control.begin_work()
 
     def begin(self, part: Call) -> None:
-        """Take note that all is started: `part` is its call in the process that runs it."""
+        """Record the start: `part` is the call in the agent's process."""
         part.work, self._part = self._starting, part
 
     @property
