@@ -10,26 +10,30 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.envelope import Envelope
+from ..core.clocks import NS_PER_MS, ClockKind, Fired
+from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure
+from ..process.clock import monotonic_ns
 from ..process.zygote import start_zygote_early, stop_early_zygote
 from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import outcome_of_error
-from ..runtime.runtime import Runtime
 from ..store.home import HOME_VARIABLE
 from ..store.store import Store
-from ..temporal.connection import Address, DevServer, require_sdk, run_dev_server
-from ..workflow.engine import EmbeddedEngine, Engine, manage_run
+from ..workflow.engine import EmbeddedEngine, Engine
+from ..workflow.state import Status
 from .output import Signalled, StopListener, raise_on_stop, say_line
 from .parser import Subcommand, argument, duration, flag, option, whole_number
 from .subcommand import JSON, admit_call, conclude, deliver, engine_options
 
 if TYPE_CHECKING:
+    from ..temporal.connection import Address
     from ..temporal.engine import TemporalEngine
 
 
 def temporal_engine(on: Address, queue: str | None = None, heartbeat_ms: int | None = None) -> TemporalEngine:
     """Return the engine at an address. Raise Failure if the package of Temporal is not installed."""
+    from ..temporal.connection import require_sdk
+
     require_sdk()
     from ..temporal.engine import TemporalEngine
 
@@ -44,6 +48,31 @@ def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int 
     else:
         with Store.open() as store:
             yield EmbeddedEngine(store)
+
+
+async def manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
+    """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own. Raise Failure."""
+    from ..dispatch.job_client import JobClient
+
+    notes: tuple[Warning_, ...] = ()
+    problem: Problem | None = None
+    if verb == "cancel":
+        ended = await engine.cancel(run_id)
+        if ended is None:
+            problem = Problem("TIMEOUT", f"run {run_id} has not stopped in time; its clean-up may still run")
+        else:
+            notes = tuple(note for note in ended.warnings if note["code"] == "CLEAN_UP_MISSING")
+    until_ns, waits_ms = JobClient.patience(call, budget_ms)
+    if verb == "wait" and (ended := await engine.wait(run_id, until_ns)) is not None:
+        return ended
+    run = await engine.progress(run_id)
+    data = run.as_job(engine.where)
+    if verb != "wait":
+        return Outcome(Ending.FINISHED, problem, data, warnings=notes)
+    data["state"] = "running" if run.status is Status.RUNNING else "paused"
+    fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS)
+    message = f"run {run_id} is {run.status.value}; continue it with data.continue_command"
+    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
 
 
 async def manage_run_on(on: Address, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
@@ -92,6 +121,8 @@ def perform_on_proposals(on: Address, id: str | None, decides: bool, perform: Ca
 
 def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Awaitable[str]], as_json: bool) -> int:
     """Serve until a signal arrives, and answer with its name. Return the exit code."""
+    from ..temporal.connection import require_sdk
+
     call = admit_call(name, 0)
 
     async def main() -> str:
@@ -135,6 +166,9 @@ def _run_dev_server(what: str, port: int, db: str | None, ui: bool) -> Callable[
     """Serve as an engine, to try it out, until stopped."""
 
     async def serve(stop: asyncio.Future[str]) -> str:
+        from ..runtime.runtime import Runtime
+        from ..temporal.connection import DevServer, run_dev_server
+
         server = DevServer(port, db, ui)
         async with Runtime() as runtime, run_dev_server(server, runtime) as process:
             say_line(f"engine: {server.address} answers")

@@ -19,8 +19,9 @@ from ..inbox.access import Principal
 from ..inbox.person_wait import refusal_outcome
 from ..runtime.call import OURSELVES, Call, Outcome, Tool
 from ..store.store import Store
-from ..workflow.engine import EmbeddedEngine, RunOrder, manage_run, send_order
+from ..workflow.engine import EmbeddedEngine, RunOrder, send_order
 from .control import control_run, show_control
+from .engine import manage_run, manage_run_on, temporal_engine
 from .output import EarlyEnd, signals_heard, until_stopped, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import (
@@ -159,8 +160,6 @@ async def _perform(
 ) -> Outcome | Envelope:
     job_id = str(values.get("job_id"))
     if on is not None:
-        from .engine import manage_run_on, temporal_engine
-
         if name != "list":
             return await manage_run_on(on, name, job_id, call, budget_ms)
         runs = await temporal_engine(on).list_runs(MOST_RUNS, active_only=bool(values["active"]))

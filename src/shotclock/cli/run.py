@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,6 @@ from ..process.clock import wall_time
 from ..process.zygote import stop_early_zygote
 from ..runtime.call import Outcome
 from ..runtime.outcomes import outcome_of_error
-from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, Engine
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
@@ -32,6 +31,7 @@ from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from .control import control_run
+from .engine import open_engine
 from .output import (
     Outlet,
     Signalled,
@@ -182,25 +182,11 @@ def _perform(asked: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Out
     if asked.output_file is not None:
         ensure_writable(asked.output_file)  # before there is anything that could be lost
     budget_ms = _budget_ms(asked)
-    with _open_engine(asked) as engine, _Events(asked, as_json) as events:
+    with open_engine(asked.on, asked.queue, asked.heartbeat_ms) as engine, _Events(asked, as_json) as events:
         request = asked.resume if asked.resume is not None else _read_request(asked)
         if isinstance(request, Outcome):
             return request
         return events.finish(asyncio.run(_carry_out(engine, request, events, alone, budget_ms)))
-
-
-def _open_engine(asked: RunOptions) -> contextlib.AbstractContextManager[Engine]:
-    if asked.on is None:  # without the modules of Temporal
-        return _open_embedded()
-    from .engine import open_engine
-
-    return open_engine(asked.on, asked.queue, asked.heartbeat_ms)
-
-
-@contextlib.contextmanager
-def _open_embedded() -> Iterator[Engine]:
-    with Store.open() as store:
-        yield EmbeddedEngine(store)
 
 
 def _read_request(asked: RunOptions) -> RunRequest | Outcome:
@@ -474,7 +460,7 @@ def _text(envelope: Envelope, asked: RunOptions) -> str | None:
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:
-            with _open_engine(asked) as engine:
+            with open_engine(asked.on) as engine:
                 report = asyncio.run(engine.report(run_id))
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")

@@ -10,17 +10,15 @@ import asyncio
 import difflib
 from typing import Any, Protocol
 
-from ..core.clocks import NS_PER_MS, ClockKind, Fired, ProcessIdentity, WallTime
-from ..core.envelope import Envelope, Problem, Warning_
-from ..core.errors import Ending, Failure
+from ..core.clocks import ProcessIdentity, WallTime
+from ..core.envelope import Envelope
+from ..core.errors import Failure
 from ..core.proposal import Decision, Proposal
 from ..core.value_types import value
-from ..dispatch.job_client import LATER_LOOKS_S, POLL_INTERVAL_MS, JobClient
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive
-from ..runtime.call import Call, Outcome
 from ..runtime.control_channel import ask_holder
 from ..store.runs import Run
 from ..store.store import Store
@@ -31,6 +29,8 @@ from .state import Status, commands_for, count_steps
 
 # The runs among which a mistyped or shortened id is searched.
 RUNS_SEARCHED = 200
+# The pause between two looks at a run of another process, and the one that callers are advised to make.
+LOOK_S, POLL_INTERVAL_MS = 0.2, 1_000
 # The job states of runs; every other status is `failed`.
 _JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "running", "parked": "running"}
 
@@ -186,10 +186,10 @@ class EmbeddedEngine:
         run = self._get(run_id)
         # A run without a process does not continue by itself.
         while run.envelope is None and run.parked_at is None and is_alive(run.holder):
-            left_s = LATER_LOOKS_S if until_ns is None else (until_ns - monotonic_ns()) / 1e9
+            left_s = LOOK_S if until_ns is None else (until_ns - monotonic_ns()) / 1e9
             if left_s <= 0:
                 break
-            await asyncio.sleep(min(left_s, LATER_LOOKS_S))
+            await asyncio.sleep(min(left_s, LOOK_S))
             run = await asyncio.to_thread(self._get, run_id)
         return None if run.envelope is None else read_envelope(run.envelope)
 
@@ -258,26 +258,3 @@ def send_order(store: Store, holder: ProcessIdentity, name: str, order: RunOrder
         if failure.code != "CALL_NOT_FOUND":
             raise
         raise Failure("CALL_NOT_FOUND", f"{name} cannot be reached: {failure}") from None
-
-
-async def manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
-    """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own. Raise Failure."""
-    notes: tuple[Warning_, ...] = ()
-    problem: Problem | None = None
-    if verb == "cancel":
-        ended = await engine.cancel(run_id)
-        if ended is None:
-            problem = Problem("TIMEOUT", f"run {run_id} has not stopped in time; its clean-up may still run")
-        else:
-            notes = tuple(note for note in ended.warnings if note["code"] == "CLEAN_UP_MISSING")
-    until_ns, waits_ms = JobClient.patience(call, budget_ms)
-    if verb == "wait" and (ended := await engine.wait(run_id, until_ns)) is not None:
-        return ended
-    run = await engine.progress(run_id)
-    data = run.as_job(engine.where)
-    if verb != "wait":
-        return Outcome(Ending.FINISHED, problem, data, warnings=notes)
-    data["state"] = "running" if run.status is Status.RUNNING else "paused"
-    fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS)
-    message = f"run {run_id} is {run.status.value}; continue it with data.continue_command"
-    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)

@@ -1,14 +1,13 @@
-"""The plan of a workflow: the order of its steps, the clocks of each after nesting, and the longest way
-through it.
+"""The plan of a workflow: the order of its steps, their limits after nesting, and the longest path.
 
-Worst cases throughout: every step uses all of its time and all of its tries. Not counted are the grace of those
-that are stopped, waiting for one of `max_parallelism` places, and how many items a `for_each` has.
+It assumes the worst case: every step uses all of its time and all of its tries. It does not count the grace of stopped
+steps, waits for one of the `max_parallelism` slots, and the number of items of a `for_each`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 
@@ -28,7 +27,7 @@ from .schema import WorkflowFile
 from .templates import mentions, texts_in
 
 Groups = tuple[tuple[str, ...], ...]
-"""What a step waits for: something of every group. `["A", "B|C"]` is A, and B or C."""
+"""The dependencies of a step: one step of every group. `["A", "B|C"]` means A, and B or C."""
 
 
 def groups_of(written: Iterable[str]) -> Groups:
@@ -40,8 +39,7 @@ def needs(groups: Groups) -> set[str]:
 
 
 def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
-    """Return one cycle, as a path that ends where it began; None where there is none. Unknown names are not looked
-    at."""
+    """Return one cycle, as a path that ends where it began, or None. Unknown names are ignored."""
     try:
         _sorter(graph).prepare()
     except CycleError as error:
@@ -50,10 +48,10 @@ def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
 
 
 def order_of(graph: Mapping[str, Groups]) -> list[str]:
-    """Return every step after everything it names, otherwise as written. Steps on or behind a cycle are left out."""
+    """Return the steps, each after its dependencies, otherwise as written. Steps on or behind a cycle are left out."""
     sorter = _sorter(graph)
     order: list[str] = []
-    with contextlib.suppress(CycleError):  # the steps before a cycle come all the same
+    with contextlib.suppress(CycleError):  # the steps before a cycle are still returned
         sorter.prepare()
     while ready := sorter.get_ready():
         order += ready
@@ -69,7 +67,7 @@ def _sorter(graph: Mapping[str, Groups]) -> TopologicalSorter[str]:
 
 
 def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
-    """Return what can never start if none of these does: whoever waits for a group that lies wholly among them."""
+    """Return the steps that can never start if these do not, because a whole group of theirs is among them."""
     lost: set[str] = set()
     behind: dict[str, list[tuple[str, int]]] = {}
     left: dict[tuple[str, int], int] = {}
@@ -92,107 +90,92 @@ def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
     return lost
 
 
-# --- which step comes before which, for many pairs at once --------------------------------------------------
-# Going back from every step that asks would take time with the square of a long workflow. So everybody is visited once,
-# each after those before it, and what is known about those is handed on: one bit for each step that is asked about.
-
-
-# So many are asked about in one go. All at once would take a megabyte for every few steps of the largest file there is.
+# Steps that are searched at once. The bits of all steps of the largest files would take gigabytes.
 AT_ONCE = 4096
 
 Before = Mapping[str, Collection[str]]
-"""By step, those right before it. There may be circles: a step can be gone back to."""
+"""The direct predecessors of each step. It may have cycles, because a step can be gone back to."""
 
 
 def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return those of the pairs (earlier, later) where there is no way from the second back to the first."""
-    askers: dict[str, list[str]] = {}
+    """Return the pairs (earlier, later) without a path from the second back to the first.
+
+    All pairs are searched together: each step passes on a set of bits, one for each searched step before it. A search
+    for each pair would take quadratic time.
+    """
+    searched: dict[str, list[str]] = {}
     for earlier, later in pairs:
         if earlier not in before.get(later, ()):
-            askers.setdefault(earlier, []).append(later)
-    if not askers:
-        return set()
-    knots, names = list(_knots(before)), list(askers)
+            searched.setdefault(earlier, []).append(later)
+    order, names = _predecessors_first(before) if searched else [], list(searched)
     missing: set[tuple[str, str]] = set()
     for start in range(0, len(names), AT_ONCE):
         bits = {name: 1 << number for number, name in enumerate(names[start : start + AT_ONCE])}
-        above: dict[str, int] = {}
-        for knot in knots:
-            # Of its own members none is in `above` yet, and each is right before another one.
-            others = {other for name in knot for other in before[name]}
-            known = 0
-            for other in others:
-                known |= above.get(other, 0) | bits.get(other, 0)
-            above.update(dict.fromkeys(knot, known))
-        missing |= {(name, later) for name, bit in bits.items() for later in askers[name] if not above[later] & bit}
+        above = dict.fromkeys(before, 0)
+        has_changed = True
+        while has_changed:  # once more than the depth of the cycles
+            has_changed = False
+            for name in order:
+                found = above[name]
+                for other in before[name]:
+                    found |= above.get(other, 0) | bits.get(other, 0)
+                if found != above[name]:
+                    above[name], has_changed = found, True
+        missing |= {(name, later) for name, bit in bits.items() for later in searched[name] if not above[later] & bit}
     return missing
 
 
-def _knots(before: Before) -> Iterator[list[str]]:
-    """Yield every step once, after all those before it; steps that are before each other together."""
-    number: dict[str, int] = {}
-    done: set[str] = set()
-    trail: list[str] = []
-    # On the trail, the first of each knot as far as is known (Gabow's algorithm, without recursion).
-    firsts: list[str] = []
+def _predecessors_first(before: Before) -> list[str]:
+    """Return every step after its predecessors, except on cycles. Not recursive, because chains may be long."""
+    order: list[str] = []
+    seen: set[str] = set()
     for start in before:
-        work = [] if start in number else [(start, iter(before[start]))]
-        while work:
-            name, left = work[-1]
-            if name not in number:
-                number[name] = len(number)
-                trail.append(name)
-                firsts.append(name)
+        path = [] if start in seen else [(start, iter(before[start]))]
+        seen.add(start)
+        while path:
+            name, left = path[-1]
             for other in left:
-                if other not in number and other in before:
-                    work.append((other, iter(before[other])))
+                if other in before and other not in seen:
+                    seen.add(other)
+                    path.append((other, iter(before[other])))
                     break
-                if other in number and other not in done:
-                    while number[firsts[-1]] > number[other]:
-                        firsts.pop()
             else:
-                work.pop()
-                if firsts[-1] == name:
-                    firsts.pop()
-                    at = number[name]
-                    knot = []
-                    while trail and number[trail[-1]] >= at:
-                        knot.append(trail.pop())
-                    done.update(knot)
-                    yield knot
+                order.append(name)
+                path.pop()
+    return order
 
 
 @value
 class PlannedStep:
-    """A step and its clocks, in milliseconds; None is no limit of its own."""
+    """A step and its limits in milliseconds; None is no limit of its own."""
 
     id: str
     type: str
     groups: Groups
     timeout_ms: int | None
-    """As written, or what holds for its kind."""
+    """As written, or the default of its type."""
     is_written: bool
-    """Whether the file says it, rather than the kind."""
+    """Whether the file sets it."""
     effective_ms: int | None
-    """What is left of it inside the run."""
+    """The timeout inside that of the run."""
     grace_ms: int
     attempts: int
     delays_ms: int
-    """All the pauses between its tries together."""
+    """The sum of the pauses between its tries."""
     starts_ms: int | None
-    """The latest it starts if nothing cuts it short, everything before it taking all its time. None: no telling."""
+    """The latest start, if every step before it uses all of its time; None if that is unbounded."""
     ends_ms: int | None
     is_per_item: bool
     soft_ms: int | None = None
-    """When it is asked to wind down, or somebody is asked about its overtime."""
+    """The soft limit, at which it winds down or overtime is requested."""
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     overtime: OvertimePolicy | None = None
     longest_ms: int | None = None
-    """What one try can take, with the overtime that moves its timeout."""
+    """The longest try, with the overtime that extends its timeout."""
 
     @property
     def worst_ms(self) -> int | None:
-        """Return how long all of its tries and pauses can take; None is no limit."""
+        """Return the longest duration of all tries and pauses; None is no limit."""
         return None if not self.longest_ms else self.attempts * self.longest_ms + self.delays_ms
 
 
@@ -200,12 +183,12 @@ class PlannedStep:
 class Plan:
     run_timeout_ms: int | None
     steps: tuple[PlannedStep, ...]
-    """In an order in which they could start."""
+    """In a possible order of their starts."""
     critical_path: tuple[str, ...]
     worst_ms: int | None
-    """How long the longest way takes; None if a step on it has no limit."""
+    """The duration of the longest path; None if a step on it has no limit."""
     clean_up_ms: int = 0
-    """What of the run's time is kept for clean-up."""
+    """The part of the run's time that is kept for clean-up."""
 
     def step(self, step_id: str) -> PlannedStep:
         return next(step for step in self.steps if step.id == step_id)
@@ -216,7 +199,7 @@ def graph_of(workflow: WorkflowFile) -> dict[str, Groups]:
 
 
 def on_demand(workflow: WorkflowFile) -> set[str]:
-    """Return the steps that only others call for: named by some `run`, and nobody waits for them."""
+    """Return the steps that only run when called: a `run` names them, and no step depends on them."""
     waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
     reactions = [reaction for step in workflow.steps.values() for reaction in (step.on_fail, step.on_success)]
     named = {name for reaction in (*reactions, workflow.defaults.on_fail) if reaction for name in reaction.run}
@@ -224,8 +207,8 @@ def on_demand(workflow: WorkflowFile) -> set[str]:
 
 
 def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile:
-    """Return the workflow with the steps that have one of the tags, and all that these need: their dependencies, the
-    steps that their templates name, and those that their reactions start. Raises Failure for an unknown tag."""
+    """Return the workflow with the tagged steps and those that they need: dependencies, steps in their templates, and
+    steps that their reactions start. Raise Failure for an unknown tag."""
     known = sorted({tag for step in workflow.steps.values() for tag in step.tags})
     if unknown := [tag for tag in tags if tag not in known]:
         message = f"no step has the tag {unknown[0]!r}; the tags of this file: {', '.join(known) or 'none'}"
@@ -246,7 +229,7 @@ def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile
 
 
 def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
-    """Return the workflow with these steps alone, and without the outputs that are made of others."""
+    """Return the workflow with only these steps, and without the outputs of others."""
     written = workflow.model_dump(exclude_unset=True)
     gone = workflow.steps.keys() - names
     if not gone:
@@ -262,12 +245,12 @@ def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
 
 
 def run_timeout_ms(workflow: WorkflowFile) -> int | None:
-    """Return the limit of the whole run, where a bare number is seconds; None is no limit."""
+    """Return the limit of the whole run; None is no limit. A bare number is seconds."""
     return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None
 
 
 def timeout_key(step: StepPart) -> str:
-    """Return where the file says it: where both are there, the key of the step's type counts."""
+    """Return the key of the step's timeout. The key of its type precedes `timeout`."""
     own = STEP_TYPES[step.type].timeout_key
     return own if attrgetter(own)(step) is not None or step.timeout is None else "timeout"
 
@@ -277,7 +260,7 @@ def written_timeout(step: StepPart) -> object:
 
 
 def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
-    """Return the timeout of one try: 0 is none, None is as long as the run."""
+    """Return the timeout of one try; 0 is none, None is that of the run."""
     kind, written = STEP_TYPES[step.type], written_timeout(step)
     if written is None and isinstance(step, ToolStep) and step.tool in workflow.tools:
         written = workflow.tools[step.tool].timeout
@@ -287,13 +270,13 @@ def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
 
 
 def overtime_of(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None:
-    """Return the overtime that a try of a step may have; None is none."""
+    """Return the overtime policy of a step, if any."""
     written = step.overtime if step.overtime is not None else workflow.defaults.overtime
     return None if not written else OvertimePolicy.of(written, step_timeout_ms(workflow, step) or 0, bare="s")
 
 
 def step_clock_ms(workflow: WorkflowFile, step: StepPart, name: str) -> int | None:
-    """Return a clock of a step other than its timeout: its own, or the one of the defaults; None is none."""
+    """Return a limit of a step other than its timeout: its own, or the default of the file, if any."""
     own, default = getattr(step, name), getattr(workflow.defaults, name)
     if own is not None:
         return duration_ms(own, STEP_TYPES[step.type].unit)
@@ -308,7 +291,7 @@ def grace_ms(workflow: WorkflowFile, step: StepPart) -> int:
     return DEFAULT_GRACE_MS if written is None else duration_ms(written, "s")
 
 
-# What a run keeps back for clean-up: what it declares, up to this share of the run, and this one where it says nothing.
+# A run keeps the declared timeouts of its clean-up, up to 1/2 of its time, and 1/10 if none is declared.
 CLEAN_UP_SHARE = 2
 UNDECLARED_SHARE = 10
 
@@ -320,15 +303,14 @@ def clean_up_steps(workflow: WorkflowFile) -> frozenset[str]:
 
 
 def clean_up_wants_ms(step: StepPart, own_ms: int | None) -> int | None:
-    """Return what has to be kept for a clean-up step to have all its time, with the reserve of what is inside; None
-    where the file does not say."""
+    """Return the time that a clean-up step needs, with the reserve of its calls; None if the file does not set it."""
     if written_timeout(step) is None or not own_ms:
         return None
     return own_ms + min(DEFAULT_RESERVE_MS, own_ms // (RESERVE_SHARE - 1) + 1)
 
 
 def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
-    """Return how much earlier than the run's own deadline that of every step ends, but for those of clean-up."""
+    """Return the part of the run's time that only clean-up steps may use."""
     kept = 0
     for name in clean_up_steps(workflow) & workflow.steps.keys():
         wants = clean_up_wants_ms(workflow.steps[name], step_timeout_ms(workflow, workflow.steps[name]))
@@ -342,13 +324,13 @@ def retry_of(workflow: WorkflowFile, step: StepPart) -> StepRetry | None:
 
 
 def may_run_again(workflow: WorkflowFile, step: StepPart) -> bool:
-    """Return whether a step that was cut off may run again: it is idempotent, or its `retry` covers being cut off."""
+    """Return whether a cut-off step may run again: it is idempotent, or its `retry` covers INTERRUPTED."""
     retry = retry_of(workflow, step)
     return step.idempotent or (retry is not None and (not retry.on or "INTERRUPTED" in retry.on))
 
 
 def most_tries(workflow: WorkflowFile, step: StepPart) -> int:
-    """Return how often a step is tried at most."""
+    """Return the largest number of tries of a step."""
     retry = retry_of(workflow, step)
     return 1 if retry is None else 1 + retry.max
 
@@ -365,8 +347,7 @@ def delay_ms(retry: Retry, number: int) -> int:
 
 
 def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
-    """Return the steps with `for_each: true` that this step waits for: it is done for every item of their output,
-    unless it says for itself what it is done for."""
+    """Return the dependencies with `for_each: true`, whose output holds the items of a step without its own items."""
     if step.for_each is not None and step.for_each is not True:
         return []
     named = dict.fromkeys(name for group in groups_of(step.depends_on) for name in group)
@@ -378,8 +359,7 @@ def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
 
 
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
-    """Return the plan of a workflow. `timeout_ms` is the caller's limit on the run, where it is
-    shorter."""
+    """Return the plan of a workflow. `timeout_ms` is the caller's limit on the run; the shorter limit holds."""
     limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
     run_ms = min(limits) if limits else None
     kept_ms = 0 if run_ms is None else kept_for_clean_up_ms(workflow, run_ms)
@@ -387,7 +367,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
     graph = graph_of(workflow)
     planned: dict[str, PlannedStep] = {}
     through: dict[str, str | None] = {}
-    # Steps on or behind a circle come last, so that `check` sees their clocks too.
+    # Steps on or behind a cycle come last, so that `check` sees their limits too.
     for step_id in dict.fromkeys([*order_of(graph), *graph]):
         step = workflow.steps[step_id]
         own_ms = step_timeout_ms(workflow, step)
@@ -430,7 +410,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
 
 
 def _readable_overtime(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None:
-    """Return the overtime of a step; what cannot be understood is none here, and a finding of `check`."""
+    """Return the overtime policy of a step. A malformed one is None here, and a finding of `check`."""
     try:
         return overtime_of(workflow, step)
     except OvertimeError:

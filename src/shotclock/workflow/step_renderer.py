@@ -1,6 +1,6 @@
-"""The renderer of steps: templates rendered, conditions evaluated, variables filled in.
+"""The renderer of steps: templates, conditions and variables.
 
-What is more than a plain name is computed in a worker, where it can be killed, on a clock of its own.
+Everything but a plain name is computed in a worker with its own timeout, where it can be killed.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.json_values import as_text, is_true
 from ..core.redaction import looks_secret
+from ..providers.ai import AI, AiStep, read_prompt
 from ..providers.command import CommandStep, ToolStep, shell_argv
 from ..providers.provider import STEP_TYPES, StepPart, StepType
 from . import templates
 from .run_context import RunContext
 from .schema import References, UnsetVariable, holds_template, is_template, unset_message
 from .shell_quoting import Unsafe, find_variable_refusal, with_references
-from .state import Status
+from .state import Status, StepError
 from .templates import mentions
 
-# How long a template, a condition or a JSON Schema may take. It is a line of text; only a loop takes longer.
+# The timeout of a template, a condition or a JSON Schema. Only an endless loop takes longer.
 TEMPLATE_MS = 5_000
 TEMPLATE_CLOCKS = Clocks(timeout_ms=TEMPLATE_MS, grace_ms=0)
-# What those about the output have at least, of a step that has used up its time: a worker may have to start for
+# The least timeout of templates about the output, after a step has used up its time. A worker may have to start for
 # them, which takes a busy machine a second.
 LEAST_TEMPLATE_MS = 2_000
 
 
 def _in_worker(name: str, module: str, function: str) -> Operation:
-    """Make an operation that computes what a file says, in a worker where it can be killed, on a clock of its own."""
+    """Return an operation that computes a text of the file in a worker."""
     handler = HandlerReference(f"shotclock.workflow.{module}", function)
     return Operation(name, handler, isolation="process", mutates=False, idempotent=True, clocks=TEMPLATE_CLOCKS)
 
@@ -47,19 +48,18 @@ _FIND_MISFIT = _in_worker("schema", "templates", "find_misfit")
 
 
 class StepFailed(Exception):
-    """A step that could not even be tried, with the error its state shows."""
+    """A step that could not be tried, with the error of its state."""
 
     def __init__(self, code: str, message: str, rule: str, ended: Envelope | None = None) -> None:
-        """Make the failure. `ended` is the answer of what could not be computed, where a clock may have stopped
-        that."""
+        """Make the failure. `ended` is the answer of a computation that failed, perhaps by a timeout."""
         super().__init__(message)
         self.fired = None if ended is None else ended.fired
-        """The clock that stopped it."""
+        """The limit that stopped the computation."""
         context: dict[str, Any] = {"rule": rule}
-        known = (ended.error or {}).get("context") if ended is not None else None
-        if isinstance(known, dict) and "clock" in known:
-            context["clock"] = known["clock"]
-        self.error: dict[str, Any] = {
+        cause = (ended.error or {}).get("context") if ended is not None else None
+        if isinstance(cause, dict) and "clock" in cause:
+            context["clock"] = cause["clock"]
+        self.error: StepError = {
             "code": code,
             "message": message,
             "retryable": False,
@@ -67,29 +67,29 @@ class StepFailed(Exception):
             "context": context,
         }
 
-    def error_after(self, attempts: int) -> dict[str, Any]:
-        """Return the error of a step that was tried so often: its phase is validation only where it never began."""
+    def error_after(self, attempts: int) -> StepError:
+        """Return the error after this many attempts. Its phase is validation only if the step never began."""
         return self.error | {"phase": "execution"} if attempts else self.error
 
 
 class RenderedStep(NamedTuple):
-    """A step as it would run, with its templates replaced."""
+    """A step with its templates replaced."""
 
     settings: Mapping[str, Any]
     """Its own keys."""
     values: Mapping[str, str]
-    """The variables that hold what was interpolated into its shell command."""
+    """The variables that hold the values interpolated into its shell command."""
     env: Mapping[str, str]
-    """What the file asks for."""
+    """The variables that the file sets."""
     folder: Path
 
 
-class Misfit(NamedTuple):
+class SchemaMisfit(NamedTuple):
     """The reason why a value does not fit a JSON Schema, or could not be checked."""
 
     why: str
     ended: Envelope | None = None
-    """The answer of the check, where it did not come to its end."""
+    """The answer of a check that failed."""
 
 
 class StepRenderer:
@@ -100,33 +100,32 @@ class StepRenderer:
         self._workflow = run.workflow
 
     async def render_step(self, step: StepPart, scope: dict[str, Any]) -> RenderedStep:
-        asked, folder = await self._render_surroundings(step, scope)
-        settings, values = await self._render_settings(step, _with_env(scope, asked))
+        env, folder = await self._render_surroundings(step, scope)
+        settings, values = await self._render_settings(step, _with_env(scope, env))
         if step.type == "git-checkout" and settings["repository"] is None:
-            from ..providers.git_checkout import find_repository
+            from ..providers.git_checkout import find_repository  # imports shutil: 4 ms of every run
 
-            repository = find_repository({**self._run.base_env, **asked}, self._run.folder)
+            repository = find_repository({**self._run.base_env, **env}, self._run.folder)
             settings = {**settings, "repository": repository}
-        return RenderedStep(settings, values, asked, folder)
+        return RenderedStep(settings, values, env, folder)
 
     async def _render_settings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return its own keys, rendered, and the variables that hold what was interpolated into its shell command."""
+        """Return the rendered keys of a step, and the variables that hold the values in its shell command."""
         step_type = STEP_TYPES[step.type]
         written = {key: getattr(step, key) for key in step_type.own_keys}
         if isinstance(step, ToolStep):
             return await self._render_tool_settings(step, await self.render(step.arguments, scope), scope)
         if isinstance(step, CommandStep):
             return await self._render_command(step_type, written, scope)
-        if step.type == "ai":
+        if isinstance(step, AiStep):
             return await self._render_ai(step, scope), {}
         return await self._render_keys(step_type, written, scope), {}
 
     async def render_tool(self, step: ToolStep, arguments: Mapping[str, Any], scope: dict[str, Any]) -> RenderedStep:
-        """Return a tool as it would run with these arguments, which are values: what looks like a template in them is
-        text. Raises StepFailed."""
-        asked, folder = await self._render_surroundings(step, scope)
-        settings, values = await self._render_tool_settings(step, dict(arguments), _with_env(scope, asked))
-        return RenderedStep(settings, values, asked, folder)
+        """Return a tool with these arguments, in which templates are plain text. Raise StepFailed."""
+        env, folder = await self._render_surroundings(step, scope)
+        settings, values = await self._render_tool_settings(step, dict(arguments), _with_env(scope, env))
+        return RenderedStep(settings, values, env, folder)
 
     async def _render_tool_settings(
         self, step: ToolStep, arguments: Any, scope: dict[str, Any]
@@ -150,12 +149,9 @@ class StepRenderer:
         rest = {key: value for key, value in written.items() if key != "exec"}
         return {**await self._render_keys(step_type, rest, scope), "exec": script}, values
 
-    async def _render_ai(self, step: StepPart, scope: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of an `ai` step as plain values, with the text of its `prompt_file` as the prompt, and the
-        variables that its servers ask for."""
-        from ..providers.ai import AI, AiStep, read_prompt
-
-        assert isinstance(step, AiStep)
+    async def _render_ai(self, step: AiStep, scope: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of an `ai` step, with the text of its `prompt_file` as the prompt, and the variables of its
+        servers."""
         prompt = step.prompt
         if step.prompt_file is not None:
             name = (await self._render_text(step.prompt_file, scope)).text
@@ -164,12 +160,12 @@ class StepRenderer:
                 prompt = await asyncio.to_thread(read_prompt, folder / name)
             except Failure as failure:
                 raise StepFailed(failure.code, str(failure), "ai/prompt_file") from None
-        asked = {name: server.env for name, server in step.ai.mcp_servers.items()}
+        variables = {name: server.env for name, server in step.ai.mcp_servers.items()}
         ai = step.ai.model_dump()
         for server in ai["mcp_servers"].values():
             server["env"] = {}
         settings = await self._render_keys(AI, {"prompt": prompt, "ai": ai}, scope)
-        for name, env in asked.items():
+        for name, env in variables.items():
             settings["ai"]["mcp_servers"][name]["env"] = await self._fill_variables(env, scope)
         return {**settings, "output_schema": step.output_schema}
 
@@ -180,7 +176,7 @@ class StepRenderer:
         return {key: await self._render_key(key, value, scope, key in keys) for key, value in written.items()}
 
     async def _render_key(self, key: str, written: Any, scope: dict[str, Any], takes_values: bool) -> Any:
-        """Return one of a provider's keys, rendered: a value where any will do, else the text of it."""
+        """Return a rendered key: a value if the key takes any value, else text."""
         if not holds_template(written):
             return written
         rendered = await self.render(written, scope)
@@ -203,7 +199,7 @@ class StepRenderer:
             raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
 
     async def _render_surroundings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
-        """Return the variables that the file asks for, secret or not, and the folder of the step."""
+        """Return the variables that the file sets, secret or not, and the folder of the step."""
         filled = await self._render_variables(step, scope)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
         written = step.cwd or own or self._workflow.defaults.cwd
@@ -213,35 +209,35 @@ class StepRenderer:
         return filled, folder
 
     async def with_variables(self, step: StepPart, text: object, scope: dict[str, Any]) -> dict[str, Any]:
-        """Return the scope of a text about the step as a whole, with those of its variables that it names."""
+        """Return the scope with the variables of the step that a text names."""
         names = set(re.findall(r"\benv(?:\.|\[['\"])(\w+)", text)) if isinstance(text, str) else set()
         return _with_env(scope, await self._render_variables(step, scope, names)) if names else scope
 
     async def _render_variables(
         self, step: StepPart, scope: dict[str, Any], names: Collection[str] | None = None
     ) -> dict[str, str]:
-        """Return the variables that the file asks for by `env`, or of those only these."""
-        asked: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
+        """Return the variables of `env`, all or only those with these names."""
+        variables: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
         if isinstance(step, ToolStep):
-            asked = {**self._workflow.tools[step.tool].env, **asked}
+            variables = {**self._workflow.tools[step.tool].env, **variables}
         if names is not None:
-            asked = {name: value for name, value in asked.items() if name in names}
+            variables = {name: value for name, value in variables.items() if name in names}
         command = self._workflow.tools[step.tool].exec if isinstance(step, ToolStep) else getattr(step, "exec", None)
-        return await self._fill_variables(asked, scope, command)
+        return await self._fill_variables(variables, scope, command)
 
     async def _fill_variables(
-        self, asked: Mapping[str, Any], scope: dict[str, Any], command: str | None = None
+        self, variables: Mapping[str, Any], scope: dict[str, Any], command: str | None = None
     ) -> dict[str, str]:
-        """Return variables with `${NAME}` and templates filled in; what is secret among them is kept out of records.
-        `command` is the shell command that gets them. Raise StepFailed for a value where one would be run."""
+        """Return variables with `${NAME}` and templates filled in, and redact secret ones from now on. `command` is the
+        shell command that gets them. Raise StepFailed if it would execute a value."""
         filled: dict[str, str] = {}
-        if asked:
-            for name, value in asked.items():
+        if variables:
+            for name, value in variables.items():
                 if is_template(as_text(value)) and (refusal := find_variable_refusal(name, command)) is not None:
                     raise StepFailed("STEP_INVALID", f"env: {refusal.message}: {refusal.suggestion}", "step/env")
             references = References(self._run.environment)
             try:
-                taken = {key: references.take_out(as_text(value)) for key, value in asked.items()}
+                taken = {key: references.take_out(as_text(value)) for key, value in variables.items()}
             except UnsetVariable as unset:
                 raise StepFailed("STEP_INVALID", f"env: {unset_message(str(unset))}", "step/env") from None
             rendered = await self.render(taken, scope)
@@ -250,12 +246,12 @@ class StepRenderer:
         return filled
 
     async def render_output(self, template: str, scope: dict[str, Any]) -> Any:
-        """Return an output of the run. Raises StepFailed."""
+        """Return an output of the run. Raise StepFailed."""
         made = await self.render_value(template, scope) if is_template(template) else template
         return self._run.redaction.value(made)
 
     async def render(self, value: Any, scope: dict[str, Any]) -> Any:
-        """Return a value with every text in it rendered; one that is nothing but an expression becomes its value."""
+        """Return a value with every text in it rendered. A text that is a single expression becomes its value."""
         if not holds_template(value):
             return value
         if isinstance(value, str):
@@ -267,7 +263,7 @@ class StepRenderer:
         return value
 
     async def render_value(self, template: str, scope: dict[str, Any], limit_ms: int | None = None) -> Any:
-        """Return the value of a template. `limit_ms` is less than a template usually has. Raises StepFailed."""
+        """Return the value of a template. `limit_ms` replaces the usual timeout. Raise StepFailed."""
         if (name := templates.sole_name(template)) is not None:
             return _look_up(name, template, scope)
         if templates.is_simple(template):
@@ -302,21 +298,21 @@ class StepRenderer:
             raise _template_failure(envelope, written, scope)
         return bool(envelope.value)
 
-    async def find_misfit(self, schema: dict[str, Any], value: Any, limit_ms: int | None = None) -> Misfit | None:
+    async def find_misfit(self, schema: dict[str, Any], value: Any, limit_ms: int | None = None) -> SchemaMisfit | None:
         arguments = {"schema": schema, "value": value}
         envelope = await self._run.runtime.call(_FIND_MISFIT, arguments, _limit_clocks(limit_ms))
         if envelope.ok:
-            return None if envelope.value is None else Misfit(str(envelope.value))
-        return Misfit(f"it could not be checked: {(envelope.error or {})['message']}", envelope)
+            return None if envelope.value is None else SchemaMisfit(str(envelope.value))
+        return SchemaMisfit(f"it could not be checked: {(envelope.error or {})['message']}", envelope)
 
 
 def _limit_clocks(limit_ms: int | None) -> Clocks | None:
     return None if limit_ms is None else Clocks(timeout_ms=limit_ms)
 
 
-def _with_env(scope: dict[str, Any], asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the scope with the variables that a step asks for."""
-    return {**scope, "env": {**scope["env"], **asked}} if asked else scope
+def _with_env(scope: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the scope with the variables of a step."""
+    return {**scope, "env": {**scope["env"], **env}} if env else scope
 
 
 def _look_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
@@ -329,7 +325,7 @@ def _look_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
 def _template_failed(
     message: str, template: str, scope: Mapping[str, Any], ended: Envelope | None = None
 ) -> StepFailed:
-    """Return the failure, with the reason where a step that it speaks of has no output."""
+    """Return the failure, with the reason if a step in the template has no output."""
     for name in re.findall(r"\benv\.(\w+)", template):
         if name not in scope["env"] and looks_secret(name):
             message += f"; it looks secret: a step asks for it with `env: {{{name}: ${{{name}}}}}`"
@@ -344,8 +340,7 @@ def _template_failed(
 
 
 def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """Return what a worker needs of the scope: outputs can be large, so only those that the template mentions by
-    name."""
+    """Return the scope for a worker: of the outputs, which can be large, only those that the template names."""
     mentioned = {name for _, name in mentions(template)}
     plain: dict[str, Any] = {}
     for key, value in scope.items():
