@@ -1,7 +1,7 @@
-"""`http_client`: one HTTP request on the loop, and one bound over all of it: lookup, connection, TLS, redirects, body.
+"""`http_client`: one HTTP request, with one bound over lookup, connection, TLS, redirects and body.
 
-The request runs in a task of its own and the clock beside it, so that nothing a server does, and nothing that the
-client library waits for while it cleans up, can hold up the answer.
+The request runs in a task beside its clock, so that neither the server nor the clean-up of the client library can delay
+the answer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import contextlib
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import h11
+import httpcore2
+import httpx2
 
 from ..core.clocks import ClockKind
 from ..core.envelope import Problem
@@ -37,11 +41,8 @@ from .http_message import (
     show_url,
     unfetchable,
 )
-from .http_transport import Names
+from .http_transport import Names, Transport
 from .provider import Provider, Scalar, StepCall, StepPart, StepResult, StepType, hand_over
-
-if TYPE_CHECKING:
-    import httpx2
 
 
 class HttpStep(StepPart):
@@ -78,23 +79,19 @@ HTTP = StepType(
 STEP_TYPES = (HTTP,)
 REMAINING_HEADER = "Shotclock-Remaining-Ms"
 MOST_REDIRECTS = 10
-# How long a cancelled request is waited for. It closes its sockets without waiting for anybody, so only a blocked
-# loop or a worker that is slow to die runs it out; the answer then says that it was abandoned.
+# For a cancelled request to end. It closes its sockets without waiting, so only a blocked loop or a slow worker
+# exceeds this; the answer then says `abandoned`.
 STOP_LIMIT_S = 1.0
-# However close the caller's deadline is: closing a socket takes a turn of the loop or two.
+# However close the caller's deadline is: closing a socket takes one or two turns of the loop.
 SHORTEST_STOP_S = 0.05
-# A gateway's answer says nothing about what the server behind it has done.
+# Statuses of a gateway, which do not tell whether the server behind it has acted.
 _UNAVAILABLE = (502, 503, 504)
 
 
 class HttpProvider(Provider):
-    """Provider of HTTP requests. The rule of a failure is http_client/ and fetch_error, download_timeout, stalled,
-    status, body_too_large, output_file or invalid."""
+    """Provider of HTTP requests."""
 
     def __init__(self) -> None:
-        # Loaded now: the first request would hold up the loop, and with it the clocks of all other steps.
-        from . import http_transport as http_transport
-
         self._names: tuple[Runtime, Names] | None = None
         self._tls: dict[tuple[str | None, str | None], ssl.SSLContext] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
@@ -108,10 +105,10 @@ class HttpProvider(Provider):
         except InvalidRequest as error:
             return StepResult(Outcome(Ending.NOT_STARTED, Problem("STEP_INVALID", str(error), "validation")))
         call.mutates, call.idempotent = request.mutates, request.is_idempotent
-        exchange = Exchange(request, Response(request, step.folder), call)
+        exchange = HttpExchange(request, Response(request, step.folder), call)
         scope = current_scope.get()
         inner = Scope(call.bound.bell, -1 if scope is None else scope.depth, call.name, call, call=call)
-        fetching = self._fetch(exchange, step, inner, self._names_of(runtime))
+        fetching = self._fetch(exchange, step, inner, self._names_for(runtime))
         try:
             outcome = await self._run_bounded(exchange, fetching)
         except asyncio.CancelledError as cancelled:
@@ -128,7 +125,7 @@ class HttpProvider(Provider):
 
     # --- the clock ----------------------------------------------------------------------------------------
 
-    async def _run_bounded(self, exchange: Exchange, fetching: Any) -> Outcome:
+    async def _run_bounded(self, exchange: HttpExchange, fetching: Any) -> Outcome:
         loop = asyncio.get_running_loop()
         admission = exchange.admission
         work: asyncio.Task[None] = loop.create_task(fetching)
@@ -168,19 +165,14 @@ class HttpProvider(Provider):
             self._abandoned.add(work)
             work.add_done_callback(self._abandoned.discard)
         elif not work.cancelled():
-            work.exception()  # seen: the bell is the answer
+            work.exception()  # marks it as retrieved: the timeout is the answer
 
     # --- the request --------------------------------------------------------------------------------------
 
-    async def _fetch(self, exchange: Exchange, step: StepCall, scope: Scope, names: Names) -> None:
-        """Send the request, and fill the exchange's response. Raises what went wrong."""
-        import httpx2
-
+    async def _fetch(self, exchange: HttpExchange, step: StepCall, scope: Scope, names: Names) -> None:
+        """Send the request and fill the response of the exchange. Raises any error."""
         env = step.env
-
-        from .http_transport import Transport
-
-        current_scope.set(scope)  # of this task only: the lookup has to end with us
+        current_scope.set(scope)  # of this task only: the lookup ends with the request
         wanted = exchange.request
         transport = Transport(
             names,
@@ -191,7 +183,7 @@ class HttpProvider(Provider):
         )
         try:
             async with httpx2.AsyncClient(transport=transport, timeout=None, trust_env=False) as client:
-                request: httpx2.Request | None = client.build_request(
+                request = client.build_request(
                     wanted.method,
                     httpx2.URL(wanted.url).copy_merge_params(wanted.params),
                     headers=wanted.headers,
@@ -199,7 +191,6 @@ class HttpProvider(Provider):
                     extensions={"trace": exchange.trace},
                 )
                 for _ in range(MOST_REDIRECTS + 1):
-                    assert request is not None
                     exchange.begin(request)
                     response = await client.send(request, stream=True)
                     try:
@@ -207,30 +198,28 @@ class HttpProvider(Provider):
                             await exchange.take(response)
                             return
                     finally:
-                        await response.aclose()  # the body of a redirect is not read: it may have no end
+                        await response.aclose()  # the body of a redirect is not read: it may be endless
                     request = _prepare_redirect(request, response.next_request, wanted.content, step.holds_secret)
             raise httpx2.TooManyRedirects(f"more than {MOST_REDIRECTS} redirects")
         finally:
             await transport.aclose()
 
     def _tls_for(self, env: Mapping[str, str]) -> ssl.SSLContext:
-        """Return whom to trust: what the step's environment says, as for curl, else the system's."""
+        """Return the TLS context of the step's environment, as for curl, else the system's."""
         key = env.get("SSL_CERT_FILE") or None, env.get("SSL_CERT_DIR") or None
         if key not in self._tls:
-            import httpx2
-
             own = ssl.create_default_context(cafile=key[0], capath=key[1]) if any(key) else None
             self._tls[key] = own or httpx2.create_ssl_context(trust_env=False)
         return self._tls[key]
 
-    def _names_of(self, runtime: Runtime) -> Names:
+    def _names_for(self, runtime: Runtime) -> Names:
         if self._names is None or self._names[0] is not runtime:
             self._names = runtime, Names(runtime)
         return self._names[1]
 
 
-class Exchange(Work):
-    """One request and its response: how far it has got, and its outcome."""
+class HttpExchange(Work):
+    """One request, its response and its outcome."""
 
     def __init__(self, request: HttpRequest, response: Response, admission: Call) -> None:
         self.request = request
@@ -245,16 +234,16 @@ class Exchange(Work):
         self._at = f"{request.method} {show_url(request.url)}"
         if (bell := self.admission.bound.bell) is not None:
             request.headers[REMAINING_HEADER] = str(bell.remaining_ms(monotonic_ns()))
-        if TRACEPARENT not in request.headers:  # unless the step says its own
+        if TRACEPARENT not in request.headers:  # the step may set its own
             request.headers.update(self.admission.trace.as_headers())
 
     async def trace(self, event: str, _: Mapping[str, Any]) -> None:
-        """Note a stage of the client: a sign of life, and when the server may have heard of us."""
+        """Record a stage of the client as a sign of life, and whether the request was sent."""
         self._is_sent = self._is_sent or event.endswith("send_request_headers.started")
         self.sign_of_life()
 
     def begin_clocks(self, loop: asyncio.AbstractEventLoop, rang: asyncio.Future[ClockKind]) -> None:
-        """Start the clock of silence. `rang` is told which clock has run out, unless that is the bell."""
+        """Start the idle clock. `rang` gets the clock that fired, unless that is the timeout."""
         self._rang, self.admission.work = rang, self
         if idle_ms := self.admission.clocks.idle_ms:
             self._idle = IdleClock(loop, idle_ms, lambda: self._ring(ClockKind.IDLE))
@@ -272,7 +261,7 @@ class Exchange(Work):
         self._ring(ClockKind.SOFT)
 
     def move_bell(self) -> bool:
-        return self._rang is not None  # whoever waits looks at the bell again when the old one rings
+        return self._rang is not None  # the waiter reads the bell again when the old one rings
 
     def sign_of_life(self) -> None:
         if self._idle is not None:
@@ -287,10 +276,10 @@ class Exchange(Work):
                 async for chunk in chunks:
                     if not self.response.add(chunk):
                         break
-                    await asyncio.sleep(0)  # what unpacks to a thousand chunks must not keep the bell from ringing
+                    await asyncio.sleep(0)  # a thousand unpacked chunks must not delay the timeout
         self.response.finish(self.admission.request_id)
 
-    # --- what is said -------------------------------------------------------------------------------------
+    # --- outcomes -----------------------------------------------------------------------------------------
 
     def timeout_outcome(self, kind: ClockKind, ending: Ending) -> Outcome:
         data = self.response.data()
@@ -303,7 +292,6 @@ class Exchange(Work):
         return Outcome(ending, self._with_effects(problem), data)
 
     def final_outcome(self, work: asyncio.Task[None]) -> Outcome:
-        error: BaseException | None
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is not None:
             return self._failure_outcome(error)
@@ -332,12 +320,8 @@ class Exchange(Work):
         return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the request was cancelled"), self.response.data())
 
     def _failure_outcome(self, error: BaseException) -> Outcome:
-        import h11
-        import httpcore2
-        import httpx2
-
         data = self.response.data()
-        if isinstance(error, httpcore2.TimeoutException):  # we give it none: it is the lookup's, at our own bell
+        if isinstance(error, httpcore2.TimeoutException):  # of the lookup, at the call's own timeout
             return self.timeout_outcome(ClockKind.TIMEOUT, Ending.CANCELLED)
         if isinstance(error, BodyTooLarge):
             problem = Problem("BODY_TOO_LARGE", f"{self._at}: {error}", context={"limit": error.limit})
@@ -345,7 +329,7 @@ class Exchange(Work):
         if isinstance(error, Unwritable):
             return Outcome(Ending.FINISHED, Problem("FILE_UNWRITABLE", str(error)), data)
         own = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, httpcore2.UnsupportedProtocol)
-        # h11's: a Content-Length that the step got wrong is found while the body is sent, and comes as it is.
+        # h11 finds a wrong Content-Length of the step while the body is sent.
         foreign = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, h11.ProtocolError)
         if isinstance(error, (*own, *foreign, OSError, UnicodeError)):
             message = self.request.without_secrets(f"{self._at}: {_reason(error)}")
@@ -356,7 +340,7 @@ class Exchange(Work):
         return outcome_of_error(error)
 
     def _with_effects(self, problem: Problem) -> Problem:
-        """Add to a problem that nothing was changed, where the server never heard of the request."""
+        """Add that there were no side effects, where the request was never sent."""
         if self._is_sent:
             return problem
         return Problem(problem.code, problem.message, fired=problem.fired, side_effects=SideEffects.NONE)
@@ -365,30 +349,27 @@ class Exchange(Work):
 def _prepare_redirect(
     request: httpx2.Request, following: httpx2.Request, content: bytes | None, holds_secret: Callable[[str], bool]
 ) -> httpx2.Request:
-    """Return what the client made of a redirect, with no secret for a server that was not asked for by name: headers
-    that are called like one or hold one are left out. Raises HTTPError where the body holds one: without it, it would
-    be another request."""
-    import httpx2
-
+    """Return the request of a redirect without secrets for another server: headers that have the name or the value of a
+    secret are left out. Raises HTTPError where the body holds one."""
     if (why := unfetchable(following.url)) is not None:
         raise httpx2.UnsupportedProtocol(f"it redirects to an address that cannot be used: {why}")
     if following.url.origin != request.url.origin:
         for name, value in following.headers.items():
             if is_secret_header(name) or holds_secret(value):
                 del following.headers[name]
-        # Sent again where the method stays, as for 307 and 308.
+        # The body is sent again where the method stays, as for 307 and 308.
         if content and following.method == request.method and holds_secret(content.decode("utf-8", "surrogateescape")):
             raise httpx2.UnsupportedProtocol(
                 f"it redirects to {show_url(following.url)}, another server, and the body holds a secret: "
-                "ask that server by its own address if it may have it"
+                "use the address of that server if it may have it"
             )
     return following
 
 
 def _reason(error: BaseException) -> str:
-    """Return what the operating system or TLS said, if one of them is behind it."""
+    """Return the message of the operating system or of TLS, if one of them is the cause."""
     at: BaseException | None = error
-    for _ in range(8):  # a chain of causes has two or three links; one that is a circle has no end
+    for _ in range(8):  # causes may form a circle
         if isinstance(at, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted: {at.verify_message}"
         if isinstance(at, OSError) and (at.errno or 0) > 0 and not isinstance(at, ssl.SSLError):

@@ -1,8 +1,8 @@
 """Requests and responses of `http_client` steps. A request is checked before anything is sent; a response is counted
-while it comes, and kept in memory or in a file.
+while it is received, and kept in memory or in a file.
 
-Both what comes over the wire and what it unpacks to are counted: a megabyte of gzip can be a gigabyte of zeros, and
-what follows the end of a gzip stream unpacks to nothing at all.
+Both received and unpacked bytes are counted: a megabyte of gzip can be a gigabyte of zeros, and bytes after the end of
+a gzip stream unpack to nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # --- requests ---------------------------------------------------------------------------------------------
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
-# RFC 9110 §9.2.2: done twice is done once.
+# RFC 9110 §9.2.2.
 IDEMPOTENT_METHODS = {*SAFE_METHODS, "PUT", "DELETE"}
 METHODS = {*IDEMPOTENT_METHODS, "POST", "PATCH", "TRACE"}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -58,12 +58,11 @@ class HttpRequest:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> HttpRequest:
-        """Read the settings of a step. Raises InvalidRequest, whose message names what is wrong and shows no value that
-        may be secret."""
+        """Read the settings of a step. Raises InvalidRequest with a message that shows no values."""
         try:
             return cls._of(settings)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            # Half a character, NaN, a list where a number belongs: templates may put anything anywhere.
+            # Templates may produce half characters, NaN, or a list where a number belongs.
             raise InvalidRequest(f"it has a value that cannot be sent ({type(error).__name__})") from None
 
     @classmethod
@@ -108,7 +107,7 @@ class HttpRequest:
 
 
 def find_written_flaws(settings: Mapping[str, Any], is_template: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a step that are written out, without a template, and cannot be sent; and why."""
+    """Yield the keys of a step without templates that cannot be sent, and why."""
     headers = settings.get("headers") or {}
     literal = {name: value for name, value in headers.items() if not is_template(f"{name}{value}")}
     for key, value in (("url", settings["url"]), ("method", settings.get("method")), ("headers", literal)):
@@ -121,7 +120,7 @@ def find_written_flaws(settings: Mapping[str, Any], is_template: Callable[[str],
 
 
 def show_url(url: httpx2.URL) -> str:
-    """Return an address without its credentials and query, which are likely to be secret."""
+    """Return an address without its credentials and query, which may be secret."""
     return str(url.copy_with(username=None, password=None, query=None, fragment=None))
 
 
@@ -166,15 +165,15 @@ def _read_headers(written: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: JSON where it is more than that."""
+    """Return a text as it is, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else write_json(value)
 
 
-# Of an answer that is of no use, for its status or because it is not whole: enough to read what is wrong.
+# Bytes of a failed or incomplete response that are kept for the reader.
 KEPT_OF_FAILURE = 65_536
-# A server that wants more patience than this is not waited for.
+# A longer Retry-After is cut to this.
 LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/javascript", "application/x-www-form")
 
@@ -190,7 +189,7 @@ class Unwritable(Exception):
 
 
 class Response:
-    """The answer to one request, as far as it has come."""
+    """The response to one request, as far as it was received."""
 
     def __init__(self, request: HttpRequest, folder: Path) -> None:
         self._request = request
@@ -219,13 +218,13 @@ class Response:
         return self.status >= 400
 
     def count_bytes(self, part: bytes) -> None:
-        """Count what came over the wire. Raises BodyTooLarge."""
+        """Count received bytes. Raises BodyTooLarge."""
         self._received_bytes += len(part)
         if self._received_bytes > self._request.max_body_bytes and not self._is_error:
             raise BodyTooLarge(self._request.max_body_bytes)
 
     def add(self, chunk: bytes) -> bool:
-        """Keep a part of the body. Returns False once there is no use in more. Raises BodyTooLarge, Unwritable."""
+        """Keep a part of the body. Returns False once no more is needed. Raises BodyTooLarge, Unwritable."""
         self.size += len(chunk)
         if self._is_error:
             self._body += chunk[: KEPT_OF_FAILURE - len(self._body)]
@@ -243,7 +242,7 @@ class Response:
 
     @contextlib.contextmanager
     def receiving(self) -> Iterator[None]:
-        """Hold the output file open around the body: it is there when all of it has come, or as it was before."""
+        """Hold the output file open while the body is received. It is replaced only by a complete body."""
         if self._request.output_file is None or self._is_error:
             yield
             return
@@ -267,8 +266,7 @@ class Response:
                 part.unlink()
 
     def finish(self, request_id: str) -> None:
-        """Mark the response as whole. A body that is neither text nor asked for as a file becomes one, where long
-        output of commands is kept."""
+        """Mark the response as complete. A body that is not text is saved beside the long output of commands."""
         self._is_whole = True
         if self._saved is None and not self._is_error and self._text is None:
             path = spill_path(f"{request_id}.body")
@@ -283,8 +281,7 @@ class Response:
 
     @property
     def output(self) -> Any:
-        """Return the output of the step: where it was saved, or its text, which the engine reads as JSON where it is
-        JSON."""
+        """Return the output of the step: the path of the saved body, or its text."""
         if self._saved is not None:
             return {**self._saved, "status": self.status, "content_type": self.headers.get("content-type", "")}
         if not self.status or (self._request.output_file is not None and not self._is_error):
@@ -295,7 +292,7 @@ class Response:
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether a body that calls itself JSON ends in the middle of some."""
+        """Return whether a body with a JSON content type ends in the middle."""
         kind = self.headers.get("content-type", "").lower().partition(";")[0].strip()
         text = (self._text or "").rstrip()
         if not text or not (kind == "application/json" or kind.endswith("+json")):
@@ -304,14 +301,14 @@ class Response:
             json.loads(text, parse_int=str, parse_float=str)
         except json.JSONDecodeError as error:
             return error.pos >= len(text) or error.msg.startswith("Unterminated string")
-        except RecursionError:  # deeper than anybody goes, and so handed on as text
+        except RecursionError:  # passed on as text
             pass
         return False
 
     def data(self) -> dict[str, object] | None:
         if not self.status:
             return None
-        # A cookie is as good as a password.
+        # A cookie is a credential.
         headers = {name: value for name, value in self.headers.items() if name.lower() != "set-cookie"}
         data: dict[str, object] = {"status": self.status, "headers": headers, "bytes": self.size}
         if not self._is_whole:
@@ -322,7 +319,7 @@ class Response:
 
     @functools.cached_property
     def _text(self) -> str | None:
-        """Return the whole body as text; None if it is no text."""
+        """Return the whole body as text; None if it is not text."""
         kind = self.headers.get("content-type", "").lower()
         with contextlib.suppress(UnicodeDecodeError, LookupError, ValueError):
             return self._body.decode(self._charset or "utf-8-sig")
@@ -332,7 +329,7 @@ class Response:
 
 
 def _target(path: Path) -> Path:
-    """Return where a link leads. Raises Unwritable for what is not a file: /dev/null must not be replaced."""
+    """Return the target of a link. Raises Unwritable unless it is a file: /dev/null must not be replaced."""
     target = Path(os.path.realpath(path))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(target.stat().st_mode):
@@ -341,7 +338,7 @@ def _target(path: Path) -> Path:
 
 
 def retry_after_ms(headers: Mapping[str, str], now_s: float) -> int | None:
-    """Return how long the server wants to be left alone: seconds or a date. None where it does not say."""
+    """Return the milliseconds of a Retry-After header, in seconds or as a date; None without one."""
     written = headers.get("retry-after", "").strip()
     if written.isascii() and written.isdecimal():
         return min(int(written[:12]) * 1000, LONGEST_RETRY_AFTER_MS)

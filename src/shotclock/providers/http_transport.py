@@ -1,7 +1,7 @@
-"""The transport of HTTP requests: names are looked up where that can be killed, every socket is closed in the end.
+"""The transport of HTTP requests, with killable name lookups, which closes every socket.
 
-httpx2 leaves the lookup to threads that nobody can stop, and a socket whose TLS handshake is cancelled to the
-garbage collector. Both are its network backend's to decide, so this is ours. Imported when it is first needed.
+httpx2 looks names up in threads that cannot be stopped, and leaves a socket to the garbage collector when its TLS
+handshake is cancelled. Its network backend decides both, so this is one of ours.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
 
 
-# Lookups under way at a time: each holds a worker, and the workers are there for others as well.
+# Lookups at the same time: each occupies a worker.
 LOOKUPS_AT_ONCE = 16
 
-# No clock of its own: it ends with the deadline of whoever asks, to the millisecond.
+# Without a clock of its own: it ends with the deadline of its caller.
 _RESOLVE = Operation(
     "resolve",
     HandlerReference(__name__, "resolve"),
@@ -41,20 +41,18 @@ _RESOLVE = Operation(
 
 
 class Unresolved(Exception):
-    """A name without an address, or whose address could not be found out."""
+    """A name whose address could not be found."""
 
     def __init__(self, message: str, *, is_late: bool = False) -> None:
         super().__init__(message)
         self.is_late = is_late
-        """The caller's deadline came first."""
+        """The caller's deadline passed first."""
 
 
 class Names:
     """The name lookup of one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
-        import asyncio
-
         self._runtime = runtime
         self._places = asyncio.Semaphore(LOOKUPS_AT_ONCE)
 
@@ -81,7 +79,6 @@ def resolve(host: str, port: int) -> dict[str, Any]:
         return {"error": error.strerror or str(error), "addresses": []}
     except UnicodeError:  # a label too long, or empty
         return {"error": "it cannot be the name of a host", "addresses": []}
-    # A dict keeps the order and takes the same address once.
     return {"error": None, "addresses": list(dict.fromkeys(str(entry[4][0]) for entry in found))}
 
 
@@ -93,18 +90,18 @@ def _is_address(host: str) -> bool:
     return True
 
 
-# Before the next address of a host is tried beside the one that does not answer (RFC 8305).
+# Before the next address of a host is tried beside a silent one (RFC 8305).
 NEXT_ADDRESS_S = 0.25
-# Of the addresses of one name; a name with more is load-balanced, and any of them will do.
+# Addresses of one name that are tried.
 MOST_ADDRESSES = 8
-# Read at a time. What one read brings is parsed in one go, and a flood of tiny messages must not hold up the bell.
+# Bytes of one read. They are parsed at once, and a flood of tiny messages must not delay the timeout.
 READ_BYTES = 16_384
-# Before an answer begins: its headers, and any number of promises that it will come ("100 Continue").
+# Bytes before a response begins: its headers, and any number of "100 Continue".
 MOST_BYTES_BEFORE_ANSWER = 1_000_000
 
 
-class Stream(httpcore2.AsyncNetworkStream):
-    """A connection that tells its backend of whatever comes."""
+class CountedStream(httpcore2.AsyncNetworkStream):
+    """A connection that reports received bytes to its backend."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream, backend: Backend) -> None:
         self._stream = stream
@@ -123,15 +120,15 @@ class Stream(httpcore2.AsyncNetworkStream):
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> Stream:
-        return Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._backend)
+    ) -> CountedStream:
+        return CountedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._backend)
 
     def get_extra_info(self, info: str) -> typing.Any:
         return self._stream.get_extra_info(info)
 
 
 class Backend(httpcore2.AsyncNetworkBackend):
-    """A network backend that opens TCP connections and remembers them until `aclose`."""
+    """A network backend that closes its connections at `aclose`."""
 
     def __init__(self, names: Names, on_sign: Callable[[], None]) -> None:
         self._names = names
@@ -141,7 +138,7 @@ class Backend(httpcore2.AsyncNetworkBackend):
         self._before_answer: int | None = None
 
     def expect(self, answer: bool) -> None:
-        """Set whether an answer is awaited, as opposed to its body."""
+        """Set whether the next bytes belong to a response head or to a body."""
         self._before_answer = 0 if answer else None
 
     def count_bytes(self, size: int) -> None:
@@ -169,7 +166,7 @@ class Backend(httpcore2.AsyncNetworkBackend):
         return await self._first_of(addresses[:MOST_ADDRESSES], port)
 
     async def _first_of(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
-        """Return the connection to the address that answers first. Each gets a head start over the next."""
+        """Return the connection to the first address that accepts. Each has a head start over the next."""
         left = list(addresses)
         trying: set[asyncio.Task[httpcore2.AsyncNetworkStream]] = set()
         error: BaseException | None = None
@@ -177,7 +174,7 @@ class Backend(httpcore2.AsyncNetworkBackend):
             while left or trying:
                 if left:
                     trying.add(asyncio.ensure_future(self._open(left.pop(0), port)))
-                # The last ones have until the request's own bell, which cancels us.
+                # The last ones have until the request's timeout, which cancels this.
                 limit_s = NEXT_ADDRESS_S if left else None
                 ended, trying = await asyncio.wait(trying, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 for attempt in ended:
@@ -194,19 +191,19 @@ class Backend(httpcore2.AsyncNetworkBackend):
     async def _open(self, address: str, port: int) -> httpcore2.AsyncNetworkStream:
         stream = await self._tcp.connect_tcp(address, port)
         self._opened.append(stream)
-        return Stream(stream, self)
+        return CountedStream(stream, self)
 
     async def aclose(self) -> None:
-        """Close every connection, whatever state it is in."""
+        """Close every connection."""
         while self._opened:
             with contextlib.suppress(Exception):
                 await self._opened.pop().aclose()
 
 
 class Transport(httpx2.AsyncBaseTransport):
-    """The transport of one request and its redirects. `env` says which proxy to use, as for curl.
+    """The transport of one request and its redirects. `env` names the proxy, as for curl.
 
-    `on_sign` hears of whatever comes, `on_body` how many bytes of a body it was, before they are unpacked.
+    `on_sign` is called for all received bytes, `on_body` with each part of a body before it is unpacked.
     """
 
     def __init__(
@@ -265,7 +262,7 @@ class Transport(httpx2.AsyncBaseTransport):
 
 
 class CountedBody(httpx2.AsyncByteStream):
-    """A body whose parts are counted as they come. `on_part` may raise."""
+    """A body that calls `on_part` with each part. It may raise."""
 
     def __init__(self, stream: typing.AsyncIterable[bytes], on_part: Callable[[bytes], None]) -> None:
         self._stream = stream

@@ -1,8 +1,7 @@
-"""`human-input`: a question to a person, with a clock of its own: at the terminal where there is one, in the inbox
-otherwise.
+"""`human-input`: a question to a person, at the terminal or, without one, in the inbox.
 
-In the inbox it waits under a key of its run and step, so a process that goes on with the run finds it again, and what
-was answered meanwhile. The clock of the run goes on.
+In the inbox it has a key of its run and step, so that a process that resumes the run finds it and its answer. The clock
+of the run does not stop.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import Aside, Provider, StepCall, StepPart, StepResult, StepType, bounded_by_run
 
-# What somebody can have typed, with everything pasted; what feeds us more is no person.
+# Characters of an answer, pasted text included.
 ANSWER_LIMIT = 1_000_000
 END_OF_ANSWER = "."
 
@@ -44,7 +43,7 @@ class HumanStep(StepPart):
     allow_empty: bool = False
     multiline: bool = False
     choices: list[str] = field(default=[])
-    """The only answers that will do."""
+    """The only valid answers."""
 
 
 HUMAN = StepType(
@@ -65,22 +64,21 @@ STEP_TYPES = (HUMAN,)
 
 
 class InputEnded(Exception):
-    """A terminal that is gone, or input that the person has ended without an answer."""
+    """A closed terminal, or input that ended without an answer."""
 
 
 class HumanProvider(Provider):
-    """Provider of questions. The rule of a failure is `human-input/timeout`, `human-input/required`,
-    `human-input/rejected` or `human-input/withdrawn`."""
+    """Provider of questions."""
 
     step_type = HUMAN
 
     def __init__(self, inbox: Callable[[], Inbox], stdin: int = 0, aside: Aside = contextlib.nullcontext) -> None:
-        """Ask nobody yet. `aside` is entered while a question is open, for whoever else draws on the terminal."""
+        """`aside` is entered while a question is open: other output to the terminal stops."""
         self._inbox = inbox
         self._stdin = stdin
         self._aside = aside
         self._turn = asyncio.Lock()
-        """One question at a time: two on one terminal would be answered by each other's words."""
+        """One question at a time on the terminal."""
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         call.mutates = False
@@ -101,8 +99,7 @@ class HumanProvider(Provider):
             os.close(terminal)
 
     async def _wait_for_turn(self) -> bool:
-        """Wait until no other question is open; return False where the run's time ends first. The question's own clock
-        starts when it is asked."""
+        """Wait until no other question is open; return False where the run's deadline passes first."""
         scope = current_scope.get()
         deadline = None if scope is None else scope.deadline
         limit_s = None if deadline is None else deadline.remaining_ns(monotonic_ns()) / 1e9
@@ -121,7 +118,7 @@ class HumanProvider(Provider):
                 answer = await question.ask()
         except TimeoutError:
             with contextlib.suppress(termios.error):
-                termios.tcflush(terminal, termios.TCIFLUSH)  # half a line would be the beginning of the next answer
+                termios.tcflush(terminal, termios.TCIFLUSH)  # half a line would begin the next answer
             await question.say("\n")
             return _result_without_answer(call, default)
         except InputEnded as ended:
@@ -164,7 +161,7 @@ def _make_request(step: StepCall, call: Call) -> ProposalRequest:
     default = step.settings.get("default")
     if default is not None:
         notes.append(f"Without one it is {str(default)!r}.")
-    # Nobody is asked for what the run could not use any more.
+    # The question expires with the run.
     ttl_ms = max(1, call.bound.bell.remaining_ms(monotonic_ns())) if call.bound.bell else 0
     if ttl_ms and call.bound.source is call.bound.bell:
         ttl_ms = call.bound.limit_ms
@@ -179,13 +176,13 @@ def _make_request(step: StepCall, call: Call) -> ProposalRequest:
 
 
 def _had_all_its_time(proposal: Proposal, step: StepCall) -> bool:
-    """Return whether it was open for as long as the step says, and not only until the run's time was over."""
+    """Return whether it was open for the step's whole timeout, not only until the run's deadline."""
     own_ms = step.clocks.timeout_ms or 0
     return bool(own_ms) and proposal.expires_at.since_ms(proposal.created_at) >= own_ms
 
 
 class Question:
-    """One question on a terminal, from its prompt to its answer."""
+    """One question on a terminal."""
 
     def __init__(self, terminal: int, settings: Any) -> None:
         self._terminal = terminal
@@ -198,7 +195,7 @@ class Question:
         self._typed = b""
 
     async def ask(self) -> str:
-        """Ask until there is an answer that will do, and return it. Raises Gone."""
+        """Ask until there is a valid answer, and return it. Raises InputEnded."""
         await self.say(self._format_prompt())
         while True:
             answer, is_end = await (self._lines() if self._is_multiline else self._line())
@@ -240,7 +237,7 @@ class Question:
                 raise InputEnded(f"the answer is longer than {ANSWER_LIMIT} characters")
 
     async def _line(self) -> tuple[str, bool]:
-        """Return a line without its end; and whether the input ended there, by Ctrl-D."""
+        """Return a line, and whether the input ended there by Ctrl-D."""
         while b"\n" not in self._typed:
             part = await self._read()
             self._typed += part
@@ -261,8 +258,8 @@ class Question:
                 raise InputEnded(f"the terminal is gone: {error.strerror}") from None
 
     async def say(self, text: str) -> None:
-        """Write to the terminal. One that was stopped by Ctrl-S takes nothing: the wait is inside the question's clock,
-        and what is written after that is not waited for."""
+        """Write to the terminal. While Ctrl-S stops it, the wait is inside the question's clock; a last newline is not
+        waited for."""
         loop = asyncio.get_running_loop()
         left = text.encode("utf-8", "replace")
         while left:
@@ -277,15 +274,15 @@ class Question:
 
 
 def _open_terminal(stdin: int) -> int | None:
-    """Open a descriptor of our own on the terminal that stdin is: ours can be made non-blocking, which on a shared one
-    would surprise the shell. None if there is none, or if we are in its background: reading would stop us."""
+    """Open the terminal of stdin anew: a non-blocking mode on the shared descriptor would confuse the shell. None
+    without a terminal, and in its background, where reading would stop this process."""
     try:
         if not os.isatty(stdin):
             return None
         terminal = os.open(os.ttyname(stdin), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # not our controlling terminal: nobody can be in its background
+    with contextlib.suppress(OSError):  # not the controlling terminal: it has no background
         if os.tcgetpgrp(terminal) != os.getpgrp():
             os.close(terminal)
             return None
@@ -307,16 +304,15 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 
 def _printable(text: str) -> str:
-    """Replace what a terminal would obey: prompts are made of what other steps printed."""
+    """Replace control characters: prompts contain output of other steps."""
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
 def _result_without_answer(call: Call, default: object, fired: Fired | None = None) -> StepResult:
-    """Return the result where nobody answered in time. `fired` is the clock, where it was started before this
-    process."""
+    """Return the result of a question without an answer. `fired` is set where an earlier process started it."""
     fired = fired or call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
     seconds = in_seconds(fired.limit_ms)
-    if default is not None and fired.owner == call.name:  # the run's end is no reason to go on
+    if default is not None and fired.owner == call.name:  # the default does not apply at the end of the run
         return _result_with_answer(str(default), [_default_warning(f"no answer within {seconds}", default)])
     problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)
     return _failed_result(problem, "timeout", Ending.CANCELLED)
