@@ -51,7 +51,7 @@ from .core.errors import Failure, SideEffects, error_entry
 from .core.json_arguments import find_conversions
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.overtime import OvertimeError, OvertimePolicy
-from .core.proposal_request import Policy
+from .core.proposal import Policy
 from .core.value_types import fields_of, replace, value
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main

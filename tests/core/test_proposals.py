@@ -23,12 +23,17 @@ from shotclock.core.proposal import (
     apply_extension,
     apply_use,
     apply_withdrawal,
+    result_of,
+)
+from shotclock.core.proposal_checks import (
+    ARGUMENTS_LIMIT,
+    DEPTH_LIMIT,
+    FILE_LIMIT,
     problems_with,
     problems_with_decision,
     problems_with_key,
-    result_of,
 )
-from shotclock.core.proposal_request import ARGUMENTS_LIMIT, DEPTH_LIMIT, FILE_LIMIT
+from shotclock.core.record_json import of_json
 from shotclock.core.value_types import replace
 
 NOW = WallTime(1_800_000_000_000)
@@ -236,7 +241,7 @@ def test_what_a_change_is_shown_against_is_no_part_of_it():
 @pytest.mark.parametrize("ask", [OPERATION, FILE, QUESTION])
 def test_an_ask_comes_back_from_json_whole(ask: ProposalRequest):
     ask = replace(ask, policy=Policy(5000, 100, "reject", ("ann", "bob"), True))
-    back = ProposalRequest.of_json(json.loads(json.dumps(ask.as_json())))
+    back = of_json(ProposalRequest, json.loads(json.dumps(ask.as_json())))
     assert back == ask and back.action_hash == ask.action_hash
 
 
@@ -384,7 +389,7 @@ SCHEMA = {
     ],
 )
 def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: ProposalRequest, decision: Decision, field: str):
-    assert field in [each["field"] for each in problems_with_decision(proposal(ask), decision)]
+    assert field in [each["field"] for each in problems_with_decision(ask, decision)]
 
 
 @pytest.mark.parametrize(
@@ -404,14 +409,14 @@ def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: ProposalReque
     ],
 )
 def test_a_decision_that_fits_is_taken(ask: ProposalRequest, decision: Decision):
-    assert problems_with_decision(proposal(ask), decision) == []
+    assert problems_with_decision(ask, decision) == []
 
 
 @given(json_values)
 def test_no_schema_whatever_it_is_breaks_the_check(schema: Any):
     there = proposal(replace(OPERATION, input_schema=schema))
-    problems_with_decision(there, Decision(MODIFIED, arguments={"a": 1, "b": None}))
+    problems_with_decision(there.ask, Decision(MODIFIED, arguments={"a": 1, "b": None}))
     there = proposal(replace(OPERATION, input_schema={"properties": schema, "required": schema}))
-    problems_with_decision(there, Decision(MODIFIED, arguments={"a": 1, "b": None}))
+    problems_with_decision(there.ask, Decision(MODIFIED, arguments={"a": 1, "b": None}))
     there = proposal(replace(OPERATION, input_schema={"properties": {"a": {"type": schema, "enum": schema}}}))
-    problems_with_decision(there, Decision(MODIFIED, arguments={"a": 1}))
+    problems_with_decision(there.ask, Decision(MODIFIED, arguments={"a": 1}))

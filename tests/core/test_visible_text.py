@@ -8,7 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.core.proposal_request import Kind, ProposalRequest, ProposedFile, problems_with
+from shotclock.core.proposal import Kind, ProposalRequest, ProposedFile
+from shotclock.core.proposal_checks import problems_with
+from shotclock.core.record_json import of_json
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import text_of, visible
 
@@ -163,7 +165,7 @@ def test_another_text_path_or_command_is_another_file() -> None:
 def test_what_is_stored_has_the_text_and_the_hash_it_had(ask: ProposalRequest) -> None:
     if problems_with(ask):
         return
-    again = ProposalRequest.of_json(json.loads(json.dumps(ask.as_json())))
+    again = of_json(ProposalRequest, json.loads(json.dumps(ask.as_json())))
     assert (again.text, again.action_hash) == (ask.text, ask.action_hash)
 
 

@@ -18,7 +18,7 @@ from shotclock.core.proposal import (
     ProposedFile,
     result_of,
 )
-from shotclock.core.proposal_request import FILE_LIMIT
+from shotclock.core.proposal_checks import FILE_LIMIT
 from shotclock.core.value_types import replace
 from shotclock.inbox import inbox as inbox_module
 from shotclock.inbox.inbox import Inbox, Reminder

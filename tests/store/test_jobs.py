@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from shotclock.core.clocks import WallTime
 from shotclock.core.value_types import replace
 from shotclock.store import jobs
-from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState, Progress
+from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobProgress, JobState
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, all_dead, holder, in_children, new_job
 
@@ -129,7 +129,7 @@ def test_a_lost_job_is_taken_up_again_under_its_id_with_its_progress(
     assert (job.id, job.attempt, job.state, job.created_at, job.attempt_at) == (
         "job1", 2, JobState.STARTING, NOW, NOW + 4,
     )  # fmt: skip
-    assert job.progress == Progress(70, 100, "rows", NOW + 1)
+    assert job.progress == JobProgress(70, 100, "rows", NOW + 1)
     assert (job.log_path, job.stdin_path, job.deadline_at, job.max_lifetime_ms) == ("/log1", "/in1", NOW + 99, 7)
     assert job.runner is job.heartbeat_at is job.cancel_requested_at is job.ended_at is job.envelope is None
     assert store.jobs.get("job2") is None
@@ -192,19 +192,19 @@ def test_one_runner_takes_charge_and_may_do_so_again(store: Store):
 def test_progress_never_decreases_and_what_is_kept_is_said(store: Store):
     running(store)
     say = store.jobs.progress
-    assert say("job1", 5, None, None, NOW + 1) == Progress(5, None, None, NOW + 1)
-    assert say("job1", 3, 10, "rows", NOW + 2) == Progress(5, 10, "rows", NOW + 1)
-    assert say("job1", 5, None, None, NOW + 3) == Progress(5, 10, "rows", NOW + 1)
-    assert say("job1", 6, 8, None, NOW + 4) == Progress(6, 8, "rows", NOW + 4)
+    assert say("job1", 5, None, None, NOW + 1) == JobProgress(5, None, None, NOW + 1)
+    assert say("job1", 3, 10, "rows", NOW + 2) == JobProgress(5, 10, "rows", NOW + 1)
+    assert say("job1", 5, None, None, NOW + 3) == JobProgress(5, 10, "rows", NOW + 1)
+    assert say("job1", 6, 8, None, NOW + 4) == JobProgress(6, 8, "rows", NOW + 4)
     assert store.jobs.get("job1").heartbeat_at == NOW + 4
     store.jobs.finish("job1", ENVELOPE, NOW + 5)
-    assert say("job1", 9, None, None, NOW + 6) == Progress(6, 8, "rows", NOW + 4)
+    assert say("job1", 9, None, None, NOW + 6) == JobProgress(6, 8, "rows", NOW + 4)
     assert say("nobody", 9, None, None, NOW + 6) is None
 
 
 def test_progress_of_nothing_is_progress(store: Store):
     running(store)
-    assert store.jobs.progress("job1", 0, None, None, NOW + 1) == Progress(0, None, None, NOW + 1)
+    assert store.jobs.progress("job1", 0, None, None, NOW + 1) == JobProgress(0, None, None, NOW + 1)
 
 
 @pytest.mark.parametrize("done", [-1, 2**63, 1.5, True, float("nan"), "1", None])
@@ -445,9 +445,9 @@ class JobsAgainstAModel(RuleBasedStateMachine):
             return
         got = self.store.jobs.progress(job.id, done, total, None, self.now)
         if job.is_active:
-            before = job.progress or Progress(-1, None, None, self.now)
+            before = job.progress or JobProgress(-1, None, None, self.now)
             grew = done > before.done
-            kept = Progress(
+            kept = JobProgress(
                 max(done, before.done),
                 before.total if total is None else total,
                 before.unit,

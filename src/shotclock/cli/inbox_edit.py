@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 from ..core.clocks import MAX_MS, NS_PER_MS
 from ..core.envelope import Problem, stop_problem
 from ..core.errors import Failure
-from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, problems_with_decision, refusal
-from ..core.proposal_request import ARGUMENTS_LIMIT, FILE_LIMIT
+from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, refusal
+from ..core.proposal_checks import ARGUMENTS_LIMIT, FILE_LIMIT, problems_with_decision
 from ..core.value_types import record
 from ..core.visible_text import visible
 from ..inbox.proposal_json import Compared, arguments_text, parse_exact_arguments
@@ -143,7 +143,7 @@ def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
         same = canonical(arguments) == canonical(dict(proposal.ask.arguments or {}))
     if same:
         raise _Mistaken(f"this is what was proposed: `shotclock inbox approve {proposal.id}` takes it as it is")
-    if problems := problems_with_decision(proposal, decision):
+    if problems := problems_with_decision(proposal.ask, decision):
         lines = [f"{each['field']}: {each['message']}" for each in problems]
         more = [f"and {len(lines) - MISTAKES_SHOWN} more"] if len(lines) > MISTAKES_SHOWN else []
         raise _Mistaken("; ".join(lines[:MISTAKES_SHOWN] + more))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 from .clocks import Clocks
-from .proposal_request import Policy
+from .proposal import Policy
 from .value_types import as_dict, entity, field, fields_of, value
 
 Isolation = Literal["auto", "process", "shared", "inline"]

@@ -1,77 +1,196 @@
-"""Proposals: what an agent asks a person for, the changes a proposal may go through, and the one shape of the answer.
+"""Proposals: the request of an agent to a person, the decision, the transitions of a proposal, and its result.
 
-    pending ──┬─ approved | modified | rejected     a person decided; an approval is used once
-              ├─ expired                            nobody did in time; never shown as rejected
-              └─ withdrawn                          the asker took it back
+    pending ──┬─ approved | modified | rejected     decided by a person; an approval is used once
+              ├─ expired                            not decided in time; never shown as rejected
+              └─ withdrawn                          taken back by the agent
 
-The transitions here are pure: the store applies them inside a transaction, so that of two at once one wins.
+The transitions are pure: the store applies them inside a transaction, so that of two at once one wins.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
 
 from .clocks import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .envelope import join_problems
 from .errors import Failure
-from .proposal_request import (
-    JSON,
-    Decision,
-    InboxLimits,
-    Kind,
-    Policy,
-    Problems,
-    ProposalRequest,
-    ProposalStatus,
-    ProposedFile,
-    canonical,
-    digest,
-    problems_with,
-    problems_with_answer,
-    problems_with_key,
-)
+from .record_json import of_json, to_json
 from .value_types import replace, value
+from .visible_text import text_of
 
-__all__ = [
-    "ActionOutcome",
-    "Decision",
-    "InboxLimits",
-    "Kind",
-    "Policy",
-    "Problems",
-    "Proposal",
-    "ProposalRequest",
-    "ProposalStatus",
-    "ProposedFile",
-    "Runner",
-    "Summary",
-    "apply_decision",
-    "apply_expiry",
-    "apply_extension",
-    "apply_going_on",
-    "apply_outcome",
-    "apply_use",
-    "apply_withdrawal",
-    "canonical",
-    "check_decision",
-    "digest",
-    "may_decide",
-    "must_be_open",
-    "problems_with",
-    "problems_with_decision",
-    "problems_with_key",
-    "refusal",
-    "result_of",
-]
+JSON = Any  # a recursive alias would not help code that has to look inside
+Problems = list[dict[str, str]]
 
 STILL_QUEUED = "operator response timed out; proposal remains queued"
-# What a list shows of an operator's notes.
+# The part of an operator's notes that a list shows.
 NOTES_SHOWN = 200
 
 
 @value
+class InboxLimits:
+    """Limits of open proposals, so that an agent that asks in a loop buries neither a person nor other agents."""
+
+    each: int = 100
+    """Of one agent."""
+    all: int = 1_000
+
+
+class ProposalStatus(StrEnum):
+    PENDING = "pending"
+    APPROVED = "approved"
+    MODIFIED = "modified"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+
+    @property
+    def is_open(self) -> bool:
+        return self is ProposalStatus.PENDING
+
+    @property
+    def is_decided(self) -> bool:
+        """Return whether a person decided it."""
+        return self in (ProposalStatus.APPROVED, ProposalStatus.MODIFIED, ProposalStatus.REJECTED)
+
+    @property
+    def allows(self) -> bool:
+        return self in (ProposalStatus.APPROVED, ProposalStatus.MODIFIED)
+
+
+class Kind(StrEnum):
+    OPERATION = "operation"
+    FILE = "file"
+    QUESTION = "question"
+
+
+@value
+class Policy:
+    ttl_ms: int = 86_400_000
+    """The time until it expires; until then its decision also answers the identical call. 0: it does not expire."""
+    remind_ms: int = 0
+    """The time between the reminder and the end. 0: no reminder."""
+    when_expired: Literal["expire", "reject", "default"] = "expire"
+    """The continuation of the work if it is not answered. The proposal itself is `expired` in any case."""
+    deciders: tuple[str, ...] = ()
+    """The names of the operators who may decide. Empty: any."""
+    destructive: bool = False
+    """Approving needs a typed confirmation."""
+
+
+@value
+class ProposedFile:
+    path: str
+    proposed: str
+    current: str | None = None
+    """The text that the change is shown against. None: there is no such file, or its text is unknown."""
+    was_read: bool = False
+    """Whether Shotclock has read `current` itself; otherwise it is a claim of the agent."""
+
+
+@value
+class ProposalRequest:
+    """Content of a proposal. It never changes; another request is another proposal."""
+
+    kind: Kind
+    title: str
+    justification: str = ""
+    operation: str | None = None
+    arguments: Mapping[str, JSON] | None = None
+    file: ProposedFile | None = None
+    choices: tuple[str, ...] = ()
+    default: JSON = None
+    input_schema: dict[str, JSON] | None = None
+    """The schema of `arguments`, for a form and for mistakes in a modification."""
+    policy: Policy = Policy()
+    surroundings: Mapping[str, JSON] | None = None
+    """Further parts of the action that cannot be modified: directory, environment, program, number of tries."""
+    dispatched: bool = False
+    """Whether Shotclock carries the action out. Otherwise the agent does, unseen."""
+
+    @property
+    def text(self) -> str:
+        """Return the whole action as every surface shows it."""
+        action: dict[str, Any]
+        if self.operation is not None:
+            action = {"run" if self.dispatched else "the asker runs": self.operation}
+            if self.arguments is not None:
+                action["with"] = _sort_by_name(self.arguments)
+        elif self.file is not None:
+            content = self.file.proposed.encode("utf-8", "surrogatepass")
+            action = {
+                "write" if self.dispatched else "the asker writes": self.file.path,
+                "with": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()},
+            }
+        else:
+            action = {"answer": self.title, "choices": list(self.choices)}
+        if self.surroundings:
+            action["where"] = _sort_by_name(self.surroundings)
+        return text_of(action)
+
+    @property
+    def action_hash(self) -> str:
+        """Return the hash of the action, without its justification and its policy."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def confirmation(self) -> str:
+        """Return the text to be typed before a destructive action is approved."""
+        return " ".join((self.operation or self.title).split())
+
+    def as_json(self) -> dict[str, JSON]:
+        plain: dict[str, JSON] = to_json(self)
+        return plain
+
+
+@value
+class Decision:
+    status: ProposalStatus
+    """APPROVED, MODIFIED or REJECTED."""
+    notes: str = ""
+    arguments: Mapping[str, JSON] | None = None
+    """The arguments of a modified operation."""
+    file_text: str | None = None
+    """The text of a modified file."""
+    answer: JSON = None
+    """The answer to a question, which is approved with it."""
+
+    def as_json(self) -> dict[str, JSON]:
+        plain: dict[str, JSON] = to_json(self)
+        return plain
+
+    @classmethod
+    def of_json(cls, plain: Mapping[str, JSON]) -> Decision:
+        """Return the decision that `as_json` gave this for."""
+        decision: Decision = of_json(cls, plain)
+        return decision
+
+
+def _sort_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort by name: the order of arguments and surroundings has no meaning."""
+    return {name: values[name] for name in sorted(values)}
+
+
+def canonical(value: JSON) -> str:
+    """Return one text for one value, in whatever order its keys are. Raises ValueError or TypeError for other values
+    than JSON."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def digest(value: JSON) -> str:
+    """Return the identity of a JSON value: of calls under a key, of jobs, of checkpoints and of audit entries."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+@value
 class Runner:
-    """Process that runs what was approved, or the job that outlives it."""
+    """Process that runs an approved action, or the job that outlives it."""
 
     holder: ProcessIdentity
     job_id: str | None = None
@@ -79,18 +198,18 @@ class Runner:
 
 @value
 class ActionOutcome:
-    """Outcome of what was approved."""
+    """Outcome of an approved action."""
 
     ok: bool
     at: WallTime
     code: str | None = None
-    """Of the error, where it failed."""
+    """The error code of a failed one."""
     message: str | None = None
 
 
 @value
 class Summary:
-    """Fields that a list shows of a proposal, and all that is read for it: no long texts."""
+    """Fields that a list shows of a proposal, without long texts."""
 
     id: str
     seq: int
@@ -112,7 +231,7 @@ class Summary:
     deciders: tuple[str, ...]
     dispatched: bool
     notes: str | None
-    """The beginning of what the operator wrote; None while nobody has decided."""
+    """The beginning of the operator's notes; None while it is not decided."""
 
     @property
     def is_open(self) -> bool:
@@ -121,7 +240,7 @@ class Summary:
 
 @value
 class Proposal:
-    """A proposal with its decision and outcome. Never changed in place: each transition returns a new one."""
+    """A proposal with its decision and outcome. Each transition returns a new one."""
 
     id: str
     ask: ProposalRequest
@@ -135,16 +254,14 @@ class Proposal:
     decided_by: str | None = None
     decided_at: WallTime | None = None
     decided_via: str | None = None
-    """Through what the decision came: the command line, HTTP, or a client that asked its own person."""
+    """The surface of the decision: the command line, HTTP, or an MCP client that asked its own user."""
     used_at: WallTime | None = None
-    """When the approved operation was dispatched: an approval lets one pass."""
+    """When the approved operation was dispatched. An approval is valid for one run."""
     runner: Runner | None = None
-    """Who dispatched it."""
     outcome: ActionOutcome | None = None
-    """What became of it, once that is known."""
     reminded_at: WallTime | None = None
     seq: int = 0
-    """Grows with every change of any proposal, so that a watcher knows what it has seen."""
+    """Grows with every change of any proposal, so that a watcher knows which changes it has seen."""
 
     @property
     def is_open(self) -> bool:
@@ -152,19 +269,18 @@ class Proposal:
 
     @property
     def is_unused(self) -> bool:
-        """Return whether nobody has gone on with it yet, after a yes or without an answer."""
+        """Return whether the action was not started yet, neither after an approval nor without an answer."""
         return self.used_at is None and self.runner is None
 
     @property
     def remind_at(self) -> WallTime | None:
-        """Return when the reminder is due; None if there is none (any more)."""
+        """Return when the reminder is due, if there is one to come."""
         if not self.ask.policy.remind_ms or self.reminded_at is not None or not self.is_open:
             return None
         return WallTime(max(self.created_at.ms, self.expires_at.ms - self.ask.policy.remind_ms))
 
     @property
     def summary(self) -> Summary:
-        about = self.ask.about()
         return Summary(
             self.id,
             self.seq,
@@ -178,8 +294,14 @@ class Proposal:
             self.used_at,
             self.runner,
             self.outcome,
-            **{**about, "kind": self.ask.kind, "deciders": self.ask.policy.deciders},
-            notes=None if self.decision is None else self.decision.notes[:NOTES_SHOWN],
+            self.ask.kind,
+            self.ask.title,
+            self.ask.operation,
+            None if self.ask.file is None else self.ask.file.path,
+            self.ask.policy.destructive,
+            self.ask.policy.deciders,
+            self.ask.dispatched,
+            None if self.decision is None else self.decision.notes[:NOTES_SHOWN],
         )
 
     def is_due(self, now: WallTime) -> bool:
@@ -187,20 +309,18 @@ class Proposal:
 
     def answers(self, now: WallTime) -> bool:
         """Return whether the identical call is answered by this one instead of a new one."""
-        if now >= self.expires_at:
-            return False
-        return self.is_open or (self.status.is_decided and self.used_at is None)
+        return now < self.expires_at and (self.is_open or (self.status.is_decided and self.used_at is None))
 
     @property
     def arguments(self) -> Mapping[str, JSON] | None:
-        """Return what the operation is to be run with, if it may be run."""
+        """Return the arguments that the operation may be run with."""
         if self.status is ProposalStatus.MODIFIED and self.decision is not None:
             return self.decision.arguments
         return self.ask.arguments
 
     @property
     def file_text(self) -> str | None:
-        """Return what the file is to hold, if it may be written."""
+        """Return the text that the file may be given."""
         if self.status is ProposalStatus.MODIFIED and self.decision is not None:
             return self.decision.file_text
         return None if self.ask.file is None else self.ask.file.proposed
@@ -219,14 +339,14 @@ def apply_decision(
     action_hash: str | None = None,
     confirmation: str | None = None,
 ) -> Proposal:
-    """Return it decided. Raises Failure where it may not be decided any more, not by this person, or not like this.
+    """Return it decided. Raises Failure unless it is open, this person may decide it, and the action is the one shown.
 
-    `action_hash` is what the person was shown. The decision itself is checked by `problems_with_decision`.
+    `action_hash` is that of the action that the person was shown. `problems_with_decision` checks the decision itself.
     """
     may_decide(proposal, by)
     must_be_open(proposal)
     if action_hash is not None and action_hash != proposal.action_hash:
-        raise Failure("ACTION_CHANGED", f"{proposal.id} proposes something else than what was decided on")
+        raise Failure("ACTION_CHANGED", f"{proposal.id} proposes another action than the one that was decided on")
     if decision.status.allows and proposal.ask.policy.destructive:
         expected = proposal.ask.confirmation
         if " ".join((confirmation or "").split()) != expected:
@@ -244,7 +364,7 @@ def apply_expiry(proposal: Proposal) -> Proposal:
 
 
 def apply_withdrawal(proposal: Proposal, by: str) -> Proposal:
-    """Return it withdrawn. Raises Failure unless it is open and by whoever proposed it."""
+    """Return it withdrawn. Raises Failure unless it is open and was proposed by the same agent."""
     if by != proposal.asked_by:
         raise Failure("NOT_ALLOWED", f"{proposal.id} was proposed by {proposal.asked_by}, who alone may withdraw it")
     must_be_open(proposal)
@@ -252,8 +372,7 @@ def apply_withdrawal(proposal: Proposal, by: str) -> Proposal:
 
 
 def apply_extension(proposal: Proposal, by_ms: int, by: str) -> Proposal:
-    """Return it with a later end, and a reminder again before that. Raises Failure unless it is open and theirs to
-    decide."""
+    """Return it with a later end and a new reminder. Raises Failure unless it is open and this person may decide it."""
     may_decide(proposal, by)
     must_be_open(proposal)
     if type(by_ms) is not int or not 0 < by_ms <= MAX_MS:
@@ -263,41 +382,40 @@ def apply_extension(proposal: Proposal, by_ms: int, by: str) -> Proposal:
 
 
 def apply_use(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
-    """Return it used. Raises Failure unless this is an approval of exactly that action, and nobody has used it."""
+    """Return it used. Raises Failure unless this is an unused approval of exactly that action."""
     if not proposal.status.allows:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, not approved")
     if action_hash != proposal.action_hash:
-        raise Failure("ACTION_CHANGED", f"{proposal.id} approves something else than what would be done")
+        raise Failure("ACTION_CHANGED", f"{proposal.id} approves another action")
     if proposal.used_at is not None:
         raise Failure("ALREADY_DECIDED", f"the approval {proposal.id} was used at {proposal.used_at}")
     return replace(proposal, used_at=now, runner=runner)
 
 
-def apply_going_on(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
-    """Return it gone on without an answer. Raises Failure unless its rules say so, it is of exactly that action, and
-    nobody has."""
+def apply_continuation(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
+    """Return it continued without an answer. Raises Failure unless its policy says so, for this action, and it was not
+    continued before."""
     if proposal.status is not ProposalStatus.EXPIRED or proposal.ask.policy.when_expired != "default":
-        raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and nothing lets it go on")
+        raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and its policy needs an answer")
     if action_hash != proposal.action_hash:
-        raise Failure("ACTION_CHANGED", f"{proposal.id} proposes something else than what would be done")
+        raise Failure("ACTION_CHANGED", f"{proposal.id} proposes another action")
     if proposal.runner is not None:
-        raise Failure("ALREADY_DECIDED", f"what {proposal.id} proposes has gone on before")
+        raise Failure("ALREADY_DECIDED", f"the action of {proposal.id} was started before")
     return replace(proposal, runner=runner)
 
 
 def apply_outcome(proposal: Proposal, outcome: ActionOutcome) -> Proposal:
-    """Return it with its outcome. Raises Failure unless it was used, and nobody has said yet what became of it."""
+    """Return it with its outcome. Raises Failure unless it was used and has no outcome yet."""
     if proposal.is_unused:
-        raise Failure("NOT_ALLOWED", f"nothing was run with {proposal.id}")
+        raise Failure("NOT_ALLOWED", f"the action of {proposal.id} was not started")
     if proposal.outcome is not None:
-        raise Failure("ALREADY_DECIDED", f"what became of {proposal.id} is known")
+        raise Failure("ALREADY_DECIDED", f"the outcome of {proposal.id} is already recorded")
     return replace(proposal, outcome=outcome)
 
 
 def refusal(problems: Problems) -> Failure:
     """Return the Failure that names every problem at once."""
-    message = join_problems(problems)
-    return Failure("ARG_ERROR", message, context={"errors": problems})
+    return Failure("ARG_ERROR", join_problems(problems), context={"errors": problems})
 
 
 def may_decide(proposal: Proposal, by: str) -> None:
@@ -308,34 +426,35 @@ def may_decide(proposal: Proposal, by: str) -> None:
 
 
 def must_be_open(proposal: Proposal) -> None:
-    """Raise Failure that says how it ended and who ended it, unless it is open."""
+    """Raise Failure with the end of the proposal and its author, unless it is open."""
     if proposal.is_open:
         return
     context: dict[str, object] = {"proposal_id": proposal.id, "status": proposal.status.value}
     if proposal.status is ProposalStatus.EXPIRED:
         context["expires_at"] = proposal.expires_at.iso()
         raise Failure("PROPOSAL_EXPIRED", f"{proposal.id} expired at {proposal.expires_at}", context=context)
-    if proposal.status is ProposalStatus.WITHDRAWN:
+    if proposal.decided_at is None:
         message = f"{proposal.id} was withdrawn by {proposal.asked_by}"
         raise Failure("PROPOSAL_WITHDRAWN", message, context=context)
-    assert proposal.decided_at is not None
     context |= {"decided_by": proposal.decided_by, "decided_at": proposal.decided_at.iso()}
     message = f"{proposal.id} was {proposal.status} by {proposal.decided_by} at {proposal.decided_at}"
     raise Failure("ALREADY_DECIDED", message, context=context)
 
 
-# --- what the asker is told -------------------------------------------------------------------------------------
+# --- the result for the agent -------------------------------------------------------------------------------------
 
 _NOTES = {
     ProposalStatus.PENDING: STILL_QUEUED,
-    ProposalStatus.EXPIRED: "nobody decided before it expired",
-    ProposalStatus.WITHDRAWN: "withdrawn by whoever proposed it",
+    ProposalStatus.EXPIRED: "it expired before it was decided",
+    ProposalStatus.WITHDRAWN: "withdrawn by the agent that proposed it",
 }
 
 
 def result_of(proposal: Proposal) -> dict[str, JSON]:
-    """Return the answer to the asker: one shape, whatever became of it. `arguments`, `file` or `answer` are there when
-    they may be acted upon."""
+    """Return the result for the agent, in one shape for every status.
+
+    `arguments`, `file` and `answer` are present only if they may be acted upon.
+    """
     decision = proposal.decision
     result: dict[str, JSON] = {
         "status": proposal.status.value,
@@ -354,16 +473,3 @@ def result_of(proposal: Proposal) -> dict[str, JSON]:
     if proposal.decided_by is not None and proposal.decided_at is not None:
         result |= {"decided_by": proposal.decided_by, "decided_at": proposal.decided_at.iso()}
     return result
-
-
-def check_decision(proposal: Proposal, decision: Decision, by: str) -> None:
-    """Raise Failure unless this person may decide it, now, and like this."""
-    may_decide(proposal, by)
-    must_be_open(proposal)
-    if problems := problems_with_decision(proposal, decision):
-        raise refusal(problems)
-
-
-def problems_with_decision(proposal: Proposal, decision: Decision) -> Problems:
-    """Return all problems at once; none if it can be carried out."""
-    return problems_with_answer(proposal.ask, decision)

@@ -27,13 +27,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from .proposal_request import ProposalRequest
-
+from typing import Any
 
 # Controls but for line ends and tabs, the beginning of a mark, and everything that has to be looked at closer.
 _SUSPECT = re.compile("[\x00-\x08\x0b-\x1f\x7f]|<(?=U\\+)|[^\x00-\x7f]")
@@ -195,43 +189,12 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 
-def action_text(ask: ProposalRequest) -> str:
-    """Return what is done if somebody says yes. Raises TypeError or ValueError for what is no JSON."""
-    return text_of(_action(ask))
-
-
 def text_of(value: Mapping[str, Any]) -> str:
     """Return the exact text of named values: two that differ in anything have different texts.
 
     Names stand in the order they were given in, because whoever gets a value sees that order.
     """
     return "\n".join(_lines(value, ""))
-
-
-def _action(ask: ProposalRequest) -> dict[str, Any]:
-    action: dict[str, Any]
-    if ask.operation is not None:
-        action = {"run" if ask.dispatched else "the asker runs": ask.operation}
-        if ask.arguments is not None:
-            action["with"] = _sort_by_name(ask.arguments)
-    elif ask.file is not None:
-        import hashlib  # this module is imported by those who only print
-
-        content = ask.file.proposed.encode("utf-8", "surrogatepass")
-        action = {
-            "write" if ask.dispatched else "the asker writes": ask.file.path,
-            "with": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()},
-        }
-    else:
-        action = {"answer": ask.title, "choices": list(ask.choices)}
-    if ask.surroundings:
-        action["where"] = _sort_by_name(ask.surroundings)
-    return action
-
-
-def _sort_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort by name: in which order arguments and surroundings are given means nothing."""
-    return {name: values[name] for name in sorted(values)}
 
 
 def _lines(value: Mapping[str, Any] | list[Any] | tuple[Any, ...], indent: str) -> Iterator[str]:

@@ -64,7 +64,7 @@ def main(home: str, job_id: str) -> None:
         proposal_id = job.spec.get("proposal_id")
         if proposal_id is not None:
             with contextlib.suppress(Failure):  # a busy store: then it says later what became of it
-                store.proposals.go_on_as_job(proposal_id, Runner(this_process(), job.id), wall_time())
+                store.proposals.hand_to_job(proposal_id, Runner(this_process(), job.id), wall_time())
         try:
             envelope = asyncio.run(_keep(store, job, log, log_file))
         except Exception as error:

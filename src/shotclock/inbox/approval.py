@@ -25,8 +25,18 @@ from ..core.clocks import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.json_arguments import Conversions, json_arguments
-from ..core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus, ProposedFile, canonical, digest, result_of
-from ..core.proposal_request import FILE_LIMIT, TITLE_LIMIT, Policy
+from ..core.proposal import (
+    Kind,
+    Policy,
+    Proposal,
+    ProposalRequest,
+    ProposalStatus,
+    ProposedFile,
+    canonical,
+    digest,
+    result_of,
+)
+from ..core.proposal_checks import FILE_LIMIT, TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns

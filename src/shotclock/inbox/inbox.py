@@ -28,11 +28,9 @@ from ..core.proposal import (
     ProposalStatus,
     Runner,
     Summary,
-    check_decision,
-    problems_with,
-    problems_with_key,
     refusal,
 )
+from ..core.proposal_checks import check_decision, problems_with, problems_with_key
 from ..core.redaction import HIDDEN, looks_secret
 from ..core.value_types import value
 from ..process.clock import monotonic_ns, wall_time
@@ -195,7 +193,7 @@ class Inbox:
             runner = Runner(this_process())
             try:
                 if unanswered:
-                    self._proposals.go_on_unanswered(proposal_id, action_hash, runner, wall_time())
+                    self._proposals.continue_unanswered(proposal_id, action_hash, runner, wall_time())
                 else:
                     self._proposals.use(proposal_id, action_hash, wall_time(), runner)
             except Failure as failure:

@@ -18,7 +18,7 @@ from ..core.clocks import ClockKind, Fired, in_seconds
 from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Ending, Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
-from ..core.proposal_request import TEXT_LIMIT, TITLE_LIMIT
+from ..core.proposal_checks import TEXT_LIMIT, TITLE_LIMIT
 from ..core.validation import field
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .rows import Codec, Database, Result, RowMapper, Transaction, check_count, encode, insert_row, json_text
+from .rows import Database, Result, RowMapper, Transaction, check_count, insert_row, json_text
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
 # would run this out.
@@ -60,7 +60,7 @@ class NewJob:
 
 
 @value
-class Progress:
+class JobProgress:
     done: int
     total: int | None
     unit: str | None
@@ -85,7 +85,10 @@ class Job:
     state: JobState
     attempt: int
     runner: ProcessIdentity | None
-    progress: Progress | None
+    progress_done: int | None
+    progress_total: int | None
+    progress_unit: str | None
+    progress_at: WallTime | None
     heartbeat_at: WallTime | None
     """The last sign of life of this attempt: its job runner took charge, beat or made progress."""
     created_at: WallTime
@@ -102,6 +105,12 @@ class Job:
     @property
     def is_active(self) -> bool:
         return self.ended_at is None
+
+    @property
+    def progress(self) -> JobProgress | None:
+        if self.progress_done is None or self.progress_at is None:
+            return None
+        return JobProgress(self.progress_done, self.progress_total, self.progress_unit, self.progress_at)
 
 
 @value
@@ -123,25 +132,8 @@ class Ambiguous:
     ids: tuple[str, ...]
 
 
-def _build_job(fields: dict[str, Any]) -> Job:
-    done, total, unit, at = (fields.pop(f"progress_{name}") for name in ("done", "total", "unit", "at"))
-    return Job(**fields, progress=None if done is None else Progress(done, total, unit, at))
-
-
-_JOBS = RowMapper(
-    Job,
-    "jobs",
-    without=("progress",),
-    beside={
-        "progress_done": "int | None",
-        "progress_total": "int | None",
-        "progress_unit": "str | None",
-        "progress_at": "WallTime | None",
-    },
-    build=_build_job,
-    codecs={"state": Codec(encode, JobState)},
-)
-_NEW_JOBS = RowMapper(NewJob, "jobs", without=("resume",))
+_JOBS = RowMapper(Job, "jobs")
+_NEW_JOBS = RowMapper(NewJob, "jobs")
 _CHECKPOINTS = RowMapper(Checkpoint, "checkpoints")
 # Where a writer may name the attempt it belongs to.
 _SAME_ATTEMPT = "attempt = coalesce(?, attempt)"
@@ -169,7 +161,7 @@ class Jobs:
             return job, False
         check_count(new.max_lifetime_ms, "max_lifetime_ms")
         check_count(new.idle_timeout_ms, "idle_timeout_ms")
-        row = _NEW_JOBS.write(new)
+        row = _NEW_JOBS.write(new, without=("resume",))
         with self._database.write() as transaction:
             job = _get_latest(transaction, new.key)
             if job is not None and _answers(job, new, now, is_alive):
@@ -239,7 +231,7 @@ class Jobs:
 
     def progress(
         self, id: str, done: int, total: int | None, unit: str | None, now: WallTime, *, attempt: int | None = None
-    ) -> Progress | None:
+    ) -> JobProgress | None:
         """Record progress and return what is kept: `done` never decreases, and total and unit stay until others are
         given.
 

@@ -33,7 +33,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure, SideEffects
-from ..core.proposal import Decision, Proposal, apply_decision, check_decision, result_of
+from ..core.proposal import Decision, Proposal, apply_decision, result_of
+from ..core.proposal_checks import check_decision
 from ..core.trace import TraceContext
 from ..core.value_types import replace
 from ..inbox.access import Principal

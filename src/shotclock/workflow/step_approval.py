@@ -23,7 +23,7 @@ from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
-from ..core.proposal_request import TITLE_LIMIT
+from ..core.proposal_checks import TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
 from ..inbox.access import Principal

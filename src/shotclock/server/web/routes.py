@@ -35,7 +35,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ...core.errors import Failure
-from ...core.proposal import Proposal, ProposalStatus, Summary, problems_with_decision
+from ...core.proposal import Proposal, ProposalStatus, Summary
+from ...core.proposal_checks import problems_with_decision
 from ...core.value_types import replace
 from ...inbox.access import Principal, Role
 from ...inbox.inbox import Inbox
@@ -411,7 +412,7 @@ class Operators:
         body = await read_body(request)
         decision = read_decision({key: body[key] for key in body if key not in ("action_hash", "confirmation")})
         proposal = await self._find_visible(request, principal)
-        errors = problems_with_decision(proposal, decision)
+        errors = problems_with_decision(proposal.ask, decision)
         is_deep = any(error["field"] == "arguments" for error in errors)  # or cannot be shown for another reason
         return {
             "errors": errors,
