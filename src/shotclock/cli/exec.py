@@ -1,6 +1,6 @@
-"""`shotclock exec`: a better timeout(1). One bounded command, really stopped, answered with one envelope.
+"""`shotclock exec`: timeout(1) for agents. One bounded command, really stopped, answered with one envelope.
 
-Its start-up time is paid before every command of an agent: what it imports, it needs.
+Agents run it before every command, so it imports only what every start needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 
 @record
 class ExecRequest:
-    """A command to run, as the command line asks for it."""
+    """The command line of `shotclock exec`."""
 
     command: list[str] = field(default_factory=list)
     clocks: Clocks = field(default_factory=Clocks)
@@ -78,7 +78,7 @@ def main(words: list[str]) -> int:
 
 
 def parse(words: list[str]) -> ExecRequest:
-    """Read the words; every problem at once."""
+    """Read the command line. All mistakes are reported together."""
     line = read(COMMAND, words, hint="see shotclock exec --help")
     typed = line.typed
     limits = {f"{name}_ms": typed.pop(name) for name in WORK_CLOCKS if name in typed}
@@ -87,7 +87,7 @@ def parse(words: list[str]) -> ExecRequest:
     timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
     if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
         request.refuse("soft", "--soft must be shorter than --timeout")
-    _settle_report(request)
+    _choose_report(request)
     if request.stdin and request.no_stdin:
         request.refuse("no-stdin", "--stdin and --no-stdin exclude each other: leave one out")
     if not request.help:
@@ -95,16 +95,16 @@ def parse(words: list[str]) -> ExecRequest:
     return request
 
 
-def _settle_report(request: ExecRequest) -> None:
-    """Find out what is to be said at the end: as asked for, else as the environment says."""
+def _choose_report(request: ExecRequest) -> None:
+    """Set the form of the report: the option, or else the variable SHOTCLOCK_REPORT."""
     field = "report"
     if request.json:
         if request.report is not None:
             request.refuse(field, "--json and --report exclude each other: leave one out")
-    elif request.report is None and (said := os.environ.get(REPORT_VARIABLE)):
-        field, request.report = REPORT_VARIABLE, said
+    elif request.report is None and (form := os.environ.get(REPORT_VARIABLE)):
+        field, request.report = REPORT_VARIABLE, form
     if request.report is not None and request.report not in _REPORTS:
-        request.refuse(field, f"{request.report!r} is none of {', '.join(_REPORTS)}")
+        request.refuse(field, f"{request.report!r} is not one of {', '.join(_REPORTS)}")
         request.report = None
 
 
@@ -119,7 +119,7 @@ def _read_signal(text: str) -> str:
     name = text.upper()
     name = name if name.startswith("SIG") else f"SIG{name}"
     if name not in _STOP_SIGNALS:
-        raise ValueError(f"{text!r} is none of {', '.join(_STOP_SIGNALS)}")
+        raise ValueError(f"{text!r} is not one of {', '.join(_STOP_SIGNALS)}")
     return name
 
 
@@ -287,7 +287,7 @@ def _run_with_overtime(call: Call, task: CommandTask, signals: TerminalSignals) 
 
 
 def _pass_exit_code_through(outcome: Outcome) -> Outcome:
-    """Leave the child's exit code alone; the envelope says the same number."""
+    """Use the command's own exit code, also in the envelope."""
     problem = outcome.problem
     if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
         code = outcome.data["exit_code"]
@@ -304,7 +304,7 @@ def _deliver(envelope: Envelope, signals: TerminalSignals, request: ExecRequest)
     match request.report:
         case "line":
             text = summary_line(envelope) if envelope.error or envelope.warnings else ""
-        case "none":  # what never started could not say anything itself
+        case "none":  # a command that was not started has printed nothing itself
             text = summary_line(envelope) if envelope.ending == Ending.NOT_STARTED else ""
         case "json":
             text = envelope.to_json()
