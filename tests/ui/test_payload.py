@@ -381,6 +381,11 @@ def test_verbs_have_the_documented_params_ids_and_sources() -> None:
         assert refused.value.code == "MISSING_ARGUMENT" and [each["field"] for each in errors] == missing
 
 
+def test_two_flags_for_one_param_exclude_each_other() -> None:
+    with pytest.raises(Failure, match="focus excludes"):
+        build("click", {"text": "x", "long": True, "focus": True})
+
+
 @given(st.one_of(st.floats(), st.text(), st.integers()))
 def test_a_verb_passes_on_an_illegal_value_to_be_refused(written: Any) -> None:
     for built in (build("wait", {"text": "x", "timeout": written}), build("sleep", {"ms": written})):

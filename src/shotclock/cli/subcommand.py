@@ -52,7 +52,6 @@ from .parser import (
     flag,
     option,
     read,
-    read_command,
     table_help,
 )
 
@@ -331,48 +330,4 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
     return envelope.exit_code
 
 
-# --- until cli/ui.py runs by `run_table` ----------------------------------------------------------------------
-
-Work = ChildWork
-
-
-@value
-class Verb:
-    """A verb of `ui` with its values."""
-
-    name: str
-    values: dict[str, Any]
-    as_json: bool
-
-
-def read_verb(
-    table: CommandTable,
-    words: list[str],
-    check: Callable[[str, dict[str, Any], Callable[[str, str], None]], None],
-    *,
-    names_verb: bool = False,
-    check_rest: Callable[[str, dict[str, Any], Callable[[str, str], None]], None] | None = None,
-    tool: Tool = OURSELVES,
-) -> Verb | int:
-    """Read the words of `shotclock ui`. Returns the exit code where they ask for help or are wrong."""
-    as_json = wants_json("--json" in words)
-    line = read_command(table, words)
-    if line.wants == "help" or not words:
-        emit_help(table_help(table) if line.command is None else command_help(table.name, line.command))
-        if words:
-            return 0
-    name, values, mistakes = "" if line.command is None else line.command.name, line.values, line.mistakes
-    reported = {mistake["field"] for mistake in mistakes}
-
-    def report(field: str, message: str) -> None:
-        if field not in reported:
-            mistakes.append({"field": field, "message": message})
-
-    mistakes += settle_engine(values)
-    check(name, values, report)
-    if mistakes:
-        if check_rest is not None and name:
-            check_rest(name, values, report)
-        noun = table.name.split()[-1]
-        return refuse(f"{noun} {name}".strip() if names_verb else noun, mistakes, as_json, tool=tool)
-    return Verb(name, values, as_json)
+Work = ChildWork  # until cli/control.py uses the name

@@ -7,6 +7,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..core.clocks import Clocks, parse_duration_ms
@@ -15,7 +16,6 @@ from ..core.errors import Ending, Failure
 from ..core.visible_text import visible
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
-from ..runtime.commands import carry_out
 from ..runtime.outcomes import failure_outcome
 from ..ui import client
 from ..ui.device import DEFAULT_DEVICE, kind_of
@@ -23,16 +23,22 @@ from ..ui.payload import Execution, parse_payload, read_execution
 from ..ui.verbs import VERBS, Input, build
 from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
 from .parser import CommandTable, Option, Subcommand, argument, duration, flag, option
-from .subcommand import TIMEOUT_MS, admit_call, answer_at_once, conclude, deliver, read_verb
-from .subcommand import Verb as TypedVerb
+from .subcommand import (
+    JSON,
+    TIMEOUT_MS,
+    ChildWork,
+    admit_call,
+    answer_at_once,
+    conclude,
+    deliver,
+    run_table,
+)
 
 DEVICE_VARIABLE = "SHOTCLOCK_UI_DEVICE"
 # The limit for a payload on stdin. A writer that keeps the pipe open reaches it.
 STDIN_LIMIT_MS = 2_000
 # Above the limit of a payload, so that a larger one is refused for its size.
 MAX_FILE_BYTES = 1_000_000
-
-Report = Callable[[str, str], None]
 
 # --- options --------------------------------------------------------------------------------------------------
 
@@ -54,13 +60,22 @@ def _point(text: str) -> dict[str, float]:
         raise ValueError(f"{text!r} is not a point: write X,Y") from None
 
 
-_JSON = flag("--json", "Write the envelope alone to stdout, on a terminal too.")
-_DEVICE = option("--device", "NAME", f"browser, cdp:URL or android:SERIAL [{DEVICE_VARIABLE}, or browser].")
+def _device_name(name: str) -> str:
+    try:
+        kind_of(name)
+    except Failure as unknown:
+        raise ValueError(str(unknown)) from None
+    return name
+
+
+_DEVICE = option(
+    "--device", "NAME", f"browser, cdp:URL or android:SERIAL [{DEVICE_VARIABLE}, or browser].", read=_device_name
+)
 _RUN = (
     _DEVICE,
     flag("--validate-only", "Validate the execution and show it. Nothing runs."),
-    flag("--dry-run", "Show the plan of the execution. Nothing runs."),
-    _JSON,
+    flag("--dry-run", "Show the plan of the execution. Nothing runs.", excludes=("--validate-only",)),
+    JSON,
 )
 
 
@@ -75,95 +90,36 @@ def _parameter(each: Input) -> Option:
     return option(f"--{name}", "X,Y" if name == "at" else "TEXT", text, read=_point if name == "at" else None)
 
 
-def _command(verb: str) -> Subcommand:
-    parameters = [_parameter(each) for each in VERBS[verb].inputs]
-    if all(each.key != "timeout" for each in parameters):
-        parameters.append(option("--timeout", "MS", "The execution's timeoutMs [30000].", read=_number))
-    return Subcommand(verb, VERBS[verb].text, (*parameters, *_RUN))
+def _verb(name: str) -> Subcommand:
+    options = [_parameter(each) for each in VERBS[name].inputs]
+    if all(each.key != "timeout" for each in options):
+        options.append(option("--timeout", "MS", "The execution's timeoutMs [30000].", read=_number))
+    return Subcommand(name, VERBS[name].text, (*options, *_RUN), partial(_execute, name))
 
 
-TABLE = CommandTable(
-    "shotclock ui",
-    "Run UI actions on a browser or a phone, each within its budget.",
-    (
-        Subcommand(
-            "exec",
-            "Run an execution: a payload of actions with a budget over the whole.",
-            (
-                argument("file", "The file of the payload; - is stdin."),
-                option("--execution", "JSON", "The payload itself, or its file; - is stdin."),
-                option("--timeout", "MS", "Replaces the payload's timeoutMs.", read=_number),
-                *_RUN,
-            ),
-            usage="[FILE | --execution JSON] [OPTIONS]",
-        ),
-        *map(_command, VERBS),
-        Subcommand("devices", "List the devices of this machine and the running ones.", (_JSON,)),
-        Subcommand(
-            "start",
-            "Start a device before its first command.",
-            (_DEVICE, _JSON, duration("--idle", "End it after this long without a command [10m].", default="10m")),
-        ),
-        Subcommand(
-            "stop",
-            "Stop a device and its processes.",
-            (_DEVICE, _JSON, flag("--all", "Stop every device.")),
-        ),
-    ),
-    "verb",
-)
+# --- executions -----------------------------------------------------------------------------------------------
 
 
-def _check(verb: str, values: dict[str, Any], report: Report) -> None:
-    pairs = [("validate_only", "dry_run"), ("file", "execution"), ("long", "focus"), ("device", "all")]
-    for one, other in pairs if verb in ("exec", "click", "stop") else pairs[:1]:
-        if values.get(one) and values.get(other):
-            names = " or ".join("FILE" if each == "file" else f"--{each.replace('_', '-')}" for each in (one, other))
-            report(other.replace("_", "-"), f"use either {names}, not both")
-    if values.get("device"):
-        try:
-            kind_of(values["device"])
-        except Failure as unknown:
-            report("device", str(unknown))
+def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
+    return lambda as_json: _run_verb(f"ui {verb}", verb, values, as_json)
 
 
-def _check_execution(verb: str, values: dict[str, Any], report: Report) -> None:
-    """Report the problems of the execution, beside those of the words."""
-    if verb == "exec" or verb in VERBS:
-        try:
-            _read(verb, values)
-        except Failure as failure:
-            errors: Any = failure.context.get("errors") or [{"field": "execution", "message": str(failure)}]
-            for each in errors:
-                report(each["field"], each["message"])
-
-
-def main(words: list[str]) -> int:
-    """Run `shotclock ui VERB`. Returns the exit code."""
-    verb = read_verb(TABLE, words, _check, names_verb=True, check_rest=_check_execution)
-    if isinstance(verb, int):
-        return verb
-    name, values = f"ui {verb.name}", verb.values
+def _run_verb(name: str, verb: str, values: dict[str, Any], as_json: bool) -> int:
     raise_on_stop()
-    if verb.name in ("devices", "start", "stop"):
-        return _manage(verb)
     try:
-        execution = _read(verb.name, values)
+        execution = _read(verb, values)
     except Failure as failure:
         outcome = failure_outcome(failure)
         outcome.ending = Ending.NOT_STARTED
-        return deliver(answer_at_once(name, outcome, Clocks(timeout_ms=TIMEOUT_MS)), verb.as_json)
+        return deliver(answer_at_once(name, outcome, Clocks(timeout_ms=TIMEOUT_MS)), as_json)
     if values["validate_only"] or values["dry_run"]:
         data: dict[str, object] = {"ok": True, "validated": True, "execution": execution.written}
         if values["dry_run"]:
             data = {"ok": True, "dryRun": True, "plan": execution.plan}
         call = admit_call(name, TIMEOUT_MS)
-        return deliver(conclude(call, lambda: Outcome(Ending.FINISHED, data=data)), verb.as_json, _show_data)
+        return deliver(conclude(call, lambda: Outcome(Ending.FINISHED, data=data)), as_json, _show_data)
     call = admit_call(name, client.START_LIMIT_MS + client.RESULT_MARGIN_MS + execution.timeout_ms)
-    return deliver(conclude(call, lambda: _run(call, execution, values)), verb.as_json, _show_steps)
-
-
-# --- executions -----------------------------------------------------------------------------------------------
+    return deliver(conclude(call, lambda: _run(call, execution, values["device"])), as_json, _show_steps)
 
 
 def _read(verb: str, values: dict[str, Any]) -> Execution:
@@ -208,7 +164,7 @@ def _read_stdin() -> bytes:
     return bytes(data)
 
 
-def _run(call: Call, execution: Execution, values: dict[str, Any]) -> Outcome | Envelope:
+def _run(call: Call, execution: Execution, device: str | None) -> Outcome | Envelope:
     """Run the execution on its device, within the rest of the caller's time."""
     remaining_ms = None
     if call.bound.owner != call.name and call.bound.bell is not None:
@@ -216,7 +172,7 @@ def _run(call: Call, execution: Execution, values: dict[str, Any]) -> Outcome | 
     requests: list[client.DeviceRequest] = []
     try:
         return client.execute(
-            _device(values),
+            _device(device),
             execution.written,
             remaining_ms=remaining_ms,
             traceparent=call.trace.traceparent,
@@ -227,36 +183,37 @@ def _run(call: Call, execution: Execution, values: dict[str, Any]) -> Outcome | 
         return Outcome(Ending.CANCELLED, stop_problem(signalled.name), {"partial": True, "stepResults": steps})
 
 
-def _device(values: dict[str, Any]) -> str:
-    return values.get("device") or os.environ.get(DEVICE_VARIABLE) or DEFAULT_DEVICE
+def _device(name: str | None) -> str:
+    return name or os.environ.get(DEVICE_VARIABLE) or DEFAULT_DEVICE
 
 
 # --- devices --------------------------------------------------------------------------------------------------
 
 
-def _manage(verb: TypedVerb) -> int:
-    name, values = f"ui {verb.name}", verb.values
-    if verb.name == "devices":
-        call = admit_call(name, TIMEOUT_MS)
-        return deliver(conclude(call, lambda: carry_out(call, _list_devices)), verb.as_json, _show_devices)
-    starting_ms, stopping_ms = client.START_LIMIT_MS * 2, client.RESULT_MARGIN_MS + client.STOP_LIMIT_MS
-    call = admit_call(name, starting_ms if verb.name == "start" else stopping_ms, mutates=True, idempotent=True)
-    body = _start if verb.name == "start" else _stop
-    return deliver(conclude(call, lambda: body(values)), verb.as_json, _show_data)
+def _start(device: str | None, idle: int) -> Callable[[bool], int]:
+    def body() -> Envelope:
+        request = client.DeviceRequest(_device(device), "start")
+        if (connection := client.try_connect(request.device)) is None:
+            connection = client.start_daemon(request.device, idle_ms=idle or client.DEFAULT_IDLE_MS)
+            request.has_started = True
+        connection.close()
+        return request.run(client.RESULT_MARGIN_MS)
+
+    return lambda as_json: _manage("ui start", client.START_LIMIT_MS * 2, body, as_json)
 
 
-def _start(values: dict[str, Any]) -> Outcome | Envelope:
-    request = client.DeviceRequest(_device(values), "start")
-    if (connection := client.try_connect(request.device)) is None:
-        connection = client.start_daemon(request.device, idle_ms=values["idle"] or client.DEFAULT_IDLE_MS)
-        request.has_started = True
-    connection.close()
-    return request.run(client.RESULT_MARGIN_MS)
+def _stop(device: str | None, all: bool) -> Callable[[bool], int]:
+    def body() -> Outcome:
+        names = [str(each["device"]) for each in _find_daemons()] if all else [_device(device)]
+        return Outcome(Ending.FINISHED, data={"stopped": [name for name in names if client.stop(name)]})
+
+    return lambda as_json: _manage("ui stop", client.RESULT_MARGIN_MS + client.STOP_LIMIT_MS, body, as_json)
 
 
-def _stop(values: dict[str, Any]) -> Outcome:
-    names = [str(each["device"]) for each in _find_daemons()] if values["all"] else [_device(values)]
-    return Outcome(Ending.FINISHED, data={"stopped": [device for device in names if client.stop(device)]})
+def _manage(name: str, timeout_ms: int, body: Callable[[], Outcome | Envelope], as_json: bool) -> int:
+    raise_on_stop()
+    call = admit_call(name, timeout_ms, mutates=True, idempotent=True)
+    return deliver(conclude(call, body), as_json, _show_data)
 
 
 def _find_daemons() -> list[dict[str, Any]]:
@@ -327,4 +284,43 @@ def _show_devices(envelope: Envelope) -> None:
         _write(f"{each['name']}  {state}  {each['detail']}")
 
 
-COMMANDS = {"ui": Subcommand("ui", main=main)}
+TABLE = CommandTable(
+    "shotclock ui",
+    "Run UI actions on a browser or a phone, each within its budget.",
+    (
+        Subcommand(
+            "exec",
+            "Run an execution: a payload of actions with a budget over the whole.",
+            (
+                argument("file", "The file of the payload; - is stdin."),
+                option("--execution", "JSON", "The payload itself, or its file; - is stdin.", excludes=("file",)),
+                option("--timeout", "MS", "Replaces the payload's timeoutMs.", read=_number),
+                *_RUN,
+            ),
+            partial(_execute, "exec"),
+            usage="[FILE | --execution JSON] [OPTIONS]",
+        ),
+        *map(_verb, VERBS),
+        Subcommand(
+            "devices",
+            "List the devices of this machine and the running ones.",
+            (JSON,),
+            lambda: ChildWork("ui devices", _list_devices, show=_show_devices),
+        ),
+        Subcommand(
+            "start",
+            "Start a device before its first command.",
+            (_DEVICE, JSON, duration("--idle", "End it after this long without a command.", default="10m")),
+            _start,
+        ),
+        Subcommand(
+            "stop",
+            "Stop a device and its processes.",
+            (_DEVICE, JSON, flag("--all", "Stop every device.", excludes=("--device",))),
+            _stop,
+        ),
+    ),
+    "verb",
+)
+
+COMMANDS = {"ui": Subcommand("ui", main=partial(run_table, TABLE))}

@@ -158,6 +158,9 @@ def _fill(action_type: str, values: Mapping[str, object]) -> tuple[dict[str, Any
         inside = params
         for key in each.path[:-1]:
             inside = inside.setdefault(key, {})
+        if each.path[-1] in inside:  # two flags, such as long and focus
+            message = f"{each.name} excludes the other flags for {each.path[-1]}: leave one out"
+            raise Failure("ARG_ERROR", message, side_effects=SideEffects.NONE)
         inside[each.path[-1]] = given if each.sets is None else each.sets
     for name, info in part.model_fields.items():
         if info.is_required() and info.keys[0] not in params and name.endswith("matcher"):
