@@ -122,7 +122,7 @@ def test_every_subcommand_with_an_engine_takes_them_and_refuses_them_alike(words
     if words != ["worker"]:
         code, envelope = Program([*words, "--json", "--tls"], tmp_path, "alone").ended()
         found = {mistake["field"]: mistake["message"] for mistake in envelope["error"]["errors"]}
-        assert code == 2 and found["tls"] == "goes with --on URL, which is missing"
+        assert code == 2 and found["tls"] == "--tls needs --on"
 
 
 def certificate(folder: Path, name: str, issuer: tuple[object, object] | None) -> tuple[object, object]:
