@@ -1,12 +1,12 @@
 """Checks of templates and conditions before anything runs: their syntax, the names in them, and the steps they name.
 
-They are parsed and not compiled: the compiler computes what is constant, and `'a' * 9999999999` is.
+They are parsed and not compiled: the compiler computes constants, and `'a' * 9999999999` is one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,32 +21,25 @@ from .templates import condition_expression, environment_for, is_simple, names_i
 if TYPE_CHECKING:
     from jinja2 import nodes
 
-# Of one template: past this many a list of problems helps nobody.
-MOST_FLAWS = 10
-
-
-class Flaw(NamedTuple):
-    rule: str
-    message: str
-    suggestion: str | None = None
-    is_error: bool = True
+# Findings of one template that are reported.
+FINDINGS_EACH = 10
 
 
 @value
 class VisibleNames:
-    """The names that a template can use where it stands."""
+    """The names that a template can use in its place."""
 
     names: Collection[str]
     inputs: Collection[str]
     steps: Collection[str]
     texts: Collection[str] = ()
-    """Steps whose output is text, or an object or a list; never a number."""
+    """Steps whose output is text, an object or a list, and never a number."""
     hints: dict[str, str] = field(default_factory=dict)
-    """For names that are there elsewhere: where."""
+    """Where else a name can be used."""
 
 
 class Checked(NamedTuple):
-    flaws: list[Flaw]
+    findings: list[Finding]
     mentions: list[tuple[str, str]]
     """`outputs` or `steps`, and the name of the step."""
 
@@ -63,18 +56,18 @@ def check_condition(text: str, visible: VisibleNames) -> Checked:
 
 def _check_names(text: str, visible: VisibleNames) -> Checked:
     """Check a template of plain names without Jinja, which takes longer to load than most files to check."""
-    flaws: list[Flaw] = []
+    findings: list[Finding] = []
     mentions: list[tuple[str, str]] = []
     for head, *parts in names_in(text):
         if head not in visible.names:
-            flaws.append(_unknown_name(head, visible))
+            findings.append(_unknown_name(head, visible))
         elif parts:
-            flaws += _check_member(head, parts[0], visible, mentions)
-            flaws += _check_step_member(head, parts)
-    return Checked(list(dict.fromkeys(flaws))[:MOST_FLAWS], list(dict.fromkeys(mentions)))
+            findings += _check_member(head, parts[0], visible, mentions)
+            findings += _check_step_member(head, parts)
+    return Checked(findings, mentions)
 
 
-def _check_parsed(text: str, visible: VisibleNames, parse: Any) -> Checked:
+def _check_parsed(text: str, visible: VisibleNames, parse: Callable[[str], nodes.Node]) -> Checked:
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -82,12 +75,16 @@ def _check_parsed(text: str, visible: VisibleNames, parse: Any) -> Checked:
     except TemplateSyntaxError as error:
         line = f" in line {error.lineno} of it" if error.lineno > 1 else ""
         message = f"{_quote(text)} cannot be read{line}: {str(error.message).rstrip('.')}"
-        return Checked([Flaw("template/syntax", message, _foreign(text))], [])
+        return Checked([_finding("template/syntax", message, _foreign(text))], [])
     except RecursionError:
-        return Checked([Flaw("template/syntax", f"{_quote(text)} is nested too deep")], [])
-    walk = _Walk(visible)
-    walk.through(tree)
-    return Checked(list(dict.fromkeys(walk.flaws))[:MOST_FLAWS], list(dict.fromkeys(walk.mentions)))
+        return Checked([_finding("template/syntax", f"{_quote(text)} is nested too deep")], [])
+    walk = _TreeCheck(visible)
+    walk.check(tree)
+    return Checked(walk.findings, walk.mentions)
+
+
+def _finding(rule: str, message: str, hint: str | None = None, *, is_error: bool = True) -> Finding:
+    return Finding(rule, message, suggestion=hint, is_error=is_error)
 
 
 def _parse_template(text: str) -> nodes.Node:
@@ -116,42 +113,41 @@ def _quote(text: str) -> str:
 # --- names ------------------------------------------------------------------------------------------------
 
 
-def _unknown_name(name: str, visible: VisibleNames) -> Flaw:
-    hint = (
-        visible.hints.get(name)
-        or _FOREIGN_NAMES.get(name)
-        or suggest(name, sorted(visible.names), otherwise="there are ")
-    )
-    return Flaw("template/unknown-name", f"there is no {name!r} here", hint)
+def _unknown_name(name: str, visible: VisibleNames) -> Finding:
+    hint = visible.hints.get(name) or _FOREIGN_NAMES.get(name)
+    hint = hint or suggest(name, sorted(visible.names), otherwise="there are ")
+    return _finding("template/unknown-name", f"there is no {name!r} here", hint)
 
 
-def _check_member(head: str, name: str, visible: VisibleNames, mentions: list[tuple[str, str]]) -> Iterator[Flaw]:
+def _check_member(head: str, name: str, visible: VisibleNames, mentions: list[tuple[str, str]]) -> Iterator[Finding]:
     if head == "inputs" and name not in visible.inputs:
         hint = suggest(name, visible.inputs, otherwise="there are ")
-        yield Flaw("template/unknown-input", f"`inputs.{name}`: `inputs` has no {name!r}", hint)
+        yield _finding("template/unknown-input", f"`inputs.{name}`: `inputs` has no {name!r}", hint)
     elif head in ("outputs", "steps"):
         mentions.append((head, name))
     elif head in _MEMBERS and name not in _MEMBERS[head]:
         yield _unknown_member(f"{head}.{name}", name, _MEMBERS[head])
 
 
-def _check_step_member(head: str, parts: list[str]) -> Iterator[Flaw]:
+def _check_step_member(head: str, parts: list[str]) -> Iterator[Finding]:
     if head == "steps" and len(parts) > 1 and parts[1] not in _MEMBERS["steps.NAME"]:
         yield _unknown_member(f"steps.{parts[0]}.{parts[1]}", parts[1], _MEMBERS["steps.NAME"])
 
 
-def _unknown_member(written: str, name: str, known: Collection[str]) -> Flaw:
+def _unknown_member(written: str, name: str, known: Collection[str]) -> Finding:
     hint = suggest(name, known, otherwise="there are ")
-    return Flaw("template/unknown-name", f"`{written}`: there is no {name!r} in it", hint)
+    return _finding("template/unknown-name", f"`{written}`: there is no {name!r} in it", hint)
 
 
-class _Walk:
+class _TreeCheck:
+    """A check of the syntax tree of a template."""
+
     def __init__(self, visible: VisibleNames) -> None:
         self._visible = visible
-        self.flaws: list[Flaw] = []
+        self.findings: list[Finding] = []
         self.mentions: list[tuple[str, str]] = []
 
-    def through(self, tree: nodes.Node) -> None:
+    def check(self, tree: nodes.Node) -> None:
         from jinja2 import nodes
 
         environment, found = environment_for(False), [tree, *_all_inside(tree)]
@@ -162,13 +158,13 @@ class _Walk:
         for node in found:
             match node:
                 case nodes.Name(ctx="load") if node.name not in known:
-                    self.flaws.append(_unknown_name(node.name, self._visible))
+                    self.findings.append(_unknown_name(node.name, self._visible))
                 case nodes.Filter() if node.name not in environment.filters:
-                    self.flaws.append(_unknown_filter("template/unknown-filter", node.name, environment.filters))
+                    self.findings.append(_unknown_filter("template/unknown-filter", node.name, environment.filters))
                 case nodes.Test() if node.name not in environment.tests:
-                    self.flaws.append(_unknown_filter("template/unknown-test", node.name, environment.tests))
+                    self.findings.append(_unknown_filter("template/unknown-test", node.name, environment.tests))
                 case nodes.Include() | nodes.Import() | nodes.FromImport() | nodes.Extends():
-                    self.flaws.append(Flaw("template/syntax", "a template cannot take in other files"))
+                    self.findings.append(_finding("template/syntax", "a template cannot take in other files"))
                 case nodes.Getattr() | nodes.Getitem():
                     self._check_access(node, bound, is_called=id(node) in called)
                 case nodes.Compare():
@@ -189,25 +185,24 @@ class _Walk:
             return
         is_method = isinstance(node, nodes.Getattr)
         if is_called and is_method and name not in _methods():
-            hint = _FOREIGN_METHODS.get(name) or suggest(name, _methods())
-            self.flaws.append(Flaw("template/unknown-method", f"nothing here has a `.{name}()`", hint))
+            hint = _FOREIGN.get(name) or suggest(name, _methods())
+            self.findings.append(_finding("template/unknown-method", f"nothing here has a `.{name}()`", hint))
         elif not is_called and is_method and name == "length":
-            hint = "write `| length`"
-            message = "`.length` is what JavaScript calls it; here it is a key of an object"
-            self.flaws.append(Flaw("template/foreign", message, hint, is_error=False))
+            message = "`.length` is JavaScript; here it is a key of an object"
+            self.findings.append(_finding("template/foreign", message, "write `| length`", is_error=False))
         head = node.node
         if isinstance(head, nodes.Getattr | nodes.Getitem) and isinstance(head.node, nodes.Name):
             if head.node.name not in bound and not is_called and (step := _member(head)) is not None:
-                self.flaws += _check_step_member(head.node.name, [step, name])
+                self.findings += _check_step_member(head.node.name, [step, name])
             return
         if not isinstance(head, nodes.Name) or head.name in bound or head.name not in self._visible.names:
             return
         if is_called and is_method and name in dir(dict) and name not in self._visible.steps:
             return
-        self.flaws += _check_member(head.name, name, self._visible, self.mentions)
+        self.findings += _check_member(head.name, name, self._visible, self.mentions)
 
     def _text_of(self, node: Any) -> str | None:
-        """Return how an expression is written, where its value is text whatever is printed."""
+        """Return the text of an expression whose value is always text; None for others."""
         from jinja2 import nodes
 
         if isinstance(node, nodes.Name) and node.name == "output" and "output" in self._visible.texts:
@@ -226,15 +221,15 @@ class _Walk:
         if written is None or not isinstance(value, bool | int | float):
             return
         kind = "bool" if isinstance(value, bool) else "float" if isinstance(value, float) else "int"
-        hint = f"write `{written} | {kind}`, or say `output_format: json` at its step"
+        hint = f"write `{written} | {kind}`, or `output_format: json` at its step"
         shown = str(value).lower() if isinstance(value, bool) else value
-        self.flaws.append(Flaw("template/text-compared", f"`{written}` is text, and {shown} is not", hint))
+        self.findings.append(_finding("template/text-compared", f"`{written}` is text, and {shown} is not", hint))
 
     def _check_truth(self, node: Any) -> None:
         if (written := self._text_of(node)) is not None:
-            message = f"`not {written}` only asks whether the text is empty; `false` is text as well"
+            message = f"`not {written}` is true only for an empty text; `false` is text as well"
             hint = f"write `not {written} | bool`"
-            self.flaws.append(Flaw("template/text-compared", message, hint, is_error=False))
+            self.findings.append(_finding("template/text-compared", message, hint, is_error=False))
 
 
 def _all_inside(tree: nodes.Node) -> Iterator[nodes.Node]:
@@ -254,35 +249,34 @@ def _member(node: Any) -> str | None:
     return str(node.arg.value) if is_text else None
 
 
-def _unknown_filter(rule: str, name: str, known: Collection[str]) -> Flaw:
-    hint = _FOREIGN_FILTERS.get(name) or suggest(name, known)
-    return Flaw(rule, f"there is no {rule.rpartition('-')[2]} {name!r}", hint)
+def _unknown_filter(rule: str, name: str, known: Collection[str]) -> Finding:
+    hint = _FOREIGN.get(name) or suggest(name, known)
+    return _finding(rule, f"there is no {rule.rpartition('-')[2]} {name!r}", hint)
 
 
 @cache
 def _methods() -> frozenset[str]:
-    """Return the names of what can be called on a value, or on what Jinja itself gives."""
+    """Return the names of the methods of values, and of the objects of Jinja."""
     kinds: tuple[type, ...] = (str, list, dict, int, float, tuple, range)
     of_values = {name for kind in kinds for name in dir(kind) if not name.startswith("_")}
     return frozenset(of_values | {"cycle", "changed", "next", "reset", "super"})
 
 
 # --- templates --------------------------------------------------------------------------------------------
-# An output is there once its step has succeeded. A template that speaks of a step nobody waits for works or fails by
-# chance, so that is said before anything runs.
+# An output exists once its step has succeeded. A template that uses a step without waiting for it is reported.
 
 _EVERYWHERE = frozenset({"outputs", "steps", "inputs", "env", "run"})
-# What there is behind names that are ours, whatever the file says.
+# The members of names that every file has.
 _MEMBERS = {
     "run": ("id", "name"),
     "deadline": ("remaining",),
     "steps.NAME": ("status", "output", "error", "exit_code", "attempts", "partial"),
 }
-# About the step as a whole, or about its output: no try of it is under way then.
+# Keys that are rendered before or after the tries of a step.
 _AROUND = frozenset({"if", "for_each", "transform", "fail_if"})
 _NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
 _BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"
-# What is no template, whatever it looks like.
+# Keys that hold no templates.
 _PLAIN = {"description", "tags", "depends_on", "on_fail", "on_success", "output_schema", "approval", "type"}
 
 
@@ -295,16 +289,10 @@ class Written(NamedTuple):
     is_condition: bool = False
 
 
-def check_templates(
-    workflow: WorkflowFile, *, skip: Collection[str] = (), prompts: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Finding]:
-    """Yield what is wrong with the templates of a workflow. `skip` are rules that cannot be checked,
-    since part of the file is not known; `prompts` are by step the texts of files that it names."""
+def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = MappingProxyType({})) -> Iterator[Finding]:
+    """Yield the findings about the templates of a workflow. `prompts` are the texts of prompt files, by step."""
     checked = [
-        (
-            each.path,
-            check_condition(each.text, each.visible) if each.is_condition else check_template(each.text, each.visible),
-        )
+        (each.path, (check_condition if each.is_condition else check_template)(each.text, each.visible))
         for each in _find_templates(workflow, prompts)
     ]
     outputs = {
@@ -314,11 +302,10 @@ def check_templates(
         if path[0] == "steps" and name in workflow.steps
     }
     not_waited_for = not_before(_before(workflow), outputs)
-    for path, (flaws, mentions) in checked:
-        for flaw in flaws:
-            if flaw.rule not in skip:
-                yield Finding(flaw.rule, flaw.message, path, suggestion=flaw.suggestion, is_error=flaw.is_error)
-        for kind, name in mentions:
+    for path, (findings, mentions) in checked:
+        for found in list(dict.fromkeys(findings))[:FINDINGS_EACH]:
+            yield replace(found, path=path)
+        for kind, name in dict.fromkeys(mentions):
             if name not in workflow.steps:
                 yield _unknown_step(path, kind, name, workflow)
             elif path[0] == "steps" and name != path[1] and (name, path[1]) in not_waited_for:
@@ -403,8 +390,7 @@ def _templates_in(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
 
 
 def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
-    """Return, by step, those that have ended when it starts: what it waits for, and those that call for it or go back
-    to it."""
+    """Return, by step, the steps that have ended when it starts: those it waits for and those that call it."""
     before = {name: needs(groups) for name, groups in graph_of(workflow).items()}
     for name, step in workflow.steps.items():
         for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
@@ -414,7 +400,7 @@ def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
     return before
 
 
-# --- what other languages write ---------------------------------------------------------------------------
+# --- other template languages -------------------------------------------------------------------------------
 
 _OF_JINJA = {"loop", "self", "super", "caller", "varargs", "kwargs"}
 _FOREIGN_WRITING = [
@@ -437,51 +423,45 @@ _FOREIGN_NAMES = {
     "Math": "use filters: `round`, `abs`, `max`, `min`",
     "process": "the environment is `env`",
     "secrets": "the environment is `env`; a step asks for a secret by its own `env`",
-    "always": "to run a step after one that failed, set `continue_on_failure` on the one that may fail",
+    "always": "to run a step after a failed one, set `continue_on_failure` on the one that may fail",
     "args": "`args` is there in the `exec` and `stdin` of a tool",
     "arguments": "`arguments` is there in the `exec` and `stdin` of a tool",
     "output": "`output` is there in `fail_if` and `transform`; the output of another step is `outputs.NAME`",
 }
-_FOREIGN_METHODS = {
-    "includes": "write `'x' in y`",
-    "contains": "write `'x' in y`",
-    "indexOf": "write `'x' in y`, or `.find('x')`",
-    "toUpperCase": "write `| upper`",
-    "toLowerCase": "write `| lower`",
-    "toString": "write `| string`",
-    "trim": "write `| trim`",
-    "startsWith": "write `.startswith('x')`",
-    "endsWith": "write `.endswith('x')`",
-    "map": "write `| map(attribute='x')`",
-    "filter": "write `| selectattr('x')`",
-    "some": "write `| selectattr('x') | list | length > 0`",
-    "every": "write `| rejectattr('x') | list | length == 0`",
-    "parse": "write `| fromjson`",
-    "stringify": "write `| tojson`",
-    "match": "compare with `in`, `.startswith('x')` or `.endswith('x')`",
-    "slice": "write `x[1:3]`",
-}
-_FOREIGN_FILTERS = {
-    "json": "write `| tojson`",
-    "to_json": "write `| tojson`",
-    "from_json": "write `| fromjson`",
-    "parse_json": "write `| fromjson`",
-    "size": "write `| length`",
-    "upcase": "write `| upper`",
-    "downcase": "write `| lower`",
-    "strip": "write `| trim`",
-    "append": "write `x ~ 'y'`",
-    "prepend": "write `'y' ~ x`",
-    "split": "write `x.split(',')`",
-    "plus": "write `x + 1`",
-    "minus": "write `x - 1`",
-    "number": "write `| int` or `| float`",
-    "to_number": "write `| int` or `| float`",
-    "boolean": "write `| bool`",
+# What to write instead of the methods and filters of JavaScript and Liquid.
+_FOREIGN = {
+    name: f"write {hint}"
+    for hint, names in {
+        "`'x' in y`": "includes contains",
+        "`'x' in y`, or `.find('x')`": "indexOf",
+        "`| upper`": "toUpperCase upcase",
+        "`| lower`": "toLowerCase downcase",
+        "`| string`": "toString",
+        "`| trim`": "trim strip",
+        "`.startswith('x')`": "startsWith",
+        "`.endswith('x')`": "endsWith",
+        "`| map(attribute='x')`": "map",
+        "`| selectattr('x')`": "filter",
+        "`| selectattr('x') | list | length > 0`": "some",
+        "`| rejectattr('x') | list | length == 0`": "every",
+        "`| tojson`": "json to_json stringify",
+        "`| fromjson`": "from_json parse_json parse",
+        "a comparison with `in`, `.startswith('x')` or `.endswith('x')`": "match",
+        "`x[1:3]`": "slice",
+        "`| length`": "size",
+        "`x ~ 'y'`": "append",
+        "`'y' ~ x`": "prepend",
+        "`x.split(',')`": "split",
+        "`x + 1`": "plus",
+        "`x - 1`": "minus",
+        "`| int` or `| float`": "number to_number",
+        "`| bool`": "boolean",
+    }.items()
+    for name in names.split()
 }
 
 
 def _foreign(text: str) -> str | None:
-    """Return what may have been meant by what is written as in JavaScript or Liquid."""
+    """Return how syntax of JavaScript or Liquid is written here."""
     outside = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text)
     return next((hint for pattern, hint in _FOREIGN_WRITING if pattern.search(outside)), None)
