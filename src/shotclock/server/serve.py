@@ -1,7 +1,7 @@
-"""The life of a server, from start to end: a runtime, what the App offers, the SDK's server, and who tells it to stop.
+"""The life of a server: it learns the commands of an App, serves them, and stops.
 
-The client leaves (end of stdin): everything is stopped, and that was it. SIGTERM or SIGINT: everything is stopped,
-those who wait are told, and the second signal does not wait.
+At the end of stdin everything is stopped. At SIGTERM or SIGINT everything is stopped and the waiting calls are
+answered; a second signal does not wait for that.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ if TYPE_CHECKING:
     from .http import HttpServer
     from .tool_calls import McpServer
 
-# Every hanging sync call holds a process. Of a client that has more than this in flight the rest waits, and is told so.
+# Every hanging sync call holds a process. Further calls wait, and report that.
 MOST_WORKERS = 256
-# How long the first workers may take to come up before clients are served; those who call meanwhile only wait longer.
+# For the first workers to start before clients are served; a call before that only waits longer.
 WARM_UP_S = 10.0
-# Once everything is stopped, how long the last answers may take to reach clients that still read.
+# For the last answers to reach their clients, once everything is stopped.
 LAST_ANSWERS_S = 1.0
-# After the transport was told to end. Each of its own waits is shorter.
+# For the transport to end. Each of its own waits is shorter.
 TRANSPORT_ENDS_S = 5.0
 
 
 @value
 class Options:
-    """How to serve. `address` None is stdin and stdout; `operation_timeout_ms` None is what the app says."""
+    """Options of a server. `address` None is stdin and stdout; `operation_timeout_ms` None is that of the App."""
 
     address: tuple[str, int] | None = None
     operation_timeout_ms: int | None = None
     require_token: bool = False
-    """Also from those who are on this machine."""
+    """From clients on this machine as well."""
     elicitation: bool = False
-    """Whether clients may ask their own person for approvals, also where the app does not say so."""
+    """Whether clients may ask their own person for approvals, even if the App does not allow it."""
     on: Address | None = None
-    """The engine whose runs the operators' page shows as well."""
+    """The engine whose runs the operators' page shows."""
 
 
 class ServedApp(Protocol):
-    """What a server needs of an App that serves itself."""
+    """An App that serves itself."""
 
     clocks: Clocks
     workers: int | None
@@ -82,7 +82,7 @@ def options_of(
     elicitation: bool = False,
     on: Address | None = None,
 ) -> tuple[Options, list[dict[str, str]]]:
-    """Read the options as people write them. Returns them, and every mistake in them."""
+    """Read the options. Returns them and every mistake in them."""
     mistakes: list[dict[str, str]] = []
     address = limit_ms = None
     if http is not None:
@@ -94,7 +94,7 @@ def options_of(
     elif require_token:
         mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
     if on is not None and http is None:
-        mistakes.append({"field": "on", "message": "goes with --http: it is the operators' page that shows its runs"})
+        mistakes.append({"field": "on", "message": "goes with --http: the operators' page shows its runs"})
     if operation_timeout is not None and operation_timeout_ms is not None:
         message = "give it once: as a duration, or in milliseconds"
         mistakes.append({"field": "operation_timeout", "message": message})
@@ -121,9 +121,9 @@ def _has_tokens() -> bool:
 
 
 def serve_target(text: str, options: Options) -> int:
-    """Serve an App that this process never imports, until the client leaves or a signal comes: the exit code.
+    """Serve an App that this process never imports, until the client leaves or a signal arrives. Returns the exit code.
 
-    Raises Failure if it cannot be served. Nothing survives this.
+    Raises Failure if it cannot be served. No process survives this.
     """
     target = parse_target(text)
     runtime = Runtime(
@@ -135,8 +135,10 @@ def serve_target(text: str, options: Options) -> int:
 
 @contextlib.asynccontextmanager
 async def _look_at_engine(on: Address | None, store: Callable[[], Store]) -> AsyncIterator[FrontEnd | None]:
-    """Look at the engine while this is entered, if there is one. One that does not answer is no reason not to serve.
-    Raises Failure where it could never be asked."""
+    """Watch the engine, if there is one. An engine that does not answer does not keep the server from starting.
+
+    Raises Failure without the SDK of the engine.
+    """
     if on is None:
         yield None
         return
@@ -151,10 +153,7 @@ async def _look_at_engine(on: Address | None, store: Callable[[], Store]) -> Asy
 
 
 def serve_inbox(options: Options) -> int:
-    """Serve the operators' page alone, until a signal comes: the exit code.
-
-    Raises Failure if it cannot be served. What agents proposed stays queued.
-    """
+    """Serve the operators' page alone, until a signal arrives. Returns the exit code. Raises Failure."""
     return asyncio.run(_serve_inbox(options))
 
 
@@ -163,9 +162,9 @@ async def _serve_inbox(options: Options) -> int:
 
     assert options.address is not None
     async with contextlib.AsyncExitStack() as stack:
-        complaints = stack.enter_context(unblock_stderr())
+        stderr = stack.enter_context(unblock_stderr())
         sock = stack.enter_context(contextlib.closing(listen_on(options.address)))
-        signals = stack.enter_context(Signals())
+        signals = stack.enter_context(StopSignals())
         store = stack.enter_context(Store.open())
         inbox = Inbox(store)
         engine = await stack.enter_async_context(_look_at_engine(options.on, lambda: store))
@@ -179,11 +178,11 @@ async def _serve_inbox(options: Options) -> int:
                 engine=engine,
                 require_token=options.require_token,
                 most_connections=share_descriptors(0)[1],
-                say=complaints.say,
+                say=stderr.say,
             )
             serving = asyncio.ensure_future(http.run_until_left())
-            stopping = asyncio.ensure_future(signals.heard.wait())
-            # Unbounded on purpose: a server serves until somebody stops it.
+            stopping = asyncio.ensure_future(signals.arrived.wait())
+            # Unbounded on purpose: a server runs until it is stopped.
             await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             await _leave(http, serving)
@@ -201,7 +200,7 @@ def serve_app(
     require_token: bool = False,
     elicitation: bool = False,
 ) -> None:
-    """Serve an App from the program that made it. Its functions run elsewhere all the same.
+    """Serve an App from the program that made it. Its functions still run in other processes.
 
     Raises Failure if it cannot be served, and SystemExit if a signal ended it.
     """
@@ -213,8 +212,7 @@ def serve_app(
         elicitation=elicitation,
     )
     if mistakes:
-        message = join_problems(mistakes)
-        raise Failure("ARG_ERROR", message, context={"errors": mistakes})
+        raise Failure("ARG_ERROR", join_problems(mistakes), context={"errors": mistakes})
     runtime = Runtime(
         program=app.program,
         clocks=app.clocks,
@@ -231,7 +229,7 @@ def serve_app(
 
 
 def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[str]:
-    """Warn where the backstop would ring before a tool's own clock does."""
+    """Warn where the backstop would fire before the timeout of a tool."""
     longest_ms, name = max(
         (
             (DEFAULT_BUDGET_MS if spec.interruption is not None else spec.clocks.timeout_ms or 0, spec.name)
@@ -257,7 +255,7 @@ def refuse_inline(catalogue: Catalogue) -> None:
 
 
 class _Serving:
-    """One run of a server, from learning what to serve to the last process gone."""
+    """One run of a server, from learning its commands to the end of its last process."""
 
     def __init__(
         self, runtime: Runtime, program: Program, options: Options, catalogue: Callable[[], Awaitable[Catalogue]]
@@ -266,12 +264,12 @@ class _Serving:
         self._program = program
         self._options = options
         self._catalogue = catalogue
-        self._signals = Signals()
+        self._signals = StopSignals()
 
     async def run(self) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(keep_users_code_out())
-            complaints = stack.enter_context(relay_stderr())
+            stderr = stack.enter_context(relay_stderr())
             if self._options.address is None:
                 wire = stack.enter_context(claim_descriptors())
                 sock = None
@@ -280,8 +278,8 @@ class _Serving:
             stack.enter_context(self._signals)
             async with self._runtime:
                 learning = asyncio.ensure_future(self._catalogue())
-                await asyncio.sleep(0)  # by then it is under way, in other processes
-                # The SDK takes a second to import, in which the app is imported elsewhere. A signal waits that long.
+                await asyncio.sleep(0)  # starts it, in other processes
+                # Importing the SDK takes a second, while the App is imported elsewhere. A signal waits that long.
                 from .tool_calls import McpServer
 
                 catalogue = await self._unless_stopped(learning)
@@ -299,9 +297,9 @@ class _Serving:
                     server = McpServer(dispatcher, self._options.operation_timeout_ms)
                     limit_ms = server.operation_timeout_ms
                     for line in backstop_warnings(catalogue, limit_ms):
-                        complaints.say(line)
+                        stderr.say(line)
                     if sock is not None:
-                        await self._serve_http(server, sock, complaints)
+                        await self._serve_http(server, sock, stderr)
                     else:
                         await self._serve_stdio(server, *wire)
         return self._signals.exit_code
@@ -317,15 +315,15 @@ class _Serving:
                 await _wait_at_most(wire.until_written(), LAST_ANSWERS_S)
                 serving.cancel()
                 await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
-            _complain_about(serving)
+            _report_crash(serving)
         finally:
             wire.close()
 
-    async def _serve_http(self, server: McpServer, sock: socket.socket, complaints: ServerStderr) -> None:
+    async def _serve_http(self, server: McpServer, sock: socket.socket, stderr: ServerStderr) -> None:
         from .http import HttpServer, mcp_url
 
         dispatcher = server.dispatcher
-        complaints.say(f"serving {dispatcher.catalogue.name} on {mcp_url(sock)}")
+        stderr.say(f"serving {dispatcher.catalogue.name} on {mcp_url(sock)}")
         async with _look_at_engine(self._options.on, dispatcher.store) as engine:
             http = HttpServer(
                 server.sdk,
@@ -336,62 +334,62 @@ class _Serving:
                 engine=engine,
                 require_token=self._options.require_token,
                 most_connections=share_descriptors(MOST_WORKERS)[1],
-                say=complaints.say,
+                say=stderr.say,
             )
             serving = asyncio.ensure_future(http.run_until_left())
             await self._serve_until_stopped(server, serving)
             await _leave(http, serving)
 
     async def _serve_until_stopped(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
-        stopping = asyncio.ensure_future(self._signals.heard.wait())
-        # Unbounded on purpose: a server serves until its client leaves or somebody stops it.
+        stopping = asyncio.ensure_future(self._signals.arrived.wait())
+        # Unbounded on purpose: a server runs until its client leaves or it is stopped.
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not serving.done():
             server.middleware.stop(self._signals.name)
-            await self._runtime.close()  # first: whoever waits is answered that it was stopped
+            await self._runtime.close()  # first, so that the waiting calls are answered
             await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
 
     async def _unless_stopped(self, work: Awaitable[Any]) -> Any:
-        """Return what came of the work; None if a signal came first."""
-        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.heard.wait())
+        """Return the result of the work; None if a signal arrives first."""
+        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.arrived.wait())
         await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if self._signals.heard.is_set():
+        if self._signals.arrived.is_set():
             task.cancel()
             return None
         return task.result()
 
 
-class Signals:
-    """SIGTERM and SIGINT, heard while it is entered, on the running loop. The second one does not wait."""
+class StopSignals:
+    """SIGTERM and SIGINT, handled on the running loop. The second one ends the process at once."""
 
     def __init__(self) -> None:
-        self.heard = asyncio.Event()
+        self.arrived = asyncio.Event()
         self.name = ""
         self.exit_code = 0
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
+            asyncio.get_running_loop().add_signal_handler(number, self._arrive, number)
         return self
 
     def __exit__(self, *raised: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _hear(self, number: int) -> None:
-        if self.heard.is_set():
-            os._exit(128 + number)  # everything we started dies with us
+    def _arrive(self, number: int) -> None:
+        if self.arrived.is_set():
+            os._exit(128 + number)  # the processes of the runtime end with this one
         self.name, self.exit_code = signal.Signals(number).name, 128 + number
-        self.heard.set()
+        self.arrived.set()
 
 
 async def _leave(http: HttpServer, serving: asyncio.Future[Any]) -> None:
     http.leave()
     await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
     serving.cancel()
-    _complain_about(serving)
+    _report_crash(serving)
 
 
 async def _wait_at_most(work: Awaitable[Any], limit_s: float) -> None:
@@ -399,7 +397,7 @@ async def _wait_at_most(work: Awaitable[Any], limit_s: float) -> None:
         await asyncio.wait_for(work, limit_s)
 
 
-def _complain_about(serving: asyncio.Future[Any]) -> None:
-    """Write the traceback of a transport that ended by a bug of ours or the SDK's; the exit is clean otherwise."""
+def _report_crash(serving: asyncio.Future[Any]) -> None:
+    """Write the traceback of a transport that ended by a bug."""
     if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -2,7 +2,7 @@
 
     client ── tools/call ── ToolCallMiddleware ── dispatcher ── runtime ── worker | host process
                              │
-                             └ backstop: answers when it fires, whatever the rest does
+                             └ backstop: answers when it fires, even if the rest hangs
 
 The middleware comes before the SDK's own checks, so that bad arguments are answered with an envelope as well.
 
@@ -356,7 +356,7 @@ class ToolCallMiddleware:
     async def _back(
         self, call: Call, work: Coroutine[Any, Any, Envelope], stop: asyncio.Future[str] | None
     ) -> Envelope:
-        """Wait for a call, and answer it when the backstop fires, whatever its work does.
+        """Wait for a call, and answer it when the backstop fires, even if its work hangs.
 
         The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
         backstop waits for it. The work watches `stop`; one of the server's own tools is cancelled instead."""

@@ -47,8 +47,8 @@ _NEEDS_APPROVAL = (
     "which is no error: the proposal stays queued, and the identical call picks the decision up."
 )
 _NEEDS_CONFIRMATION = (
-    "Destroys something. Call it first without confirm_destructive: it answers CONFIRMATION_REQUIRED with what it "
-    "would do in data, and does nothing. Call it again with confirm_destructive: true to have it done."
+    "Destroys something. Call it first without confirm_destructive: it answers CONFIRMATION_REQUIRED with its "
+    "planned effects in data, and does nothing. Call it again with confirm_destructive: true to have it done."
 )
 
 
@@ -96,7 +96,10 @@ def _input_schema(spec: CommandSpec) -> JsonSchema:
     if takes_justification(spec):
         added[JUSTIFICATION] = {"type": "string", "description": "Why the operator should approve this call."}
     if spec.needs_confirmation:
-        added[CONFIRMATION] = {"type": "boolean", "description": "Do it. Without this it only says what it would do."}
+        added[CONFIRMATION] = {
+            "type": "boolean",
+            "description": "Do it. Without this it only reports its effects.",
+        }
     return {**spec.input_schema, "properties": {**spec.input_schema.get("properties", {}), **added}}
 
 
@@ -169,8 +172,8 @@ _DESCRIPTIONS = {
     CHECK: "The state of a proposal, waiting up to wait_ms for the operator. data.status pending is no error.",
     WITHDRAW: "Take back a proposal of yours that is not decided yet.",
     STOP: (
-        "Ask running calls of yours to end early and answer with what they have so far; what has not ended by then is "
-        "stopped. Operators may stop any call."
+        "Ask running calls of yours to end early and answer with their results so far; calls that do not end in time "
+        "are stopped. Operators may stop any call."
     ),
     EXTEND: "Give running calls of yours more time, up to what their own caller has. Operators may extend any call.",
 }
@@ -181,7 +184,7 @@ _PROPERTIES: dict[str, dict[str, JsonSchema]] = {
         "wait_ms": _MS | {"description": "with `wait`: how long at most"},
     },
     PROPOSE: {
-        "title": _TEXT | {"description": "What is proposed, in one line."},
+        "title": _TEXT | {"description": "The proposal, in one line."},
         JUSTIFICATION: _TEXT | {"description": "Why the operator should agree."},
         "path": _TEXT | {"description": "With a proposed file: its name."},
         "proposed": _TEXT | {"description": "With a proposed file: the whole text that it is to have."},

@@ -1,9 +1,7 @@
-"""The report of a run, step by step, as one value: every rendering of a run is made from it.
+"""The report of a run, step by step, as one value, and its renderings as Markdown and JUnit XML.
 
-Pure: whoever calls says what time it is and whether the run's process lives. A run that still runs, or was cut off, has
-a report like any other.
-
-Markdown for a pull request and JUnit XML for a CI server are written here as well.
+The functions are pure: the caller gives the time and whether the run's process lives. A run that is running or was
+interrupted has a report as well.
 """
 
 from __future__ import annotations
@@ -13,23 +11,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+from xml.etree import ElementTree as xml
+from xml.etree.ElementTree import Element
 
 from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
 from ..core.value_types import as_dict, replace, value
 from ..core.visible_text import one_line, visible
 from ..store.runs import Run, StepRecord
-from .plan import Groups, Plan, needs, plan_of
+from .plan import Groups, Plan, PlannedStep, needs, plan_of
 from .schema import WorkflowFile
 from .state import Reason, Status
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
-
-# What a report shows of one step's output, in characters. The whole of it is in the envelope of the run.
+# Characters of a step's output in a report. All of it is in the envelope of the run.
 OUTPUT_SHOWN = 20_000
-# What it shows of a message. Longer ones are somebody's output.
+# Characters of a message.
 MESSAGE_SHOWN = 2_000
 
 MARKS = {
@@ -48,7 +44,7 @@ WORDS = {status: status.value.replace("_", " ") for status in Status}
 
 @value
 class FiredClock:
-    """The clock that stopped a step, and whose it was."""
+    """The clock that stopped a step."""
 
     kind: str
     owner: str
@@ -62,22 +58,22 @@ class ReportedStep:
     type: str
     status: Status
     why: str
-    """A sentence, or nothing where there is nothing to explain."""
+    """An explanation, or nothing."""
     depends_on: Groups
     at_ms: int | None
-    """Where it belongs on the timeline: its start, or when it was decided that it has none."""
+    """Its position on the timeline: its start, or the end of the step that caused it to be skipped."""
     started_ms: int | None
     duration_ms: int | None
-    """So far, of one that still runs."""
+    """So far, of a running step."""
     timeout_ms: int | None
-    """Of one try; None is no limit of its own."""
+    """Of one try; None if it has no limit of its own."""
     budget_ms: int | None
-    """What all its tries could take, inside what the run had left when it began."""
+    """The time for all its tries, within the time that the run had left."""
     attempts: int
     is_per_item: bool
     loops: int
     continues: bool
-    """Its failure does not fail the run."""
+    """Whether the run continues after its failure."""
     reason: str | None
     cause: str | None
     clock: FiredClock | None
@@ -86,7 +82,7 @@ class ReportedStep:
     warnings: tuple[dict[str, Any], ...]
     output: Any
     overtime: tuple[dict[str, Any], ...] = ()
-    """What was decided about its time while it ran."""
+    """Decisions about its time while it ran."""
 
     @property
     def ended_ms(self) -> int | None:
@@ -97,10 +93,8 @@ class ReportedStep:
         return self.status.is_bad and not self.continues
 
     def output_text(self, limit: int = OUTPUT_SHOWN) -> str:
-        """Return the output as a person reads it, cut in the middle where it is long."""
-        if self.output is None:
-            return ""
-        return shorten(format_output(self.output), limit)
+        """Return the output for people, cut in the middle if it is long."""
+        return "" if self.output is None else shorten(format_output(self.output), limit)
 
 
 @value
@@ -111,19 +105,19 @@ class Report:
     status: Status
     why: str
     started_at: WallTime | None
-    """None of a run that never began."""
+    """None if the run never began."""
     ended_at: WallTime | None
     as_of: WallTime
     duration_ms: int
     budget_ms: int | None
     critical_path: tuple[str, ...]
-    """The steps that the end of the run waited for, the first first."""
+    """The chain of steps that the end of the run waited for."""
     steps: tuple[ReportedStep, ...] = ()
-    """As they came, those that never did last."""
+    """In the order of their starts, then those that never started."""
     error: dict[str, Any] | None = None
     outputs: Any = None
     warnings: tuple[dict[str, Any], ...] = ()
-    """Of the run itself; its steps have their own."""
+    """Of the run itself, without those of its steps."""
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -158,55 +152,44 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
     made["warnings"] = list(step.warnings)
     made["overtime"] = list(step.overtime)
     shown = step.output_text()
-    if len(shown) > OUTPUT_SHOWN:  # cut: then its text is what there is
+    if len(shown) > OUTPUT_SHOWN:  # it was cut
         made |= {"output": shown, "output_truncated": True}
     return made
 
 
-# --- from what is stored ----------------------------------------------------------------------------------
+# --- from the store -------------------------------------------------------------------------------------------
 
 
 def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
-    """Return the report of a run. `is_alive` is whether the process that has the run is still there; of an ended run it
-    says nothing."""
-    is_alive = is_alive and run.parked_at is None  # then it is nobody's, wherever it was parked
+    """Return the report of a run. `is_alive` is whether the process of an unfinished run still exists."""
+    is_alive = is_alive and run.parked_at is None  # a parked run has no process
     plan = _plan(run)
     planned = {} if plan is None else {step.id: step for step in plan.steps}
     names = dict.fromkeys([*_ids_of(run), *records])
     as_of = run.ended_at or now
     elapsed_ms = as_of.since_ms(run.created_at)
     budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
-    is_open = run.ended_at is None
     steps: dict[str, ReportedStep] = {}
     for name in names:
-        known = records[name].record if name in records else {}
-        plain = planned.get(name)
-        step = _make_step(name, known, () if plain is None else plain.groups)
-        worst_ms = step.timeout_ms
-        if plain is not None:
-            worst_ms = plain.worst_ms if not plain.is_per_item else None
-            if (
-                step.overtime and worst_ms and step.timeout_ms and plain.longest_ms
-            ):  # somebody has extended it beyond that
-                worst_ms += max(0, step.timeout_ms - plain.longest_ms)
-            step = replace(step, type=plain.type, is_per_item=plain.is_per_item)
+        planned_step = planned.get(name)
+        step = _make_step(name, records[name].record if name in records else {}, planned_step)
+        worst_ms = _worst_ms(step, planned_step)
         if step.status is Status.RUNNING and step.started_ms is not None:
             ran_ms = max(0, elapsed_ms - step.started_ms)
-            # When a dead process stopped is not known, but no step of it outlived its clocks.
+            # The end of a dead process is not known, but no step outlived its clocks.
             limit_ms = worst_ms if not is_alive and worst_ms is not None else ran_ms
             step = replace(step, duration_ms=min(ran_ms, limit_ms))
         left_ms = None if budget_ms is None or step.started_ms is None else max(0, budget_ms - step.started_ms)
         if step.clock is not None and step.attempts == 1 and not _is_own(step):
-            left_ms = step.clock.limit_ms  # said by the one whose clock it was
-        limits = [limit for limit in (worst_ms, left_ms) if limit]
-        steps[name] = replace(step, budget_ms=min(limits) if limits else None)
-    cut_off = is_open and not is_alive
+            left_ms = step.clock.limit_ms
+        steps[name] = replace(step, budget_ms=min((limit for limit in (worst_ms, left_ms) if limit), default=None))
+    cut_off = run.ended_at is None and not is_alive
     placed = [
         replace(step, at_ms=_find_position(step, steps), why=_why(step, steps, cut_off=cut_off))
         for step in steps.values()
     ]
     placed.sort(key=lambda step: (step.at_ms is None, step.at_ms or 0))
-    if cut_off:  # the last that is known of it
+    if cut_off:  # the last known moment
         elapsed_ms = max((step.ended_ms or 0 for step in placed), default=0)
     status = _run_status(run, is_alive)
     error = (run.envelope or {}).get("error")
@@ -231,14 +214,14 @@ def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_
 
 
 def unstarted(name: str, envelope: Mapping[str, Any], now: WallTime) -> Report:
-    """Return the report of a run that was refused: no steps, and why."""
+    """Return the report of a run that was refused."""
     error = envelope.get("error")
     why = str(error["message"]) if error else ""
     return Report("", name, name, Status.FAILED, why, None, now, now, 0, None, (), error=error)
 
 
 def _plan(run: Run) -> Plan | None:
-    """Return the plan of a run; None where another version wrote the workflow down in a way this one does not read."""
+    """Return the plan of a run; None where another version has stored a workflow that this one cannot read."""
     try:
         return plan_of(WorkflowFile.model_validate(run.workflow))
     except (ValidationError, ValueError, KeyError):
@@ -251,33 +234,43 @@ def _ids_of(run: Run) -> list[str]:
     return [str(name) for name in written] if isinstance(written, dict) else []
 
 
-def _make_step(name: str, known: Mapping[str, Any], groups: Groups) -> ReportedStep:
-    error = known.get("error")
+def _worst_ms(step: ReportedStep, planned: PlannedStep | None) -> int | None:
+    """Return the longest time that a step could take."""
+    if planned is None:
+        return step.timeout_ms
+    worst_ms = planned.worst_ms if not planned.is_per_item else None
+    if step.overtime and worst_ms and step.timeout_ms and planned.longest_ms:  # it was extended
+        worst_ms += max(0, step.timeout_ms - planned.longest_ms)
+    return worst_ms
+
+
+def _make_step(name: str, record: Mapping[str, Any], planned: PlannedStep | None) -> ReportedStep:
+    error = record.get("error")
     context = error.get("context") if isinstance(error, dict) else None
     clock = context.get("clock") if isinstance(context, dict) else None
     return ReportedStep(
         id=name,
-        type=str(known.get("type", "")),
-        status=Status(known.get("status", Status.PENDING)),
+        type=str(record.get("type", "")) if planned is None else planned.type,
+        status=Status(record.get("status", Status.PENDING)),
         why="",
-        depends_on=groups,
+        depends_on=() if planned is None else planned.groups,
         at_ms=None,
-        started_ms=known.get("started_ms"),
-        duration_ms=known.get("duration_ms"),
-        timeout_ms=known.get("timeout_ms") or None,
+        started_ms=record.get("started_ms"),
+        duration_ms=record.get("duration_ms"),
+        timeout_ms=record.get("timeout_ms") or None,
         budget_ms=None,
-        attempts=known.get("attempts", 0),
-        is_per_item=False,
-        loops=known.get("loops", 0),
-        continues=bool(known.get("continues")),
-        reason=known.get("reason"),
-        cause=known.get("cause"),
+        attempts=record.get("attempts", 0),
+        is_per_item=planned is not None and planned.is_per_item,
+        loops=record.get("loops", 0),
+        continues=bool(record.get("continues")),
+        reason=record.get("reason"),
+        cause=record.get("cause"),
         clock=_make_clock(clock) if isinstance(clock, dict) else None,
         error=error,
-        ending=known.get("ending"),
-        warnings=tuple(known.get("warnings") or ()),
-        output=known.get("output"),
-        overtime=tuple(known.get("overtime") or ()),
+        ending=record.get("ending"),
+        warnings=tuple(record.get("warnings") or ()),
+        output=record.get("output"),
+        overtime=tuple(record.get("overtime") or ()),
     )
 
 
@@ -291,7 +284,7 @@ def _make_clock(clock: Mapping[str, Any]) -> FiredClock:
 
 
 def _find_position(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int | None:
-    """Return where a step belongs on the timeline: one that was skipped stands where the step that caused it ended."""
+    """Return the position of a step on the timeline: its start, or the end of the step that caused it to be skipped."""
     if step.started_ms is not None:
         return step.started_ms
     cause = steps.get(step.cause or "")
@@ -299,7 +292,7 @@ def _find_position(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int
 
 
 def _callers(run: Run) -> dict[str, set[str]]:
-    """Return, by step, those whose `on_fail` or `on_success` names it: it may have waited for them."""
+    """Return, by step, the steps whose `on_fail` or `on_success` calls it."""
     callers: dict[str, set[str]] = {}
     try:
         steps = WorkflowFile.model_validate(run.workflow).steps
@@ -334,11 +327,11 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
     if step.error is not None:
         return shorten(why_failed(step.error), MESSAGE_SHOWN)
     cause = steps.get(step.cause or "")
-    became = f"{step.cause} {WORDS[cause.status]}" if cause is not None else f"{step.cause} did not succeed"
+    ended = WORDS[cause.status] if cause is not None else "did not succeed"
     reasons = {
         Reason.CONDITION.value: "its condition did not hold",
-        Reason.DEPENDENCY_FAILED.value: f"it needs {step.cause}: {became}",
-        Reason.DEPENDENCY_SKIPPED.value: f"it needs {step.cause}: {became}",
+        Reason.DEPENDENCY_FAILED.value: f"it needs {step.cause}: {step.cause} {ended}",
+        Reason.DEPENDENCY_SKIPPED.value: f"it needs {step.cause}: {step.cause} {ended}",
         Reason.ON_DEMAND.value: "no other step called it",
         Reason.RUN_ENDED.value: "the run ended before it could start",
     }
@@ -355,34 +348,32 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
-    """Return why a step failed: of a command the last line that it said, which is mostly the reason; else the
-    message."""
+    """Return why a step failed: the message, after the last line of stderr of a command, which is mostly the reason."""
     message = str(error.get("message", ""))
     last = stderr_of(error).strip().rpartition("\n")[2].strip()
     return f"{last} ({message})" if last and error.get("code") == "COMMAND_FAILED" else message
 
 
-def news_in_words(told: Mapping[str, Any]) -> str:
-    """Say what was decided about the time of a step, or a run, while it ran."""
-    because = f": {told['reason']}" if told.get("reason") else ""
-    if told["event"] == "wind_down":
-        return f"winds down within {brief(told['within_ms'])}{because}"
-    if told["verdict"] == "granted":
-        if told["asked_by"] not in ("soft clock", "call"):
-            return f"{brief(told['granted_ms'])} more by {told['asked_by']}"
-        return f"{brief(told['granted_ms'])} of overtime{because}"
+def news_in_words(news: Mapping[str, Any]) -> str:
+    """Return a decision about the time of a step or a run, in words."""
+    because = f": {news['reason']}" if news.get("reason") else ""
+    if news["event"] == "wind_down":
+        return f"winds down within {brief(news['within_ms'])}{because}"
+    if news["verdict"] == "granted":
+        if news["asked_by"] not in ("soft clock", "call"):
+            return f"{brief(news['granted_ms'])} more by {news['asked_by']}"
+        return f"{brief(news['granted_ms'])} of overtime{because}"
     words = {
         "declined": "overtime declined",
         "failed": "no overtime",
         "exhausted": "no overtime left",
         "unanswered": "overtime asked for, ended before the answer",
     }
-    return f"{words.get(told['verdict'], told['verdict'])}{because}"
+    return f"{words.get(news['verdict'], news['verdict'])}{because}"
 
 
 def noteworthy(warnings: Iterable[Mapping[str, Any]]) -> str:
-    """Return the first warning worth showing of a step that succeeded, or nothing. That it had no more time than its
-    run is not."""
+    """Return the first warning of a step that succeeded, except that its time was cut by its run."""
     return next((str(each.get("message", "")) for each in warnings if each.get("code") != "DEADLINE_INHERITED"), "")
 
 
@@ -396,8 +387,9 @@ def _has_passed(step: ReportedStep) -> bool:
 
 
 def clock_in_words(step: ReportedStep) -> str:
-    """Return whose clock stopped a step: its own, the run's, or another."""
-    assert step.clock is not None
+    """Return the clock that stopped a step, in words."""
+    if step.clock is None:
+        return ""
     limit = brief(step.clock.limit_ms)
     if _is_own(step):
         return f"its own {step.clock.kind} clock ({limit})"
@@ -417,7 +409,7 @@ def owner_in_words(step: ReportedStep) -> str:
 
 
 def brief(ms: int) -> str:
-    """Return a duration with as many digits as one reads: 312ms, 4.48s, 12.3s, 5m12s."""
+    """Return a duration with few digits: 312ms, 4.48s, 12.3s, 5m12s."""
     if ms < 1000:
         return format_duration(ms)
     unit = 10 if ms < 10_000 else 100 if ms < 60_000 else 1000
@@ -433,7 +425,7 @@ def _run_status(run: Run, is_alive: bool) -> Status:
 
 
 def judge_code(code: object) -> Status:
-    """Return the status of a run that has ended with this code; None is for none."""
+    """Return the status of a run that has ended with this error code, or with None."""
     if code is None:
         return Status.SUCCEEDED
     return {
@@ -448,16 +440,16 @@ def _run_why(run: Run, status: Status, error: Mapping[str, Any] | None) -> str:
     if error is not None:
         return shorten(str(error.get("message", "")), MESSAGE_SHOWN)
     if status is Status.INTERRUPTED:
-        return f"its process died; `shotclock run --resume {run.id}` goes on with it"
+        return f"its process died; `shotclock run --resume {run.id}` continues it"
     if status is Status.PARKED:
-        return f"it waits for a person (`shotclock inbox list`); `shotclock run --resume {run.id}` goes on with it"
+        return f"it waits for a person (`shotclock inbox list`); `shotclock run --resume {run.id}` continues it"
     if status is Status.RUNNING:
         return f"under way in process {run.holder.pid}" if run.holder.pid else "under way on its engine"
     return ""
 
 
 def format_output(value: Any) -> str:
-    """Return an output as a person reads it."""
+    """Return an output for people."""
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
@@ -468,10 +460,9 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-(limit - limit // 2) :]}"
 
 
-# What JUnit files carry of one step's output: readers load them whole.
+# Characters of a step's output in a JUnit file.
 SYSTEM_OUT_SHOWN = 8_000
-
-# Compiled when a report is first written as XML: that alone is a twentieth of the start of a run.
+# Compiled when a report is first written as XML: that takes a twentieth of the start of a run.
 _NOT_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 
@@ -502,8 +493,8 @@ def to_markdown(report: Report) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     for step in report.steps:
-        for told in step.overtime:
-            lines += ["", f"◔ {_code(step.id)} +{brief(told['at_ms'])}: {_code(news_in_words(told))}"]
+        for news in step.overtime:
+            lines += ["", f"◔ {_code(step.id)} +{brief(news['at_ms'])}: {_code(news_in_words(news))}"]
     if len(report.critical_path) > 1:
         lines += ["", f"Longest way: {' → '.join(map(_code, report.critical_path))}"]
     for notice in report.warnings:
@@ -512,9 +503,9 @@ def to_markdown(report: Report) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text as code, where no markup, mention, link or table border is looked for in it."""
+    """Return a text as code, so that nothing in it is markup, a mention, a link or a table border."""
     flat = one_line(text)
-    if "|" in flat:  # a table splits at it even inside backticks, and a backslash before it could be one of the text's
+    if "|" in flat:  # a table splits at it even inside backticks
         return f"<code>{_PUNCTUATION.sub(lambda found: f'&#{ord(found[0])};', flat)}</code>"
     fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", flat)), default=0))
     pad = " " if flat.startswith("`") or flat.endswith("`") or not flat.strip() else ""
@@ -525,10 +516,7 @@ def _code(text: str) -> str:
 
 
 def to_junit(report: Report) -> str:
-    """Return the report as JUnit XML: a suite for the run, a case for each step, and one more for the run where no step
-    explains its failure."""
-    from xml.etree import ElementTree as xml
-
+    """Return the report as JUnit XML: a case for each step, and one for the run if no step explains its failure."""
     suite = xml.Element("testsuite", name=_text(report.name), time=_seconds(report.duration_ms))
     if report.started_at is not None:
         suite.set("timestamp", report.started_at.iso().removesuffix("Z"))
@@ -558,16 +546,14 @@ def to_junit(report: Report) -> str:
 
 
 def _case(report: Report, step: ReportedStep) -> Element:
-    from xml.etree import ElementTree as xml
-
     case = xml.Element(
         "testcase", name=_text(step.id), classname=_text(report.name), time=_seconds(step.duration_ms or 0)
     )
     reason = step.why or WORDS[step.status]
     if step.status is Status.SKIPPED or step.status is Status.PENDING:
         _add(case, "skipped", reason, step.reason or step.status.value)
-    elif step.status.is_bad and step.continues:  # the run is none the worse for it, and CI must see what we say
-        _add(case, "skipped", f"{WORDS[step.status]}, and may: {reason}", _code_of(step.error, step.status))
+    elif step.status.is_bad and step.continues:  # it did not fail the run
+        _add(case, "skipped", f"{WORDS[step.status]}, which is allowed: {reason}", _code_of(step.error, step.status))
     elif step.status is Status.FAILED:
         _add(case, "failure", reason, _code_of(step.error, step.status), _detail(step))
     elif step.status.is_bad or step.status is Status.RUNNING:
@@ -581,18 +567,16 @@ def _detail(step: ReportedStep) -> str:
     lines = [str((step.error or {}).get("message", ""))]
     if step.clock is not None:
         clock = step.clock
-        lines.append(f"{clock.kind} of {clock.owner}: {clock.limit_ms} ms, rang after {clock.elapsed_ms} ms")
+        lines.append(f"{clock.kind} of {clock.owner}: {clock.limit_ms} ms, fired after {clock.elapsed_ms} ms")
     if step.ending:
         lines.append(f"ending: {step.ending}")
     if step.attempts > 1:
         lines.append(f"tries: {step.attempts}")
-    lines += [f"+{brief(told['at_ms'])}: {news_in_words(told)}" for told in step.overtime]
+    lines += [f"+{brief(news['at_ms'])}: {news_in_words(news)}" for news in step.overtime]
     return "\n".join(lines)
 
 
 def _add(case: Element, kind: str, message: str, type_: str, text: str = "") -> None:
-    from xml.etree import ElementTree as xml
-
     element = xml.SubElement(case, kind, message=_text(one_line(message, 1000)), type=_text(type_))
     element.text = _text(text) or None
 
@@ -606,5 +590,5 @@ def _seconds(ms: int) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text for XML 1.0, with the characters that it cannot carry replaced."""
+    """Return a text for XML 1.0, with the characters replaced that it cannot hold."""
     return re.sub(_NOT_XML, "\ufffd", visible(text))

@@ -1,6 +1,6 @@
 """The schema of a workflow file: every key, its type and its aliases, its templates and variables, and its inputs.
 
-`shotclock schema` prints this as JSON Schema for editors. What each type of step may say is declared by its provider.
+`shotclock schema` prints it as JSON Schema for editors. The keys of each type of step are declared by its provider.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..core.validation import After, Before, Limits, OneOf, Part, field, json_sc
 from ..providers.command import Shell, ToolStep
 from ..providers.provider import STEP_TYPES, Milliseconds, OvertimeKey, Reaction, Scalar, Seconds, StepPart
 
-if TYPE_CHECKING:  # only imported for a file that has such a step
+if TYPE_CHECKING:
     from ..providers.ai import AiStep
 
 StepId = Annotated[str, Limits(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)]
 
 
 class _StepSchemas(Mapping[str, type[Part]]):
-    """The schemas of steps by type, each imported when a file has one."""
+    """The schemas of steps by type, each imported when a file has such a step."""
 
     def __getitem__(self, name: str) -> type[Part]:
         return STEP_TYPES[name].schema
@@ -39,7 +39,7 @@ class _StepSchemas(Mapping[str, type[Part]]):
 
 
 class ToolPart(Part):
-    """A custom tool: a command with named arguments, or for agents another workflow with its inputs."""
+    """A custom tool: a command with named arguments, or a workflow with its inputs, for agents."""
 
     name: str | None = None
     description: str | None = None
@@ -54,7 +54,7 @@ class ToolPart(Part):
 
     def check_together(self) -> None:
         if bool(self.exec) == (self.workflow is not None):
-            raise ValueError("say what the tool runs: either `exec`, or `workflow` with the name of a file")
+            raise ValueError("give the tool either `exec`, or `workflow` with the name of a file")
         others = [key for key in ("input_schema", "shell", "stdin", "env", "cwd") if getattr(self, key)]
         if self.workflow is not None and others:
             raise ValueError(f"`{others[0]}` is for a tool with `exec`; a workflow has `inputs` and `env` of its own")
@@ -79,8 +79,7 @@ WithUnit = Annotated[str, Before(_with_unit)]
 
 
 class DefaultsPart(Part):
-    """The defaults of every step that does not say otherwise. Durations have their unit: step types differ in
-    theirs."""
+    """The defaults of all steps. Durations need a unit, because step types differ in theirs."""
 
     timeout: WithUnit | None = None
     soft: WithUnit | None = None
@@ -125,33 +124,31 @@ class WorkflowFile(Part):
 
 # --- inputs -------------------------------------------------------------------------------------------------
 
-# Of a value that is refused.
+# Characters of a refused value in a message.
 SHOWN_LIMIT = 200
 
 
-def check_inputs(workflow: WorkflowFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given, with defaults, as the types of the inputs want it. Raises Failure that lists everything
-    wrong."""
+def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with their defaults and declared types. Raises Failure that lists every mistake."""
     errors = [
         {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_list_inputs(workflow)}"}
-        for name in given
+        for name in values
         if name not in workflow.inputs
     ]
     checked = {}
     for name, declared in workflow.inputs.items():
-        if name not in given:
+        if name not in values:
             if declared.required and declared.default is None:
                 errors.append({"field": f"inputs.{name}", "message": "is required"})
             checked[name] = declared.default
             if declared.default is None:
                 continue
         try:
-            checked[name] = _as_declared(given.get(name, declared.default), declared.type)
+            checked[name] = _as_declared(values.get(name, declared.default), declared.type)
         except ValueError as error:
             errors.append({"field": f"inputs.{name}", "message": str(error)})
     if errors:
-        message = join_problems(errors)
-        raise Failure("ARG_ERROR", message, context={"errors": errors})
+        raise Failure("ARG_ERROR", join_problems(errors), context={"errors": errors})
     return checked
 
 
@@ -159,15 +156,14 @@ def schema_of_inputs(workflow: WorkflowFile) -> dict[str, Any]:
     """Return the inputs of a workflow as the JSON Schema of the arguments of a tool."""
     properties: dict[str, dict[str, Any]] = {}
     for name, part in workflow.inputs.items():
-        known = {"type": None if part.type == "any" else part.type, "description": part.description}
-        properties[name] = {key: value for key, value in known.items() if value is not None}
+        schema = {"type": None if part.type == "any" else part.type, "description": part.description}
+        properties[name] = {key: value for key, value in schema.items() if value is not None}
     required = [name for name, part in workflow.inputs.items() if part.required and part.default is None]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def _as_declared(value: Any, kind: str) -> Any:
-    """Return a value as the declared type wants it: text for anything but text is read as JSON. Raise ValueError with
-    what is wrong."""
+    """Return a value of the declared type: text is read as JSON unless text is declared. Raises ValueError."""
     read = Read(value)
     if kind not in ("string", "any") and isinstance(value, str):
         with contextlib.suppress(ValueError):
@@ -245,24 +241,24 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
 
 
 class UnsetVariable(LookupError):
-    """A variable that `${NAME}` asks for, without a default, and that is not set."""
+    """A variable of `${NAME}` that has no default and is not set."""
 
 
 class References:
-    """`${NAME}` in the `env` of a file: where a step asks for a variable, secret or not.
+    """`${NAME}` in the `env` of a file: the variables, secret or not, that a step gets.
 
     As in a shell, `${NAME:-value}` is the value where it is unset or empty, `${NAME-value}` where it is unset.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        # What a template makes of data must not ask for a variable. So they stand in the file's text as words that no
-        # data can know while its templates are rendered.
+        # A reference in data must not be replaced. So while templates are rendered, the references of the file are
+        # words that no data can know.
         self._word = f"shotclock-{os.urandom(16).hex()}-"
         self._values: list[str] = []
 
     def take_out(self, text: str) -> str:
-        """Return the text with a word of ours for each reference. Raises UnsetVariable."""
+        """Return the text with a secret word for each reference. Raises UnsetVariable."""
 
         def word_for(found: re.Match[str]) -> str:
             self._values.append(_value_of(found, self._environment))
@@ -271,7 +267,7 @@ class References:
         return REFERENCE.sub(word_for, text)
 
     def put_in(self, text: str) -> str:
-        """Return the text with the values of the variables where our words stand."""
+        """Return the text with the values of the variables in place of the words."""
         if self._word not in text:
             return text
         return re.sub(rf"{self._word}(\d+)-", lambda found: self._values[int(found[1])], text)
@@ -289,7 +285,7 @@ EnvPath = tuple[str, ...]
 
 
 def find_unset_variables(workflow: WorkflowFile, environment: Mapping[str, str]) -> Iterator[tuple[EnvPath, str]]:
-    """Yield, for each variable that `env` of the file needs and that is not set, where it stands and a message."""
+    """Yield the path and a message for each variable that an `env` needs and that is not set."""
     for path, text in _env_texts(workflow):
         for name, kind, _ in REFERENCE.findall(text):
             if not kind and name not in environment:
@@ -301,7 +297,7 @@ def unset_message(name: str) -> str:
 
 
 def _env_texts(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, str]]:
-    """Yield every text in an `env` that a step gets, and where it stands."""
+    """Yield the path and the text of every variable in an `env` that a step gets."""
     tools = {step.tool for step in workflow.steps.values() if isinstance(step, ToolStep)}
     tools |= {name for _, step in ai_steps(workflow) for name in step.ai.tools}
     parts: list[tuple[EnvPath, Mapping[str, Scalar]]] = [
@@ -338,8 +334,8 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a workflow file, for editors, with every other name of a key."""
     schema = json_schema_of(WorkflowFile)
     definitions = schema["$defs"]
-    schema["properties"]["steps"]["additionalProperties"] = False  # names that are none
-    schema["patternProperties"] = {"^x-": True}  # what others merge in
+    schema["properties"]["steps"]["additionalProperties"] = False  # other names are refused
+    schema["patternProperties"] = {"^x-": True}  # parts that other keys merge in
     _also_called(WorkflowFile, schema)
     models: list[type[Part]] = [ToolPart, *(each.schema for each in STEP_TYPES.values())]
     for model in models:

@@ -1,8 +1,8 @@
-"""Values between steps: sandboxed Jinja templates, and JSON Schemas that outputs are held against.
+"""Values between steps: sandboxed Jinja templates, and JSON Schemas of outputs.
 
-A template may loop for ever, so anything but a plain name (`{{ outputs.fetch.items }}`) is rendered in a worker, on the
-clock. Plain names, which nearly all are, are looked up right here. A JSON Schema is checked in a worker as well: a
-regular expression in it may take for ever, and each of many alternatives that do not fit keeps a copy of the value.
+A template may loop for ever, so it is rendered in a worker, on the clock, unless it holds nothing but plain names
+(`{{ outputs.fetch.items }}`). A JSON Schema is checked in a worker as well: a regular expression in it may take for
+ever, and each of many alternatives that do not fit keeps a copy of the value.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from .schema import is_template
 from .shell_quoting import has_marks, mark, marks_in, unmarked
 
 # --- memory -----------------------------------------------------------------------------------------------
-# Time is bounded by the clock of the call. Memory has to be bounded by itself, or the machine is on its knees before
-# the clock rings.
+# The timeout of the call does not bound memory, which could be used up before it fires.
 
-# Beyond what the worker has: a few outputs several times over. `'a' * 9999999999` ends here.
+# Beyond the memory of the worker: a few outputs several times over. `'a' * 9999999999` fails.
 MEMORY_LIMIT = 512 * 1024 * 1024
 TOO_MUCH = f"it takes more than {MEMORY_LIMIT >> 20} MB of memory"
 
 
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Bound the memory of this process: asking for more raises MemoryError. A worker does one thing at a time, so this
-    bounds no other call."""
+    """Bound the memory of this process: more raises MemoryError. A worker has one call at a time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         with open("/proc/self/statm") as statm:
             limit = int(statm.read().split()[0]) * resource.getpagesize() + MEMORY_LIMIT
-    except OSError:  # macOS has neither this nor a limit that holds
+    except OSError:  # macOS has neither this file nor a limit that works
         limit = 0
     if not limit or (soft != resource.RLIM_INFINITY and soft <= limit):
         yield
@@ -51,7 +49,7 @@ def bounded_memory() -> Iterator[None]:
 
 
 def find_misfit(schema: dict[str, Any], value: Any) -> str | None:
-    """Return why a value does not fit a JSON Schema, or None. Raises Failure where that takes too much to find out."""
+    """Return why a value does not fit a JSON Schema, or None. Raises Failure where that takes too much memory."""
     from jsonschema import SchemaError
     from referencing.exceptions import Unresolvable
 
@@ -71,13 +69,13 @@ def _find_misfit(schema: dict[str, Any], value: Any) -> str | None:
     from referencing import Registry
 
     Draft202012Validator.check_schema(schema)
-    # With a registry of its own, which is empty, nothing is fetched from anywhere.
+    # With an empty registry, nothing is fetched.
     validator = Draft202012Validator(schema, registry=Registry())
     problem = next(iter(validator.iter_errors(value)), None)
     return None if problem is None else f"{problem.json_path}: {problem.message[:200]}"
 
 
-# Characters of text that one template may build. A template that is a plain name hands on the value itself.
+# Characters of text that one template may build. A template that is one plain name returns the value itself.
 OUTPUT_LIMIT = 10_000_000
 
 _PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
@@ -92,7 +90,7 @@ Scope = Mapping[str, Any]
 
 
 class TemplateError(Failure):
-    """A template that cannot be rendered: its message says which and why."""
+    """A template that cannot be rendered."""
 
     def __init__(self, message: str) -> None:
         super().__init__("TEMPLATE_FAILED", message)
@@ -101,21 +99,20 @@ class TemplateError(Failure):
 class Rendered(NamedTuple):
     text: str
     values: list[str]
-    """What the marks in the text stand for, where marks were asked for."""
+    """The values of the marks in the text, if it has marks."""
 
 
 def is_simple(text: str) -> bool:
-    """Return whether a template holds nothing but plain names: those are looked up without a worker."""
+    """Return whether a template holds nothing but plain names, which need no worker."""
     return "{%" not in text and "{{" not in _PLACEHOLDER.sub("", text)
 
 
 def names_in(text: str) -> list[list[str]]:
-    """Return the plain names that a template looks up, each as its head and the names behind it, up to a number."""
+    """Return the plain names in a template, each as its head and the names behind it, up to a number."""
     found = []
     for name in _PLACEHOLDER.findall(text):
-        head = re.match(r"[A-Za-z_][\w-]*", name)
-        assert head is not None
-        parts, at = [head[0]], head.end()
+        head = _head_of(name)
+        parts, at = [head], len(head)
         while (part := _PART.match(name, at)) is not None and part[2] is None:
             parts.append(part[1] or part[3] or part[4] or "")
             at = part.end()
@@ -124,7 +121,7 @@ def names_in(text: str) -> list[list[str]]:
 
 
 def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
-    """Render a template of plain names. Raises TemplateError for a name that is not there."""
+    """Render a template of plain names. Raises TemplateError for a missing name."""
     values: list[str] = []
 
     def replaced(found: re.Match[str]) -> str:
@@ -142,13 +139,13 @@ def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
 
 
 def with_marks(template: str) -> str:
-    """Return a command as far as it is known before it is rendered: marks for its values, its blocks left out."""
+    """Return a command as it is known before it is rendered: with marks for its values, and without its blocks."""
     made: list[str] = []
     position = 0
     while (found := _OPENED.search(template, position)) is not None:
         made.append(template[position : found.start()])
         tag = (_EXPRESSION if found[0] == "{{" else _BLOCK).match(template, found.start())
-        if tag is None:  # it has no end, and so is no template
+        if tag is None:  # it has no end
             return template
         made.append(mark(0) if found[0] == "{{" else "")
         position = tag.end()
@@ -156,18 +153,21 @@ def with_marks(template: str) -> str:
 
 
 def sole_name(text: str) -> str | None:
-    """Return the name, where the whole template is one: its value then stays what it is, a list or a number."""
+    """Return the name, if the whole template is one plain name: its value keeps its type."""
     found = _PLACEHOLDER.fullmatch(text.strip())
     return None if found is None else found.group(1)
 
 
+def _head_of(name: str) -> str:
+    return re.split(r"[.\[]", name, maxsplit=1)[0]
+
+
 def look_up(name: str, scope: Scope) -> Any:
-    head = re.match(r"[A-Za-z_][\w-]*", name)
-    assert head is not None
-    if head.group(0) not in scope:
-        raise TemplateError(f"{name!r}: there is no {head.group(0)!r}")
-    value: Any = scope[head.group(0)]
-    for part in _PART.finditer(name, head.end()):
+    head = _head_of(name)
+    if head not in scope:
+        raise TemplateError(f"{name!r}: there is no {head!r}")
+    value: Any = scope[head]
+    for part in _PART.finditer(name, len(head)):
         key: Any = next(group for group in part.groups() if group is not None)
         try:
             value = value[int(key)] if isinstance(value, list) else value[key]
@@ -238,7 +238,7 @@ def evaluate(condition: str, scope: dict[str, Any]) -> bool:
 
 
 def sole_expression(template: str) -> str | None:
-    """Return what stands between the braces, where the whole template is one pair of them."""
+    """Return the expression between the braces, if the whole template is one pair of braces."""
     written = template.strip()
     if not (written.startswith("{{") and written.endswith("}}")):
         return None
@@ -247,15 +247,15 @@ def sole_expression(template: str) -> str | None:
     try:
         kinds = [kind for _, kind, _ in environment_for(False).lex(written)]
     except TemplateSyntaxError:
-        return None  # and it is told by whoever renders it
+        return None  # reported when it is rendered
     if kinds.count("variable_begin") != 1 or kinds[-1] != "variable_end":
         return None
-    # `{{-` and `-}}` only say what becomes of the spaces around them.
+    # `{{-` and `-}}` only remove the spaces around them.
     return written[2:-2].removeprefix("-").removesuffix("-").strip()
 
 
 def condition_expression(condition: str) -> str | None:
-    """Return the expression that a condition is; None where it is text with templates in it."""
+    """Return the expression of a condition; None if it is text with templates in it."""
     return sole_expression(condition) if is_template(condition) else condition.strip()
 
 
@@ -276,7 +276,7 @@ def _why(template: str, error: Exception) -> str:
         return f"{template[:100]!r}: {TOO_MUCH}"
     why = f"{template[:100]!r}: {type(error).__name__}: {error}"
     if isinstance(error, TypeError) and "str" in str(error) and re.search(r"\b(int|float)\b", str(error)):
-        why += "; what a command prints is text: write `| int` or `| float` after it, or say `output_format: json`"
+        why += "; the output of a command is text: write `| int` or `| float` after it, or `output_format: json`"
     return why
 
 
@@ -284,7 +284,7 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
     _refuse_marks(template)
     environment = environment_for(marked)
     values: list[str] = []
-    # Blocks and macros hold marks, and so may data: only those of this rendering are ours, and no data can know them.
+    # Data may hold marks as well. Those of this rendering have a nonce that no data can know.
     environment.marked_values, environment.nonce = values, int.from_bytes(os.urandom(8))
     environment.marks_before = []
     try:
@@ -310,7 +310,7 @@ def environment_for(marked: bool) -> Any:
 
     def plain(value: Any) -> Any:
         if isinstance(value, StrictUndefined):
-            return value  # it says itself what is missing
+            return value  # its use raises an error that names it
         if not marked:
             return as_text(value)
         environment.marked_values.append(as_text(value))
@@ -329,7 +329,7 @@ def environment_for(marked: bool) -> Any:
         return made
 
     # No template can write these names.
-    ours = {"plain again": restore_values, "note marks": note_marks, "require same marks": require_same_marks}
+    own_filters = {"plain again": restore_values, "note marks": note_marks, "require same marks": require_same_marks}
 
     def make_filter(node: nodes.Expr | None, by: str, lineno: int) -> nodes.Filter:
         return nodes.Filter(node, by, [], [], None, None, lineno=lineno)
@@ -341,8 +341,7 @@ def environment_for(marked: bool) -> Any:
         outer.node = make_filter(None, by, outer.lineno)
 
     class KeepMarks(NodeTransformer):
-        """A pass over the syntax tree: marks stay what they are in text that becomes part of the command, and are
-        values again everywhere else."""
+        """A pass over the syntax tree: marks stay in text of the command, and are values elsewhere."""
 
         def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
             self.generic_visit(node)
@@ -364,7 +363,7 @@ def environment_for(marked: bool) -> Any:
 
         def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
             self.generic_visit(node)
-            # What `{% call %}` makes goes straight into the command: its marks stay.
+            # The result of `{% call %}` becomes part of the command: its marks stay.
             made: Any = node.call
             node.call = made.node
             return node
@@ -380,12 +379,12 @@ def environment_for(marked: bool) -> Any:
         marks_before: list[list[str]]
 
         def getattr(self, obj: Any, attribute: str) -> Any:
-            if isinstance(obj, dict) and attribute in obj:  # `.items` of some JSON is its items
+            if isinstance(obj, dict) and attribute in obj:  # `.items` of an object is its key
                 return obj[attribute]
             return super().getattr(obj, attribute)
 
     environment = Environment(
-        # Nobody writes these: `{#` would make a comment of everything behind the shell's `${#name}`.
+        # The default `{#` would make a comment of everything behind the shell's `${#name}`.
         comment_start_string="\ue002",
         comment_end_string="\ue003",
         undefined=StrictUndefined,
@@ -399,7 +398,7 @@ def environment_for(marked: bool) -> Any:
     for name, parse in (("int", _to_int), ("float", float)):
         environment.filters[name] = _number_filter(name, parse, environment.filters[name])
     if marked:
-        environment.filters.update(ours)
+        environment.filters.update(own_filters)
     return environment
 
 

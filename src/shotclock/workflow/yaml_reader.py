@@ -1,8 +1,8 @@
-"""The reader of YAML: plain values, the position of every key, and everything that is wrong, at once.
+"""The reader of YAML: plain values, the position of every key, and all mistakes together.
 
-Built from ruamel's events, not from its trees: those turn dates into objects, drop tags, forget where merged keys
-stood, and stop at the first key that is there twice. Read as YAML 1.2 (core schema): `yes`, `no`, `on` and `off` are
-text, `010` is ten, a date is text. Merge keys (`<<`), which 1.2 left out, are read, because people use them.
+It uses ruamel's events and not its trees, which turn dates into objects, drop tags, lose the positions of merged keys
+and stop at the first duplicate key. The language is YAML 1.2 (core schema): `yes`, `no`, `on` and `off` are text, `010`
+is ten, a date is text. Merge keys (`<<`), which 1.2 left out, are read, because people use them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from ruamel.yaml.scanner import Scanner
 
 from ..core.value_types import field, record, value
 
-# Aliases can make a small file unfold into a huge one, by how many values it has and by how long they are. Without them
-# the largest file there may be has half as many characters.
+# Aliases can make a small file unfold into a huge one, in the number of its values and in their length.
 NODE_LIMIT, TEXT_LIMIT = 200_000, 8_000_000
-# What people write is far flatter; every reader after us recurses.
+# Later readers recurse.
 DEPTH_LIMIT = 100
-# Longer than any number a workflow needs, and short of where Python refuses to read it.
+# Digits of a number. Python itself refuses very long ones.
 DIGITS_LIMIT = 400
-# Of what the file says, in a message.
+# Characters of the file in a message.
 SHOWN_LIMIT = 60
 
 _NULL = {"", "~", "null", "Null", "NULL"}
@@ -63,7 +62,7 @@ TOP = SourcePosition()
 
 
 @value
-class Flaw:
+class YamlFlaw:
     rule: str
     message: str
     place: SourcePosition = TOP
@@ -82,13 +81,13 @@ class Spot:
 class Tree:
     value: Any
     spots: Spot
-    flaws: tuple[Flaw, ...] = ()
+    flaws: tuple[YamlFlaw, ...] = ()
     is_whole: bool = True
     """Whether it was read to the end; if not, `value` is None."""
 
 
 def read_tree(text: str) -> Tree:
-    reading = _Reading()
+    reading = _TreeBuilder()
     try:
         value, spot = reading.document(text)
         return Tree(value, spot, tuple(reading.flaws))
@@ -96,25 +95,25 @@ def read_tree(text: str) -> Tree:
         flaw = unreadable.flaw
     except ReaderError as error:
         what = f"is not YAML: the character #x{error.character:04x} is not allowed in it"
-        flaw = Flaw("file/syntax", what, _place_at(text, error.position))
+        flaw = YamlFlaw("file/syntax", what, _place_at(text, error.position))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = TOP if mark is None else SourcePosition(mark.line + 1, mark.column + 1)
-        said = " ".join(str(part) for part in (error.context, error.problem) if part)
-        flaw = Flaw("file/syntax", f"is not YAML: {said.partition(chr(10))[0][:200]}", place)
+        why = " ".join(str(part) for part in (error.context, error.problem) if part)
+        flaw = YamlFlaw("file/syntax", f"is not YAML: {why.partition(chr(10))[0][:200]}", place)
     except (YAMLError, ValueError, RecursionError) as error:
-        flaw = Flaw("file/syntax", f"is not YAML: {str(error).partition(chr(10))[0][:200]}")
+        flaw = YamlFlaw("file/syntax", f"is not YAML: {str(error).partition(chr(10))[0][:200]}")
     return Tree(None, Spot(), (*reading.flaws, flaw), is_whole=False)
 
 
 def quote(text: object) -> str:
-    """Return what the file says, quoted, never longer than a line and without anything a terminal would obey."""
+    """Return text of the file quoted, in one line and without control characters."""
     whole = text if isinstance(text, str) else str(text)
     return repr(whole) if len(whole) <= SHOWN_LIMIT else f"{whole[:SHOWN_LIMIT]!r}…"
 
 
 class _Unreadable(Exception):
-    def __init__(self, flaw: Flaw) -> None:
+    def __init__(self, flaw: YamlFlaw) -> None:
         super().__init__(flaw.message)
         self.flaw = flaw
 
@@ -131,7 +130,7 @@ class _Anchored:
 
 
 class _Loader:
-    """The parts of ruamel that make events of a text; they look for each other here, as in its own YAML("safe")."""
+    """The parts of ruamel that make events of a text, as in its own YAML("safe")."""
 
     typ = "safe"
     comment_handling = None
@@ -157,9 +156,9 @@ class _Loader:
             yield self.parser.get_event()
 
 
-class _Reading:
+class _TreeBuilder:
     def __init__(self) -> None:
-        self.flaws: list[Flaw] = []
+        self.flaws: list[YamlFlaw] = []
         self._anchors: dict[str, _Anchored | None] = {}  # None while what it names is still being read
         self._count = self._length = 0
         self._events: Iterator[Any] = iter(())
@@ -173,7 +172,7 @@ class _Reading:
                 break
         for event in self._events:
             if isinstance(event, DocumentStartEvent):
-                raise _Unreadable(Flaw("file/documents", "holds more than one document", _place_of(event)))
+                raise _Unreadable(YamlFlaw("file/documents", "holds more than one document", _place_of(event)))
             if isinstance(event, StreamEndEvent):
                 break
         return value, spot
@@ -184,7 +183,7 @@ class _Reading:
             self._grow(event, meant.size, meant.length)
             return meant.value, Spot(_place_of(event), meant.spot.inside)
         if depth > DEPTH_LIMIT:
-            raise _Unreadable(Flaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
+            raise _Unreadable(YamlFlaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
         count, length = self._count, self._length
         self._grow(event, 1, len(event.value) if isinstance(event, ScalarEvent) else 0)
         name, text = event.anchor, None
@@ -203,11 +202,11 @@ class _Reading:
     def _meant(self, event: Any) -> _Anchored:
         if event.anchor not in self._anchors:
             what = f"the alias {quote('*' + event.anchor)} does not name anything above it"
-            raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
+            raise _Unreadable(YamlFlaw("file/alias", what, _place_of(event)))
         meant = self._anchors[event.anchor]
         if meant is None:
             what = f"the alias {quote('*' + event.anchor)} is used inside what it names"
-            raise _Unreadable(Flaw("file/alias", what, _place_of(event)))
+            raise _Unreadable(YamlFlaw("file/alias", what, _place_of(event)))
         return meant
 
     def _grow(self, event: Any, size: int, length: int) -> None:
@@ -215,7 +214,7 @@ class _Reading:
         self._length += length
         if self._count > NODE_LIMIT or self._length > TEXT_LIMIT:
             most = f"{NODE_LIMIT} values" if self._count > NODE_LIMIT else f"{TEXT_LIMIT} characters"
-            raise _Unreadable(Flaw("file/size", f"unfolds into more than {most}", _place_of(event)))
+            raise _Unreadable(YamlFlaw("file/size", f"unfolds into more than {most}", _place_of(event)))
 
     def _sequence(self, event: Any, depth: int) -> tuple[list[Any], Spot]:
         self._check_tag(event, "seq")
@@ -248,7 +247,7 @@ class _Reading:
             elif key in own:
                 first = spot.inside[key].place
                 what = f"the key {quote(key)} is written twice, first in line {first.line}"
-                self.flaws.append(Flaw("file/duplicate-key", what, place, "remove or rename one of them"))
+                self.flaws.append(YamlFlaw("file/duplicate-key", what, place, "remove or rename one of them"))
             elif key is not None:
                 own[key], spot.inside[key] = value, Spot(place, below.inside)
         for value, below in merged:
@@ -262,7 +261,7 @@ class _Reading:
             return [(value, spot)]
         if isinstance(value, list) and all(isinstance(item, dict) for item in value):
             return [(item, spot.inside[number]) for number, item in enumerate(value)]
-        self.flaws.append(Flaw("file/merge", "`<<` takes a mapping, or a list of mappings", place))
+        self.flaws.append(YamlFlaw("file/merge", "`<<` takes a mapping, or a list of mappings", place))
         return []
 
     def _key(self, event: Any, depth: int) -> str | None:
@@ -276,7 +275,7 @@ class _Reading:
             self._node(event, depth + 1)
             text = None
         if text is None:
-            self.flaws.append(Flaw("file/key", "a key must be text", _place_of(event), "put it in quotes"))
+            self._note(event, "file/key", "a key must be text", "put it in quotes")
         return text
 
     def _scalar(self, event: Any) -> Any:
@@ -294,7 +293,7 @@ class _Reading:
                 return value
             if value is None and name == "null":
                 return value
-            self.flaws.append(Flaw("file/tag", f"{quote(text)} is not of type {name}", _place_of(event)))
+            self._note(event, "file/tag", f"{quote(text)} is not of type {name}")
             return None
         self._check_tag(event, "str")
         return text
@@ -308,27 +307,24 @@ class _Reading:
             return text
         if _BASED.fullmatch(text) or _INT.fullmatch(text):
             if len(text) > DIGITS_LIMIT:
-                self.flaws.append(
-                    Flaw(
-                        "file/number",
-                        f"a number of {len(text)} digits: put it in quotes",
-                        _place_of(event),
-                    )
-                )
+                self._note(event, "file/number", f"a number of {len(text)} digits: put it in quotes")
                 return 0
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if _FLOAT.fullmatch(text):
             number = math.inf if text[-1] in "fFnN" else float(text)
             if math.isfinite(number):
                 return number
-            self.flaws.append(Flaw("file/number", f"{quote(text)} cannot be used as a number", _place_of(event)))
+            self._note(event, "file/number", f"{quote(text)} cannot be used as a number")
             return 0
         return text
+
+    def _note(self, event: Any, rule: str, message: str, suggestion: str | None = None) -> None:
+        self.flaws.append(YamlFlaw(rule, message, _place_of(event), suggestion))
 
     def _check_tag(self, event: Any, expected: str) -> None:
         if event.tag not in (None, "!", _YAML_TAG + expected):
             what = str(event.tag).replace(_YAML_TAG, "!!")
-            self.flaws.append(Flaw("file/tag", f"the tag {quote(what)} is not known here", _place_of(event)))
+            self._note(event, "file/tag", f"the tag {quote(what)} is not known here")
 
 
 def _place_of(event: Any) -> SourcePosition:

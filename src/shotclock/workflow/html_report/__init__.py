@@ -1,7 +1,7 @@
-"""The HTML report: one page that needs nothing else, no server, no network, no script to be read.
+"""The HTML report: one page that needs no server, no network and no script to be read.
 
-Everything is in the markup, escaped, and scripts only add filters, search and keys. Steps, messages and outputs are
-other people's text, so the page also forbids itself every script and style but its own two.
+Everything is in the markup, escaped; the script only adds filters, search and keys. Steps, messages and outputs are
+untrusted text, so the page forbids every script and style but its own two.
 """
 
 from __future__ import annotations
@@ -32,36 +32,35 @@ from ..report import (
 )
 from ..state import Status
 
-# What the outputs of all steps together may take of the page, in characters, and the least that each is given.
-OUTPUTS_SHOWN = 4_000_000
-LEAST_OUTPUT = 500
-# Names in one list. A step that a thousand others wait for is not explained by a thousand links.
+# Characters of the outputs of all steps together, and the least for each step.
+OUTPUTS_SHOWN, LEAST_OUTPUT = 4_000_000, 500
+# Names in one list.
 NAMES_SHOWN = 40
-# Of each output of the run, in characters; the steps that made them show more.
+# Characters of each output of the run; the steps show more.
 OUTPUT_OF_RUN = 1_000
-# An output that is no longer than this is open as soon as its step is.
+# Characters of an output that is open as soon as its step is.
 OPEN_OUTPUT = 2_000
-# From here on rows are one line each.
+# Steps from which on each row is one line.
 COMPACT_FROM = 60
-# A deadline further off than this many times the run's duration would squeeze everything else to the left.
+# A deadline beyond this many durations of the run would squeeze the timeline, and is not shown.
 DEADLINE_IN_SIGHT = 1.7
 TICKS = 6
 
 
 @value
 class Bar:
-    """Where a step is on the timeline, in per cent of it."""
+    """The bar of a step on the timeline, in per cent of it."""
 
     x: str
     width: str
     budget: str
     rang: str | None
-    """Where its clock rang, and how wide the rest is: the grace it took to stop it."""
+    """Where its clock fired; `grace` is the width of the time it took to stop."""
     grace: str
     label: str
     label_x: str
     anchor: str
-    """start and end as in SVG; on is at the end of the bar, inside of it."""
+    """`start` and `end` as in SVG; `on` is at the end of the bar, inside of it."""
     spoken: str
 
 
@@ -132,7 +131,7 @@ def _outputs(report: Report) -> list[tuple[str, str]]:
     return [(name, shorten(format_output(value), OUTPUT_OF_RUN)) for name, value in values.items()][:NAMES_SHOWN]
 
 
-# Names at either end of the longest way that are spelt out.
+# Names at either end of the critical path that are shown.
 PATH_END = 6
 
 
@@ -188,7 +187,7 @@ def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
         grace = min(width, 100 * over_ms / end_ms)
         rang = f"{start + width - grace:.3f}%"
     label = _label(step)
-    # Behind the bar while there is room, else before it; where the bar takes all the room, on it, up to its mark.
+    # After the bar if there is room, else before it, else on it, up to its mark.
     label_at, anchor = start + width, "start"
     if start + width > 72:
         label_at, anchor = (start, "end") if start > 30 else (start + width - grace, "on")
@@ -206,13 +205,13 @@ def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
 
 
 def _label(step: ReportedStep) -> str:
-    """Return a few words for the bar itself: tries, and whose clock ended it."""
+    """Return a few words for the bar: tries, overtime, and the clock that ended it."""
     words = []
     if step.attempts > 1 and not step.is_per_item:
         words.append(f"↻ {step.attempts} tries")
-    if any(told["event"] == "overtime" and told["granted_ms"] for told in step.overtime):
-        words.append(f"+{brief(sum(told.get('granted_ms', 0) for told in step.overtime))} overtime")
-    if any(told["event"] == "wind_down" for told in step.overtime):
+    if any(news["event"] == "overtime" and news["granted_ms"] for news in step.overtime):
+        words.append(f"+{brief(sum(news.get('granted_ms', 0) for news in step.overtime))} overtime")
+    if any(news["event"] == "wind_down" for news in step.overtime):
         words.append("◔ wound down")
     if step.clock is not None:
         verb = {"killed": "killed by", "cancelled": "cancelled by", "abandoned": "given up by"}
@@ -244,7 +243,7 @@ def _end_of_timeline(report: Report) -> int:
 
 
 def _ticks(end_ms: int, deadline_ms: int | None) -> list[tuple[str, str]]:
-    """Return the marks of the timeline; none where the word "deadline" would stand on top of it."""
+    """Return the marks of the timeline, except under the word "deadline"."""
     steps = [base * 10**power for power in range(0, 4) for base in (1, 2, 5)]
     steps += [unit * count for unit in (60_000, 3_600_000) for count in (0.25, 0.5, 1, 2, 5, 10, 15, 30)]
     steps += [86_400_000 * 2**power for power in range(0, 14)]
