@@ -1,10 +1,11 @@
-"""`shotclock overtime`, `run --extend`, `run --wind-down`, `job extend` and `job stop`: what is said to a call that
-runs in another process."""
+"""Orders to a call in another process: `shotclock overtime`, `run --extend`, `run --wind-down`, `job extend` and
+`job stop`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem
@@ -12,55 +13,51 @@ from ..core.errors import Ending, Failure
 from ..inbox.person_wait import refusal_outcome
 from ..process.environment import OVERTIME_VARIABLE
 from ..runtime.call import Outcome
+from ..runtime.control_channel import ask
 from .output import signals_heard, write_quietly
 from .parser import Subcommand, option
 from .subcommand import JSON, Work, timeout_option
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..temporal.connection import Address
 
-# Whoever decides about overtime may be a person; the caller's own deadline is mostly earlier.
+# The observer may be a person; the caller's own deadline is usually earlier.
 LONGEST_WAIT_S = 24 * 3600.0
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
 
 
 def request_overtime(by: int, reason: str, timeout: int) -> Work:
-    """Ask for overtime for the call that this command was started for."""
+    """Request overtime for the call that this command was started for."""
 
     def body() -> Outcome:
         try:
-            return _ask_for_overtime(by, reason)
+            return _request_overtime(by, reason)
         except Failure as failure:
             return refusal_outcome(failure)
 
     return Work("overtime", body, timeout, True, _show_overtime)
 
 
-def _ask_for_overtime(by_ms: int, reason: str) -> Outcome:
-    from ..runtime.control_channel import ask
-
+def _request_overtime(by_ms: int, reason: str) -> Outcome:
     request_id, _, rest = os.environ.get(OVERTIME_VARIABLE, "").partition(":")
     token, _, path = rest.partition(":")
     if not path:
         message = f"overtime is not available here ({OVERTIME_VARIABLE} is not set)"
         raise Failure("NOT_EXTENDABLE", message)
     request: dict[str, object] = {"do": "overtime", "request_id": request_id, "token": token, "by_ms": by_ms}
-    told = ask(path, request | {"reason": reason}, LONGEST_WAIT_S)
-    if told["granted_ms"]:
-        return Outcome(Ending.FINISHED, data=told)
-    why = f": {told['reason']}" if told["reason"] else ""
-    problem = Problem("OVERTIME_DECLINED", f"{_VERDICTS.get(told['verdict'], 'no overtime')}{why}")
-    return Outcome(Ending.FINISHED, problem, told)
+    answer = ask(path, request | {"reason": reason}, LONGEST_WAIT_S)
+    if answer["granted_ms"]:
+        return Outcome(Ending.FINISHED, data=answer)
+    why = f": {answer['reason']}" if answer["reason"] else ""
+    problem = Problem("OVERTIME_DECLINED", f"{_VERDICTS.get(answer['verdict'], 'no overtime')}{why}")
+    return Outcome(Ending.FINISHED, problem, answer)
 
 
 def _show_overtime(envelope: Envelope) -> None:
-    told: Any = envelope.data
-    if told["granted_ms"]:
-        left = "" if told["remaining_ms"] is None else f", {format_duration(told['remaining_ms'])} left in all"
-        write_quietly(sys.stdout, f"granted {format_duration(told['granted_ms'])}{left}\n", signals_heard)
+    data: Any = envelope.data
+    if data["granted_ms"]:
+        left = "" if data["remaining_ms"] is None else f", {format_duration(data['remaining_ms'])} left in all"
+        write_quietly(sys.stdout, f"granted {format_duration(data['granted_ms'])}{left}\n", signals_heard)
 
 
 def control_run(
@@ -92,17 +89,17 @@ def control_run(
 
 
 def show_control(envelope: Envelope) -> None:
-    """Write for a person what was extended, or winds down now."""
+    """Print the calls that were extended or wind down."""
     if not envelope.ok or not isinstance(envelope.data, dict):
         return
-    told: Any = envelope.data
-    for call in told.get("extended", ()):
+    data: Any = envelope.data
+    for call in data.get("extended", ()):
         left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
         line = f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n"
         write_quietly(sys.stdout, line, signals_heard)
-    for call in told.get("stopping", ()):
+    for call in data.get("stopping", ()):
         within = format_duration(call["winding_down"]["remaining_ms"])
-        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at the most\n", signals_heard)
+        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at most\n", signals_heard)
 
 
 def _read_extension(text: str) -> int:

@@ -168,7 +168,7 @@ def collect_dead() -> bool:
 
 
 UNKNOWN_PID = 0
-"""Stands for processes that exist, since waitpid has not returned ECHILD, but that /proc does not show."""
+"""The pid of processes that exist, since waitpid has not returned ECHILD, but that /proc does not show."""
 
 
 def descendants(root: int) -> list[int]:
@@ -392,7 +392,7 @@ class _Itimerspec(ctypes.Structure):
 class DeadlineTimer:
     """Timer as a file descriptor, armed by the process that does the work and read by the process that kills it.
 
-    Once armed it expires on time, whatever the armed process does.
+    Once armed it expires on time, even if the process that armed it hangs.
     """
 
     __slots__ = ("_reference", "_setting", "fd")

@@ -484,7 +484,7 @@ class Supervisor:
             case (Order.GRACE, int(grace_ms)):
                 self._grace_ms = grace_ms
 
-    # --- the leader and what it leaves --------------------------------------------------------------------
+    # --- the leader and its children ----------------------------------------------------------------------
 
     def _reap(self) -> None:
         """Reap the dead. This process is the subreaper, so without a child nothing of the work is left."""
@@ -663,7 +663,7 @@ class Supervisor:
         self._send((News.SUSPENDED,))
 
     def _continue(self) -> None:
-        """Continue everything below us, whatever stopped it: that is the meaning of `fg`."""
+        """Continue everything below us for `fg`, also what stopped by itself."""
         self._suspended = False
         self._suspend_ns = None
         self._last_sign_ns = monotonic_ns()

@@ -3,7 +3,7 @@ editor.
 
 An editor stays in our session and process group, so that it has the terminal (`/dev/tty`, the size of the window,
 Ctrl-Z), which a supervisor would take from it. So this process guards it: the editor is stopped when its time is up,
-when this process is told to stop, and by the kernel when this process is killed.
+when this process receives a stop signal, and by the kernel when this process is killed.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class RunningCommand:
             self._waiting_orders.append(order)
 
     def close(self) -> None:
-        """Close the socket. The supervisor then kills whatever is left of the command."""
+        """Close the socket. The supervisor then kills the rest of the command."""
         self.loop.remove_reader(self.control)
         self.loop.remove_writer(self.control)  # its number may soon belong to another file
         self.control.close()
@@ -169,7 +169,7 @@ class RunningCommand:
             signal_supervisor(self.supervisor, signal.SIGCONT)
 
     def _give_up_starting(self, task: CommandTask) -> None:
-        """Give up, at the timeout, a command whose start was not reported. The zygote kills whatever it started."""
+        """Give up, at the timeout, a command whose start was not reported. The zygote kills its processes."""
         if self.pid and not self.started and not self.ended.done():
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -518,7 +518,7 @@ class InteractiveProcess:
         self._wake()
 
     def let_go(self) -> None:
-        """Close the descriptors. The supervisor then kills whatever is left."""
+        """Close the descriptors. The supervisor then kills the rest."""
         self.end_stdin()
         if self._stdout >= 0:
             asyncio.get_running_loop().remove_reader(self._stdout)

@@ -1,4 +1,4 @@
-"""A command: from words and clocks to a task, and from a supervisor's report to the outcome."""
+"""A command: its task for a supervisor, from words and limits, and its outcome, from the supervisor's report."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..process.command_task import (
 from ..process.environment import STOP_FILE_VARIABLE, child_environment
 from .call import Call, Outcome, WindDown, wound_down_problem
 
-# What the kernel says where the machine is full, whatever the command is.
+# Errors of a full machine, which have nothing to do with the command.
 _NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> list[dict[str, str]]:
-    """Return everything wrong with a command that can be seen before it is started."""
+    """Return the mistakes in a command that can be seen before it is started."""
     problems = []
     if not argv:
         problems.append({"field": "command", "message": "no command given"})
@@ -50,7 +50,7 @@ def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) 
 
 
 def _explain_unusable(text: str) -> str | None:
-    """Return why no program can be given this text, if so."""
+    """Return why a text cannot be passed to a program, or None."""
     if "\0" in text:
         return "contains a NUL character"
     try:
@@ -104,7 +104,7 @@ def assign(
 
 
 def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
-    """Return the outcome of a command that ended, in one place for every surface."""
+    """Return the outcome of a command that has ended."""
     warnings: list[Warning_] = []
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
     if report.unstartable is not None:
@@ -116,7 +116,7 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
             data["signal"] = signal_name(-report.status)
     if report.stopped is not None:
         data["partial"] = True
-    if report.soft_rang and call.winding_down is None:  # the supervisor's own clock
+    if report.soft_rang and call.winding_down is None:  # by the supervisor's own soft limit
         soft_ms = call.clocks.soft_ms or 0
         reason = f"the soft limit of {format_duration(soft_ms)} rang"
         fired = Fired(ClockKind.SOFT, call.name, soft_ms, soft_ms)
@@ -128,7 +128,7 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
 def warn_left_behind(
     what: str, leaked: Sequence[dict[str, object]], survivors: Sequence[dict[str, object]]
 ) -> list[Warning_]:
-    """Warn of processes that outlived the work: those that were stopped, and those that could not be."""
+    """Return warnings about processes that outlived the work: those that were stopped, and those that could not be."""
     warnings = []
     if stopped := [left for left in leaked if left["pid"] not in [survivor["pid"] for survivor in survivors]]:
         names = ", ".join(f"{left['command']} ({left['pid']})" for left in stopped[:5])
@@ -191,7 +191,7 @@ def _explain_unstartable(task: CommandTask, step: str, number: int) -> Problem:
         return Problem("ARG_ERROR", problem["message"], phase="validation", errors=[problem])
     if number in (errno.ENOENT, errno.ENOTDIR):
         if os.sep in command and os.path.exists(os.path.join(task.cwd or "", command)):
-            why = "the interpreter named in its first line is not there"
+            why = "the interpreter named in its first line was not found"
             return Problem("COMMAND_NOT_FOUND", f"{command!r}: {why}", phase="validation")
         return Problem("COMMAND_NOT_FOUND", f"{command!r} was not found", phase="validation")
     return Problem("COMMAND_NOT_EXECUTABLE", f"{command!r} cannot be executed: {why}", phase="validation")
@@ -220,7 +220,7 @@ def _output_data(task: CommandTask, report: CommandReport, warnings: list[Warnin
 
 
 def _text(captured: Captured) -> tuple[str, bool]:
-    """Return the output as text, and whether the text is exact. A cut in the middle of a character is not a fault."""
+    """Return the output as text, and whether it is exact. A cut in the middle of a character does not count."""
     head, tail = captured.head, captured.tail
     if not captured.truncated:
         whole = head + tail
@@ -256,8 +256,8 @@ def _without_cut_start(tail: bytes) -> bytes:
 
 
 def carry_out(call: Call, body: Callable[[], Outcome]) -> Outcome:
-    """Run a call's body inside the call's clocks. Return what it says happened, or what happened to it."""
-    from ..process import forked  # what `exec` has no use for
+    """Run the body of a call within the call's limits. Return its outcome, or that of its process."""
+    from ..process import forked  # imports pickle and traceback, which `exec` does not need
 
     bell = call.bound.bell
     try:

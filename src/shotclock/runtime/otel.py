@@ -1,4 +1,4 @@
-"""Spans written with OpenTelemetry's SDK: to the provider of the program, or to one of our own.
+"""Spans written with the SDK of OpenTelemetry, to the provider of the program or to one of our own.
 
 Only imported where spans are recorded (`telemetry.py`), and only by the thread that records them.
 """
@@ -21,17 +21,17 @@ from .._version import __version__
 from ..core.trace import TraceContext
 from ..process.spans import Span, span_context
 
-# What it says about a collector that is away is our note; stderr may be somebody's data.
+# Its messages about an unreachable collector become our note; the caller may read stderr as data.
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
 
 
-# For each request of the last batches, while a process waits to end. Shorter than the SDK's first pause between two
-# tries (0.8 s), so a collector that refuses is asked once.
+# The limit of each last request, while the process waits to end. Shorter than the SDK's first pause between two tries
+# (0.8 s), so a refusing collector gets one request.
 LAST_EXPORT_S = 0.7
 
 
 class Writer:
-    """Writer of spans. `most` is how many of them may wait for the collector."""
+    """Writer of spans. At most `most` of them wait for the collector."""
 
     def __init__(self, on_failure: Callable[[str], None], *, most: int) -> None:
         provider = api.get_tracer_provider()
@@ -46,7 +46,7 @@ class Writer:
         tracer.id_generator = self._ids
 
     def flush(self) -> None:
-        """Write the last of it. A provider of the program's own is the program's to flush."""
+        """Send the remaining spans. A program flushes its own provider itself."""
         if self._own is not None and self._exporter is not None:
             self._exporter.hurry()
             self._own.force_flush()
@@ -71,7 +71,7 @@ class Writer:
 
 
 class _Ids(RandomIdGenerator):
-    """Ids of the span that is written next: its children have had them for long."""
+    """Generator that returns the ids of the span to be written, which its children have already."""
 
     following: TraceContext
 
@@ -83,23 +83,23 @@ class _Ids(RandomIdGenerator):
 
 
 def _make_provider(exporter: _Exporter, most: int) -> TracerProvider:
-    """Make a provider as the variables of OpenTelemetry say. It is not made the program's: nobody else's spans get into
-    it."""
+    """Make a provider from the variables of OpenTelemetry. It is not set as the program's provider, so it receives only
+    our spans."""
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": "shotclock", "service.version": __version__})
-    # The caller's word, or yes: what we have told our children cannot be taken back by a sampler that is asked later.
+    # The caller's decision, or yes: our children have it already, so a later sampler could not change it.
     provider = TracerProvider(sampler=DEFAULT_ON, resource=resource, shutdown_on_exit=False)
-    # The SDK's default is 2,048, less than what a thousand steps end with in a moment.
+    # The SDK's default is 2,048, fewer than the spans of a thousand steps.
     size = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else most
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=size))
     return provider
 
 
 class _Exporter(SpanExporter):
-    """Export by OTLP over HTTP, with a note when the collector does not take it."""
+    """Exporter over OTLP and HTTP that notes when the collector does not accept spans."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
-        # Here: a program with a provider of its own need not have it.
+        # Imported here, because a program with its own provider may not have it installed.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         self._make = OTLPSpanExporter
@@ -107,14 +107,14 @@ class _Exporter(SpanExporter):
         self._on_failure = on_failure
 
     def hurry(self) -> None:
-        """Try nothing twice from here on, and give up what waits to be tried again."""
+        """Stop retrying, and drop the spans that wait for a retry."""
         tried, self._exporter = self._exporter, self._make(timeout=LAST_EXPORT_S)
         tried.shutdown()  # type: ignore[no-untyped-call]
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
-            self._on_failure("the collector cannot be reached, or did not take them")
+            self._on_failure("the collector cannot be reached, or did not accept them")
         return result
 
     def shutdown(self) -> None:

@@ -1,9 +1,9 @@
-"""Spans of what has ended, for OpenTelemetry: made by a thread of ours, with the ids that children were told.
+"""Spans for OpenTelemetry, written by a thread of ours with the ids that children were given.
 
-    answer ── tell ── queue ── our thread ── the program's provider, or one of our own ── collector
+    answer ── record ── queue ── our thread ── the program's provider, or one of our own ── collector
 
-Nothing here delays or breaks a call. OpenTelemetry itself is imported by the thread, when the first span has ended. A
-collector that is away costs the end of the process a moment, bounded by FLUSH_LIMIT_S, and a note.
+Spans never delay or break a call. The thread imports OpenTelemetry when the first span has ended. An unreachable
+collector delays the end of the process by at most FLUSH_LIMIT_S, and is noted.
 
 docs/design.md: R44.
 """
@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from ..core.clocks import NS_PER_MS, ClockKind
 from ..core.envelope import Problem
@@ -26,34 +27,32 @@ from ..process import spans
 from ..process.spans import Attribute, Span, SpanEvent
 from .call import Call, Outcome
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .otel import Writer
 
-# What has ended and is not recorded yet. Only a provider that hangs lets it come this far; the rest is left out.
+# The most spans that wait to be recorded. Only a provider that hangs exhausts this; further spans are dropped.
 BACKLOG = 10_000
-# How long the end of a process waits for its last spans: importing the exporter and one request take a tenth of it, a
-# collector that is away or hangs runs it out. It stays below the 3 s that exit hooks have.
+# How long the end of a process waits for its last spans. Importing the exporter and one request take a tenth of it; an
+# unreachable collector exhausts it. Exit hooks have 3 s.
 FLUSH_LIMIT_S = 2.0
-# How long a runtime that closes waits until a provider of the program's own has been given what ended in it.
+# How long a closing runtime waits until the program's own provider has all its spans.
 HANDOVER_LIMIT_S = 1.0
 
 
 def begin_if_wanted() -> None:
-    """Record from here on, where that is configured and the extra is installed. Costs a look at the environment."""
+    """Start recording, if it is configured and the extra is installed."""
     if spans.recorder is None and spans.are_wanted() and _is_installed():
         spans.recorder = Recorder()
 
 
 def hand_over() -> None:
-    """Wait, bounded, until everything that has ended is with its provider."""
+    """Wait, bounded, until the provider has all ended spans."""
     if isinstance(spans.recorder, Recorder):
         spans.recorder.hand_over()
 
 
 def finish() -> str | None:
-    """Send what is left at the end of a process, no longer than FLUSH_LIMIT_S. Return what went wrong, if something
-    did."""
+    """Send the remaining spans at the end of a process, within FLUSH_LIMIT_S. Return the problem, if there was one."""
     return spans.recorder.finish() if isinstance(spans.recorder, Recorder) else None
 
 
@@ -68,7 +67,7 @@ def _is_installed() -> bool:
 
 
 class Recorder(spans.SpanRecorder):
-    """Recorder of one process. Its thread starts with the first span: what forks before that is not surprised by it."""
+    """Recorder of one process. Its thread starts with the first span, so that earlier forks have no thread."""
 
     def __init__(self) -> None:
         self._ended: SimpleQueue[Callable[[], Span] | threading.Event | None] = SimpleQueue()
@@ -88,7 +87,7 @@ class Recorder(spans.SpanRecorder):
             self._start()
 
     def call_ended(self, call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
-        # Only what is small: output may wait in the queue for long, and there may be much of it.
+        # Only small facts: the queue may be long, and output large.
         data = outcome.data if isinstance(outcome.data, dict) else {}
         self.tell(partial(_call_span, call, outcome.ending, outcome.problem, _facts(data), now_ns, wall_ns))
 
@@ -142,16 +141,16 @@ class Recorder(spans.SpanRecorder):
 
 
 def _forget() -> None:
-    """Drop the recorder in a forked process, which has our queue and not our thread."""
+    """Drop the recorder in a forked process, which has no thread to record."""
     spans.recorder = None
 
 
-# --- what is said about a call ----------------------------------------------------------------------------
+# --- the span of a call -----------------------------------------------------------------------------------
 
 
 def _facts(data: Mapping[str, object]) -> dict[str, Attribute]:
     names = {"exit_code": "process.exit.code", "run_id": "shotclock.run.id", "job_id": "shotclock.job.id"}
-    return {known: fact for name, known in names.items() if isinstance(fact := data.get(name), str | int)}
+    return {attribute: fact for name, attribute in names.items() if isinstance(fact := data.get(name), str | int)}
 
 
 def _call_span(
@@ -184,7 +183,7 @@ def _call_span(
     code, message = None, ""
     if problem is not None:
         entry = problem.registered
-        # Not the message: it may quote what the work said, which may be secret.
+        # Not the message: it may quote secret output.
         code, message = problem.code, entry.summary
         attributes["shotclock.exit_code"] = entry.exit_code if problem.exit_code is None else problem.exit_code
         if problem.fired is not None:
@@ -198,13 +197,12 @@ def _call_span(
 
 
 def _overtime_events(call: Call, started_ns: int) -> Iterator[SpanEvent]:
-    """Yield what was asked and decided about the time of a call; not for which reasons, which may quote what is
-    secret."""
+    """Yield the requests and decisions about the time of a call, without their reasons, which may quote secrets."""
     for request in call.overtime.requests if call.overtime is not None else ():
-        asked_ns = started_ns + request.at_ms * NS_PER_MS
+        requested_ns = started_ns + request.at_ms * NS_PER_MS
         if not request.is_gift:
-            asked: dict[str, Attribute] = {"shotclock.overtime.asked_by": request.asked_by}
-            yield SpanEvent("shotclock.overtime.requested", asked_ns, asked)
+            requested: dict[str, Attribute] = {"shotclock.overtime.asked_by": request.asked_by}
+            yield SpanEvent("shotclock.overtime.requested", requested_ns, requested)
         decided: dict[str, Attribute] = {
             "shotclock.overtime.asked_by": request.asked_by,
             "shotclock.overtime.observer": request.observer,
@@ -212,24 +210,24 @@ def _overtime_events(call: Call, started_ns: int) -> Iterator[SpanEvent]:
             "shotclock.overtime.granted_ms": request.granted_ms,
             "shotclock.overtime.took_ms": request.took_ms,
         }
-        decided_ns = asked_ns + request.took_ms * NS_PER_MS
+        decided_ns = requested_ns + request.took_ms * NS_PER_MS
         yield SpanEvent(f"shotclock.overtime.{request.verdict.value}", decided_ns, decided)
     if (stop := call.winding_down) is not None:
         within_ms = max(0, stop.until_ns - stop.at_ns) // NS_PER_MS
-        told: dict[str, Attribute] = {
+        stopped: dict[str, Attribute] = {
             "shotclock.wind_down.by": stop.by,
             "shotclock.wind_down.within_ms": within_ms,
         }
-        yield SpanEvent("shotclock.wind_down", started_ns + stop.at_ns - call.started_ns, told)
+        yield SpanEvent("shotclock.wind_down", started_ns + stop.at_ns - call.started_ns, stopped)
 
 
 def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
-    """Return its kind and its name. What is called `step X` is one try of it; the step itself has a span above."""
+    """Return kind and name of a span. The call `step X` is one try of the step, which has its own span above."""
     if name.startswith("run ") and "shotclock.run.id" in facts:
         return "run", name
     return "call", f"try {name.removeprefix('step ')}" if name.startswith("step ") else name
 
 
 def _clock_attributes(limits_ms: Mapping[str, int | None]) -> dict[str, Attribute]:
-    """Return the clocks that run. None and zero are clocks that do not."""
+    """Return the limits that are set; None and 0 are not."""
     return {f"shotclock.{name}": limit_ms for name, limit_ms in limits_ms.items() if limit_ms}
