@@ -1168,7 +1168,7 @@ def test_the_key_of_another_server_is_in_the_variable_that_the_file_names() -> N
     for name, words in (("OPENAI_API_KEY", "is not sent to models.example.org"), ("NO_API_KEY", "is not set")):
         with pytest.raises(Failure, match=words):
             choose_model(AiModel(base_url=elsewhere, model="m", api_key_env=name), KEYS)
-    with pytest.raises(Failure, match=r"models\.example\.org is no host of anthropic's"):
+    with pytest.raises(Failure, match=r"models\.example\.org is not a host of anthropic"):
         choose_model(AiModel(provider="anthropic", base_url=elsewhere), KEYS)
 
 

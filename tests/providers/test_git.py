@@ -528,7 +528,7 @@ def test_an_evil_ref_never_reaches_git(ref: str, check_out: Checkout, origin: Pa
 def test_an_evil_default_branch_of_the_remote_never_reaches_git(check_out: Checkout, origin: Path, work: Path) -> None:
     git(origin, "update-ref", "refs/heads/--orphan=evil", "main")
     (origin / ".git/HEAD").write_text("ref: refs/heads/--orphan=evil\n")
-    assert "has a name that is not used" in check_out(origin).message
+    assert "has an invalid name" in check_out(origin).message
     assert list(work.iterdir()) == []
 
 

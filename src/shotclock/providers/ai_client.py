@@ -1,4 +1,4 @@
-"""The models of pydantic-ai, in the process of an agent, over connections that bound what is taken from a server."""
+"""The models of pydantic-ai, in the process of an agent, over connections with bounded responses."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from pydantic_ai.models import Model, create_async_httpx2_client
 
 from .http_transport import CountedBody
 
-# Where the step has no deadline of its own, its run's or its caller's ends it.
+# Where the step has no timeout, the run or the caller ends it.
 LONGEST_REQUEST_S = 24 * 3600.0
-# Bytes of one event of a stream, which has one piece of an answer, and of a body that is no stream. SDKs keep all of
-# one until its end, and look for that anew with each packet, so that four times as much takes sixteen times as long.
+# Bytes of one event of a stream, and of a body that is not a stream. SDKs keep an event until its end and search it
+# again with each packet: four times the size takes sixteen times as long.
 EVENT_LIMIT = 4 * 1024 * 1024
-# To reach the server of a model.
+# For the connection to a model's server.
 CONNECT_S = 5.0
 
 
 class AnswerTooLong(ValueError):
-    """An answer of which no more is taken, because it might not fit into memory."""
+    """An answer that is given up because it might not fit into memory."""
 
 
-# A worker serves one step after another: the next one finds the connections of the last. More models than this nobody
-# names in a file.
+# A worker serves one step after another and keeps its connections.
 @lru_cache(maxsize=16)
 def build_model(provider: str, model: str, base_url: str | None, key: str) -> Model:
     """Return a model of pydantic-ai. Imports the SDK of its provider."""
@@ -42,15 +41,14 @@ def build_model(provider: str, model: str, base_url: str | None, key: str) -> Mo
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    # What others offer under OpenAI's protocol is the older one of its two.
+    # Other servers offer the older of OpenAI's two protocols.
     kind = OpenAIResponsesModel if base_url is None else OpenAIChatModel
     client = open_bounded_client()
     return kind(model, provider=OpenAIProvider(api_key=key or "none", base_url=base_url, http_client=client))
 
 
 def open_bounded_client() -> httpx2.AsyncClient:
-    """Return a client that takes no event longer than EVENT_LIMIT, and nothing compressed: a few bytes could become
-    gigabytes. It lives as long as this process."""
+    """Return a client that rejects events longer than EVENT_LIMIT and compressed bodies."""
     client = create_async_httpx2_client(timeout=httpx2.Timeout(LONGEST_REQUEST_S, connect=CONNECT_S))
     client.headers["Accept-Encoding"] = "identity"
     client.event_hooks = {"response": [_bound_body]}

@@ -1,7 +1,7 @@
-"""Which model an `ai` step asks, where, and with which key.
+"""The model of an `ai` step, its server and its key.
 
-What a file names as the server of a model is not sent the key of a provider: that goes to the provider's own hosts, to
-this machine, and where the environment of the user says.
+The key of a provider is sent only to the provider's own hosts, to this machine, and to servers that the user's
+environment names, never to a server that only the file names.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..core.validation import Before, Part
 
 
 class ModelProvider(NamedTuple):
-    """A provider of models, and where what it needs is found in the environment."""
+    """A provider of models, and its variables in the environment."""
 
     keys: tuple[str, ...]
-    """The variables that may hold the key, the first that is set counts."""
+    """The variables of the key; the first that is set counts."""
     url_variable: str
     package: str
-    """The SDK that speaks with it."""
+    """Its SDK."""
     default_model: str
     names: str
-    """What names of its models begin with."""
+    """The beginnings of its model names."""
     host: str
-    """Its own, with all below it."""
+    """Its domain, with subdomains."""
 
 
 PROVIDERS = {
@@ -55,8 +55,7 @@ NAME_KEY = (
     "or set the server in the environment"
 )
 
-# How long a step may take where the file does not say: by the family of its model, the first that fits. Small models
-# answer at once, large ones think for long; none has more than half an hour.
+# Default timeouts by the family of the model, the first match. Small models answer at once, large ones think for long.
 OTHER_TIMEOUT_MS = 10 * 60_000
 TIMEOUTS_MS = (
     (re.compile(r"haiku|\bmini\b|\bnano\b|flash|\blite\b"), 5 * 60_000),
@@ -66,7 +65,7 @@ TIMEOUTS_MS = (
 
 
 def default_timeout_ms(model: str | None) -> int:
-    """Return how long a step with this model may take where nobody says."""
+    """Return the default timeout of a step with this model."""
     for family, timeout_ms in TIMEOUTS_MS:
         if model is not None and family.search(model):
             return timeout_ms
@@ -74,7 +73,7 @@ def default_timeout_ms(model: str | None) -> int:
 
 
 class ChosenModel(NamedTuple):
-    """A model as the agent process is told of it."""
+    """A model, for the agent process."""
 
     provider: str
     model: str
@@ -87,27 +86,26 @@ ProviderName = Literal["anthropic", "openai", "google"]
 
 def _secret_name(written: Any) -> Any:
     if isinstance(written, str) and not looks_secret(written):
-        raise ValueError("should be a name like MY_API_KEY, by which the value is known for a secret")
+        raise ValueError("should be a name like MY_API_KEY, which marks its value as a secret")
     return written
 
 
 class AiModel(Part):
-    """`fallback`: a model to ask where the one before it does not answer."""
+    """`fallback`: a model for when the one before it does not answer."""
 
     provider: ProviderName | None = None
     model: str | None = None
     base_url: str | None = None
     api_key_env: Annotated[str, Before(_secret_name)] | None = None
-    """The variable that holds the key of this server."""
+    """The variable with the key of this server."""
 
 
 def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[str, str] | None = None) -> ChosenModel:
-    """Return the model that is meant, with its key. Raise Failure where its key is not set, or none is named and no key
-    is there to choose by. `environment` is the user's, `own` what the file adds to it for the step.
+    """Return the model with its key. Raises Failure where the key is not set, or no model is named and no key is set.
+    `environment` is the user's, `own` the variables that the file adds.
 
-    The provider is what the file says; or OpenAI's protocol, where it names a `base_url`; or the one whose models are
-    called like that; or the first whose key is set. The model is what the file says, or SHOTCLOCK_AI_MODEL, or the
-    provider's default."""
+    The provider is that of the file; or OpenAI's protocol for a `base_url`; or the one whose models have such names; or
+    the first whose key is set. The model is that of the file, or SHOTCLOCK_AI_MODEL, or the provider's default."""
     variables = {**environment, **(own or {})}
     wanted = written.model or variables.get(MODEL_VARIABLE) or None
     provider: str | None = written.provider
@@ -122,21 +120,20 @@ def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[
     if provider is None:
         names = ", ".join(each.keys[0] for each in PROVIDERS.values())
         raise Failure("PRECONDITION", f"no key of a model is set: set one of {names}")
-    known = PROVIDERS[provider]
-    url = written.base_url or variables.get(known.url_variable) or None
+    chosen = PROVIDERS[provider]
+    url = written.base_url or variables.get(chosen.url_variable) or None
     if url is not None and not _ADDRESS.match(url):
-        raise Failure("STEP_INVALID", f"{url!r} is no address of a server: it begins with http:// or https://")
-    # What the user's environment names is the user's own word, whatever else the file says.
-    is_trusted = url is None or url == environment.get(known.url_variable) or _is_own(url, known)
+        raise Failure("STEP_INVALID", f"{url!r} is not the address of a server: begin it with http:// or https://")
+    is_trusted = url is None or url == environment.get(chosen.url_variable) or _is_own(url, chosen)
     if written.api_key_env is not None:
         key = _read_named_key(written.api_key_env, variables, None if is_trusted else url)
     else:
-        key = _find_key(known, variables) if is_trusted else ""
-        if not key and not (provider == "openai" and url):  # a server of one's own may need none
+        key = _find_key(chosen, variables) if is_trusted else ""
+        if not key and not (provider == "openai" and url):  # a local server may need none
             raise _no_key(provider, None if is_trusted else url)
-    if written.model is None and wanted is not None and not re.match(known.names, wanted) and url is None:
-        wanted = None  # what the environment names is another provider's
-    return ChosenModel(provider, wanted or known.default_model, url, key)
+    if written.model is None and wanted is not None and not re.match(chosen.names, wanted) and url is None:
+        wanted = None  # the variable names a model of another provider
+    return ChosenModel(provider, wanted or chosen.default_model, url, key)
 
 
 def _find_key(provider: ModelProvider, variables: Mapping[str, str]) -> str:
@@ -148,9 +145,8 @@ _NOT_PLAIN = re.compile(r"[\\@\s\x00-\x20]")
 
 
 def _is_own(url: str, provider: ModelProvider) -> bool:
-    """Return whether an address is one of the provider's hosts, reached so that nobody reads along, or of this
-    machine."""
-    if _NOT_PLAIN.search(url):  # readers of addresses differ about where the host is then
+    """Return whether an address is one of the provider's hosts by https, or of this machine."""
+    if _NOT_PLAIN.search(url):  # parsers of addresses disagree about the host
         return False
     try:
         parts = urlsplit(url)
@@ -166,8 +162,8 @@ def _is_own(url: str, provider: ModelProvider) -> bool:
 
 
 def _read_named_key(name: str, variables: Mapping[str, str], foreign: str | None) -> str:
-    """Return the key that a file names by its variable. Raises Failure where it is not set, or that of a provider for a
-    server that is not the provider's (`foreign`)."""
+    """Return the key of a variable that the file names. Raises Failure where it is not set, or is the key of a provider
+    for a server of others (`foreign`)."""
     if foreign is not None and name in KEY_NAMES:
         message = f"{name} is not sent to {host_of(foreign)}: it is the key of a provider of models"
         raise Failure("PRECONDITION", message, suggestion=NAME_KEY)
@@ -180,7 +176,7 @@ def _no_key(provider: str, foreign: str | None) -> Failure:
     name = PROVIDERS[provider].keys[0]
     if foreign is None:
         return Failure("PRECONDITION", f"the variable {name} is not set: it holds the key of {provider}'s models")
-    message = f"{host_of(foreign)} is no host of {provider}'s, so it is not sent {name}, and no other key is named"
+    message = f"{host_of(foreign)} is not a host of {provider}, so {name} is not sent there, and no other key is named"
     return Failure("PRECONDITION", message, suggestion=NAME_KEY)
 
 
@@ -192,7 +188,6 @@ def host_of(url: str) -> str:
 
 
 def withheld_key(chosen: ChosenModel, variables: Mapping[str, str]) -> str | None:
-    """Return the variable whose key is not sent to the server of a model, where it has none of its own; None where
-    there is nothing to send."""
-    known = PROVIDERS[chosen.provider]
-    return next((name for name in known.keys if variables.get(name)), None) if not chosen.key else None
+    """Return the variable whose key is not sent to a server that has no key of its own; None where none is set."""
+    keys = PROVIDERS[chosen.provider].keys
+    return next((name for name in keys if variables.get(name)), None) if not chosen.key else None

@@ -1,4 +1,4 @@
-"""`command` and `tool`: a shell command in a tree of its own. What it prints is its output."""
+"""`command` and `tool`: a shell command in a process tree of its own. Its stdout is the output."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
 
 SHELL = ["/bin/sh"]
-# Not every sh knows it. On the script's own first line, so that the shell's messages count lines as the file does.
+# Not every sh has it. On the script's first line, so that line numbers in messages are those of the file.
 PIPEFAIL = "command set -o pipefail 2>/dev/null || :; "
 STDIN_VARIABLE = "SHOTCLOCK_STDIN"
 
-# The shells whose `[ … ]`, `printf` and `exit` take a value for what it is. Others compute it, as ksh and zsh do.
+# Shells whose `[ … ]`, `printf` and `exit` do not evaluate a value, as ksh and zsh do.
 SHELLS = ("sh", "dash", "ash", "bash")
 
 
 def shell_argv(words: list[str] | None) -> list[str]:
-    """Return the words that start the shell of a command: it ends at the first failure (`-e`), and in `bash` a pipe
-    fails with any of its commands, unless later options say otherwise."""
+    """Return the argv of a shell that ends at the first failure (`-e`), in `bash` also inside pipes. Later options can
+    change that."""
     shell, *options = words or SHELL
     strict = ["-e", "-o", "pipefail"] if shell.rpartition("/")[2] == "bash" else ["-e"]
-    # bash reads its long options only in front of the others.
+    # bash requires long options first.
     first = next((place for place, word in enumerate(options) if not word.startswith("--")), len(options))
     return [shell, *options[:first], *strict, *options[first:]]
 
@@ -37,10 +37,9 @@ def shell_argv(words: list[str] | None) -> list[str]:
 def _known_shell(words: list[str]) -> list[str]:
     name = words[0].rpartition("/")[2] if words else ""
     if name not in SHELLS:
-        known = ", ".join(SHELLS)
-        raise ValueError(f"{name!r} is not a shell that can be used here: write one of {known}, also with its path")
+        raise ValueError(f"{name!r} cannot be the shell: write one of {', '.join(SHELLS)}, also with its path")
     if any(set(word[1:]) & set("cs") for word in words[1:] if word.startswith("-") and not word.startswith("--")):
-        raise ValueError("-c and -s are given by shotclock: leave them out")
+        raise ValueError("shotclock sets -c and -s: leave them out")
     return words
 
 
@@ -59,7 +58,7 @@ class CommandStep(StepPart):
     stdin: str | None = None
     output_format: Literal["auto", "json", "text"] = "auto"
     stop_signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
-    """How it is asked to wind down."""
+    """The signal for winding down."""
 
 
 class ToolStep(StepPart):
@@ -90,8 +89,7 @@ STEP_TYPES = (COMMAND, TOOL)
 
 
 class CommandProvider(Provider):
-    """Provider of shell commands. The rule of a failure is `TYPE/timeout`, `TYPE/stalled`, `TYPE/cancelled` or
-    `TYPE/failed`."""
+    """Provider of shell commands."""
 
     def __init__(self, step_type: StepType = COMMAND) -> None:
         self.step_type = step_type
@@ -100,7 +98,7 @@ class CommandProvider(Provider):
         from asyncio import CancelledError
 
         script = step.settings["exec"]
-        # Our own environment needs no looking through for each step, and gives way to what keeps a child quiet.
+        # The inherited environment is passed apart: it is not scanned for each step.
         base_env, own_env = ({}, step.env) if step.own_env is None else (step.env, step.own_env)
         env = {**own_env, **step.values}
         with _spool(step.settings.get("stdin")) as stdin:
@@ -128,7 +126,7 @@ class CommandProvider(Provider):
 
 
 def _make_result(envelope: Envelope) -> StepResult:
-    """Return the result with the whole output, read from its file where the envelope has only a part of it."""
+    """Return the result with the whole output, from its file where the envelope has only a part."""
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
     total = data.get("stdout_bytes")
     if total is None:
@@ -153,7 +151,7 @@ def _make_result(envelope: Envelope) -> StepResult:
 
 @contextlib.contextmanager
 def _spool(text: Any) -> Iterator[str | None]:
-    """Keep the text in a file while the command runs. Yields its path, None where there is no text."""
+    """Keep the text in a file while the command runs. Yields its path, None without a text."""
     if text is None:
         yield None
         return

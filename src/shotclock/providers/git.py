@@ -1,8 +1,8 @@
 """`git-checkout`: a repository at a branch, tag or commit in a folder, every git process inside one deadline.
 
-There is no `git clone`: what the ref means is asked of the remote first, so that a shallow fetch fetches the right
-thing. A new checkout is made beside its place and moved there when it is whole, so a step that is stopped leaves
-nothing, and one whose process is killed leaves a `.NAME.part` folder, which the next one removes.
+It does not use `git clone`: the remote resolves the ref first, so that a shallow fetch fetches the right commit. A new
+checkout is made beside its place and moved there when it is complete, so a step that is stopped leaves nothing,
+and one whose process is killed leaves a `.NAME.part` folder, which the next one removes.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ CHECKOUT = StepType(
 )
 STEP_TYPES = (CHECKOUT,)
 
-# Of what git said: enough to read what is wrong.
+# Characters of git's message.
 MESSAGE_LENGTH = 500
 
-# Nobody is there to answer a question, and nothing of what is fetched, nor of the user's set-up, is to be run here.
+# git must not ask questions, and must not run anything of the repository or of the user's configuration.
 SETTINGS = (
     "protocol.ext.allow=never",
     "core.hooksPath=/dev/null",
@@ -70,19 +70,19 @@ SETTINGS = (
     "credential.interactive=false",
     "submodule.recurse=false",
     "fetch.recurseSubmodules=false",
-    # Tidying up in the background would outlive the step, and be killed half way.
+    # Maintenance in the background would outlive the step and be killed.
     "gc.auto=0",
     "maintenance.auto=false",
     "advice.detachedHead=false",
 )
 ENVIRONMENT = {
     "GIT_ASKPASS": "",
-    # Whatever ssh wants to ask, this answers no. It asks nobody on a terminal then, even if there is one.
+    # Answers no to every question of ssh, which then does not use a terminal.
     "SSH_ASKPASS": "false",
     "SSH_ASKPASS_REQUIRE": "force",
     "GCM_INTERACTIVE": "never",
 }
-# Set inside a hook of git's, they would turn us to the repository of whoever started the workflow.
+# Set inside a git hook, they would select the repository of that hook.
 ELSEWHERE = (
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -103,8 +103,7 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
 class GitProvider(Provider):
-    """Provider of checkouts. The rule of a failure is git-checkout/timeout, git-checkout/stalled or
-    git-checkout/failed."""
+    """Provider of checkouts."""
 
     step_type = CHECKOUT
 
@@ -115,7 +114,7 @@ class GitProvider(Provider):
         except InvalidRepository as error:
             return StepResult(Outcome(Ending.NOT_STARTED, Problem("STEP_INVALID", str(error), "validation")))
         git = Git(runtime, call, step.env)
-        # Its clocks are counted by Git itself, from the step's own; only the trace says that the processes are below.
+        # Git counts the clocks itself; the scope is for the trace of the processes.
         outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
         token = current_scope.set(replace(outer, span=call, call=call))
         try:
@@ -136,7 +135,7 @@ class CheckoutRequest:
     repository: Repository
     ref: str | None
     depth: int
-    """0 is all of it."""
+    """0 is the whole history."""
     target: Path
 
     @classmethod
@@ -157,7 +156,7 @@ class CheckoutRequest:
 
 
 class CheckoutRefused(Exception):
-    """A ref that the remote does not have, or a checkout that would lose somebody's work."""
+    """A ref that the remote does not have, or a checkout that would lose local work."""
 
 
 class GitFailed(Exception):
@@ -182,9 +181,9 @@ class Git:
         self.warnings: list[Warning_] = []
 
     async def __call__(self, folder: Path, verb: str, *words: str, may_fail: bool = False) -> str | None:
-        """Run git and return what it printed; None if it failed and may. Raises GitFailed."""
+        """Run git and return its stdout; None if it failed and may. Raises GitFailed."""
         settings = [word for setting in SETTINGS for word in ("-c", setting)]
-        # A folder without a .git of its own must not be taken for a part of the repository around it.
+        # A folder without its own .git is not part of the repository around it.
         env = {**self._env, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
         envelope = await self._runtime.run(
             ["git", *settings, verb, *words],
@@ -203,19 +202,18 @@ class Git:
         raise GitFailed(verb, envelope)
 
     def _clocks(self) -> Clocks:
-        """Return what is left of each clock for the next process."""
+        """Return the rest of each clock for the next process."""
         return replace(
             self._admission.clocks,
             timeout_ms=remaining_limit_ms(self._admission),
-            soft_ms=None,  # of the step as a whole: its processes are wound down with it
+            soft_ms=None,  # the step's soft limit winds its processes down
             queue_ms=None,
             reserve_ms=None,
         )
 
     @property
     def progress(self) -> list[str]:
-        """Return the option that makes a fetch report progress where silence is measured: one that works is then not
-        silent."""
+        """Return the option that makes a working fetch visible to the idle limit."""
         return ["--progress"] if self._admission.clocks.idle_ms else ["--quiet"]
 
 
@@ -225,7 +223,7 @@ class ResolvedRef:
 
     shown: str
     full_name: str | None = None
-    """None: it is, or begins, the id of a commit."""
+    """None for (the beginning of) a commit id."""
 
     @property
     def branch(self) -> str | None:
@@ -257,7 +255,7 @@ class Checkout:
         return {"commit": commit, "ref": resolved.shown}
 
     async def update(self, folder: Path) -> dict[str, object]:
-        """Bring a checkout of the same repository up to date. Raises Refused where somebody's work would be lost."""
+        """Update a checkout of the same repository. Raises CheckoutRefused where local work would be lost."""
         url = await self._git(folder, "config", "--get", "remote.origin.url", may_fail=True)
         if url is None or not self._repository.is_at(url.strip()):
             raise CheckoutRefused(f"{folder} is not empty, and not a checkout of {self._repository.shown}")
@@ -280,8 +278,7 @@ class Checkout:
         return {"commit": commit, "ref": resolved.shown}
 
     async def _resolve_ref(self, folder: Path) -> ResolvedRef:
-        """Return what the ref means to the remote: a branch before a tag before any other name; else a commit, if it
-        looks like one."""
+        """Return the ref as the remote resolves it: a branch, a tag, another name, or a commit, in this order."""
         ref = self._ref
         patterns = ["HEAD"] if ref is None else [f"refs/heads/{ref}", f"refs/tags/{ref}", ref]
         listed = await self._git(folder, "ls-remote", "--symref", "--", self._repository.url, *patterns)
@@ -290,10 +287,8 @@ class Checkout:
             for value, name in lines:
                 if name == "HEAD" and value.startswith("ref: refs/heads/"):
                     branch = value.removeprefix("ref: refs/heads/")
-                    if ref_problem(branch) is not None:  # a name of the remote's choosing is no better than a step's
-                        raise CheckoutRefused(
-                            f"the default branch of {self._repository.shown} has a name that is not used"
-                        )
+                    if ref_problem(branch) is not None:
+                        raise CheckoutRefused(f"the default branch of {self._repository.shown} has an invalid name")
                     return ResolvedRef(branch, f"refs/heads/{branch}")
             for value, name in lines:
                 if name == "HEAD":
@@ -308,7 +303,7 @@ class Checkout:
         raise CheckoutRefused(f"{self._repository.shown} has no branch, tag or commit {ref!r}")
 
     async def _fetch_ref(self, folder: Path, resolved: ResolvedRef) -> str:
-        """Fetch what a ref means, and return its commit."""
+        """Fetch a ref and return its commit."""
         if resolved.full_name is None:
             return await self._fetch_commit(folder, resolved.shown.lower())
         name = resolved.full_name
@@ -323,7 +318,7 @@ class Checkout:
         return commit
 
     async def _fetch_commit(self, folder: Path, commit: str) -> str:
-        # A server need not give out what it was not asked for by name; then all the rest is fetched to find it.
+        # A server may refuse a commit by its id; then all branches are fetched to find it.
         if self._depth and _FULL_COMMIT.fullmatch(commit):
             await self._fetch(folder, commit, may_fail=True)
         if (found := await self._find_commit(folder, commit)) is None:
@@ -384,7 +379,7 @@ async def _check_out(git: Git, request: CheckoutRequest, admission: Call) -> Out
 
 
 def _problem(failed: GitFailed, admission: Call, repository: Repository) -> tuple[Problem, Ending]:
-    """Return the problem in the step's own words and by the step's own clocks, where they are what stopped it."""
+    """Return the problem of a failed process, by the step's own clocks where they stopped it."""
     envelope = failed.envelope
     error: Any = envelope.error
     ending = Ending(envelope.ending)
@@ -409,7 +404,7 @@ def _stderr(envelope: Envelope) -> str:
 
 
 def _extract_reason(stderr: str) -> str:
-    """Return the lines that say what is wrong, without the advice around them."""
+    """Return the lines with errors, without git's advice."""
     lines = [line.strip() for line in stderr.replace("\r", "\n").splitlines() if line.strip()]
     wrong = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-2:]
     return "; ".join(wrong)[:MESSAGE_LENGTH]

@@ -1,5 +1,4 @@
-"""The repository and the folder of a checkout. A checkout is made beside its folder, moved there when it is whole, and
-removed otherwise."""
+"""The repository and the folder of a checkout. It is made beside its folder and moved there when it is complete."""
 
 from __future__ import annotations
 
@@ -146,20 +145,20 @@ def _lock(folder: Path) -> int:
     return held
 
 
-# --- where a repository is --------------------------------------------------------------------------------
+# --- repositories -----------------------------------------------------------------------------------------
 
 SCHEMES = ("file", "git", "http", "https", "ssh", "git+ssh", "ssh+git")
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/]*)@)?(?P<rest>.*)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Part of an address: shorter ones would be found in every other word.
+# Shorter parts of an address would be found in every other word.
 SHORTEST_SECRET = 3
 # git-check-ref-format(1), and no way to write an expression such as HEAD~1.
 _NOT_IN_REFS = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|[/.]$|^[/.]|^@$")
 
 
 class InvalidRepository(Exception):
-    """An address or a ref that cannot be given to git. Nothing ran."""
+    """An address or a ref that git must not get. Nothing ran."""
 
 
 @value
@@ -169,7 +168,7 @@ class Repository:
     url: str
     """For git."""
     stored: str
-    """For .git/config: a password that is there is found by everybody who finds the folder."""
+    """For .git/config, without a password."""
     shown: str
     _hidden: tuple[str, ...] = ()
 
@@ -199,7 +198,7 @@ class Repository:
             raise InvalidRepository("repository: its host begins with a dash")
         if user is None:
             return cls(text, text, text)
-        # In http a name alone can be the secret; in ssh it is who to be, and is needed.
+        # In http a name alone can be a secret token; in ssh it is the user.
         name, _, password = user.partition(":")
         is_http = scheme in ("http", "https")
         without = f"{scheme}://{rest}" if is_http else f"{scheme}://{name}@{rest}"
@@ -209,8 +208,7 @@ class Repository:
 
     @property
     def name(self) -> str:
-        """Return the name of the folder, if the step does not say: the last part, as for git clone. Raises
-        InvalidRepository."""
+        """Return the default folder name, as for git clone. Raises InvalidRepository."""
         path = re.sub(r"/+(\.git)?/*$", "", self.stored).removesuffix(".git")
         name = re.sub(r"[^\w.-]+", "-", re.split(r"[/:]", path)[-1]).lstrip("-")
         if name in ("", ".", ".."):
@@ -222,7 +220,7 @@ class Repository:
         return _normalize(url) == _normalize(self.stored)
 
     def without_secrets(self, text: str) -> str:
-        """Return the text without what of the address is secret."""
+        """Return the text without the secrets of the address."""
         return hide_credentials(hide_values(text, self._hidden, SHORTEST_SECRET), names_too=False)
 
 
@@ -230,7 +228,7 @@ NO_REPOSITORY = "repository: it is missing, GITHUB_REPOSITORY is not set, and th
 
 
 def find_repository(environment: Mapping[str, str], folder: Path) -> str | None:
-    """Return the repository of a step that names none: GITHUB_REPOSITORY, else the one that the workflow file is in."""
+    """Return the default repository: GITHUB_REPOSITORY, else the one that contains the workflow file."""
     if name := environment.get("GITHUB_REPOSITORY"):
         return f"{environment.get('GITHUB_SERVER_URL') or 'https://github.com'}/{name}"
     folder = Path(os.path.abspath(folder))
@@ -238,7 +236,7 @@ def find_repository(environment: Mapping[str, str], folder: Path) -> str | None:
 
 
 def find_unusable(settings: Mapping[str, Any], is_template: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a step that are written out, without a template, and cannot be given to git; and why."""
+    """Yield the keys of a step without templates that are invalid, and why."""
     repository, ref = settings.get("repository"), settings.get("ref")
     if repository is not None and not is_template(repository):
         try:
@@ -250,7 +248,7 @@ def find_unusable(settings: Mapping[str, Any], is_template: Callable[[str], bool
 
 
 def _normalize(url: str) -> str:
-    """Return an address as it is the same for all ways to write it."""
+    """Return the canonical form of an address."""
     found = _URL.fullmatch(url)
     if found is not None and found["scheme"].lower() == "file":
         url = found["rest"]

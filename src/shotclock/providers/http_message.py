@@ -17,15 +17,14 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import httpx2
 
 from ..core.json_values import write_json
 from ..core.redaction import hide_credentials, hide_values
 from ..core.value_types import value
 from ..process.command_task import make_private_directory, prune_spills, spill_path
-
-if TYPE_CHECKING:
-    import httpx2
 
 # --- requests ---------------------------------------------------------------------------------------------
 
@@ -137,8 +136,6 @@ def unfetchable(url: httpx2.URL) -> str | None:
 
 
 def _check_url(written: Any) -> str:
-    import httpx2
-
     text = _text(written).strip()
     try:
         url = httpx2.URL(text)

@@ -1,7 +1,7 @@
 """`mcp`: a call of an MCP tool, on a server that is started for it or reached by URL.
 
-Connecting, listing and calling each have their bound, under one deadline; a server that was started is gone with
-everything it started when the step is over. What the SDK does in between is waited for, never relied on.
+Connecting, listing and calling each have their bound, under one deadline; a server that was started is gone with all
+its processes when the step is over. The step never relies on the SDK to end.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class McpStep(StepPart):
     )
     connect_timeout: Clock | None = None
     transport: Literal["stdio", "http"] | None = None
-    """As in other files: it follows from `command` or `url`."""
+    """Follows from `command` or `url`; existing files have it."""
 
     def check_together(self) -> None:
         check_server(self.command, self.url, self.transport)
@@ -85,15 +85,15 @@ MCP = StepType(
     other_rule="connect_error",
 )
 STEP_TYPES = (MCP,)
-# To take leave of a server that is reached by URL: a DELETE, if there is a session. One that hangs is left without.
+# For closing a session by URL with a DELETE. A server that hangs gets none.
 CLOSE_LIMIT_S = 0.5
-# Loading the SDK takes about a second from a cold disk. Where a step has no timeout, only a broken disk runs this out.
+# For loading the SDK where a step has no timeout: from a cold disk it takes about a second.
 IMPORT_LIMIT_S = 30.0
-# Between calls of a tool that waits for a person in another inbox than ours, where the run is never parked.
+# Between calls of a tool that waits for a person in a foreign inbox, where the run is never parked.
 LOOK_AGAIN_S = 5.0
-# A server that wants more patience than this is not waited for.
+# A longer retry_after_ms is cut to this.
 LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
-# Of what a tool says when it has failed: what a message should carry at most.
+# Characters of a failed tool's text in the message.
 MESSAGE_SHOWN = 2000
 _ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
 _CODE = re.compile("[A-Z][A-Z0-9_]+")
@@ -102,12 +102,10 @@ _CLIENT = f"{__package__}.mcp_client"
 
 
 class McpProvider(Provider):
-    """Provider of MCP tool calls. The rule of a failure is `mcp/timeout`, `mcp/connect_timeout`, `mcp/connect_error`,
-    `mcp/unknown_tool`, `mcp/tool_error`, `mcp/stalled` or `mcp/arguments`; where a Shotclock server waits for a person
-    and the run has no more time for that, `approval/pending`."""
+    """Provider of MCP tool calls."""
 
     def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
-        """Load nothing yet. `inbox` is the run's: a server on this machine may ask people there as well."""
+        """Load nothing yet. `inbox` is the run's, which a server on this machine may share."""
         self._inbox = inbox
         self._is_loaded = False
         self._loading: asyncio.Task[ModuleType] | None = None
@@ -115,15 +113,14 @@ class McpProvider(Provider):
     step_type = MCP
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Call the tool. One that needs an approval has not begun while nobody has decided: the identical call picks it
-        up."""
+        """Call the tool. Where it needs an approval, wait for the decision and repeat the identical call."""
         while True:
             result, proposal = await self._call_tool(step, call, runtime)
             if proposal is None or not step.key:
                 return result
             waiting = bounded_by_run(call)
             bell = waiting.bound.bell
-            # No call is made inside: a run that is parked would end it in the middle of its work.
+            # No call is made inside: parking the run would cut it.
             with step.waits(step.key, proposal):
                 await self._wait(proposal, step, bell)
             if bell is not None and bell.has_passed(monotonic_ns()):
@@ -133,8 +130,8 @@ class McpProvider(Provider):
             call.restart_clocks()
 
     async def _wait(self, proposal: ForeignProposal, step: StepCall, bell: Deadline | None) -> None:
-        """Return when the proposal may be decided: once it is, where the server asks in the inbox of this run too;
-        elsewhere after a pause, or not before the run is parked."""
+        """Wait for the decision where the server uses the inbox of this run; elsewhere for a pause, or until the run is
+        parked."""
         with contextlib.suppress(Failure):
             inbox = None if self._inbox is None else self._inbox()
             ours = None if inbox is None else await inbox.get(proposal.id)
@@ -148,7 +145,7 @@ class McpProvider(Provider):
     async def _call_tool(
         self, step: StepCall, call: Call, runtime: Runtime
     ) -> tuple[StepResult, ForeignProposal | None]:
-        """Return what came of one call of the tool, and what a person has to decide before it can begin."""
+        """Return the result of one call of the tool, and the proposal that it waits for."""
         await self._load(call)
         if not self._is_loaded and call.bound.bell is not None:
             fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
@@ -176,7 +173,7 @@ class McpProvider(Provider):
             bell = admission.bound.bell
             limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
             await asyncio.wait([loading], timeout=limit_s)
-            if bell is admission.bound.bell:  # it was not extended meanwhile
+            if bell is admission.bound.bell:  # overtime did not extend it
                 break
         if loading.done():
             loading.result()
@@ -185,7 +182,7 @@ class McpProvider(Provider):
     async def close(self) -> None:
         if self._loading is not None:
             self._loading.cancel()
-            await asyncio.wait([self._loading])  # the waiting for its thread, which ends at once
+            await asyncio.wait([self._loading])  # ends at once, without its thread
 
 
 class _ToolCall(Work):
@@ -207,7 +204,7 @@ class _ToolCall(Work):
         self._stopping: asyncio.Task[None] | None = None
         self._server: InteractiveProcess | None = None
         self.proposal: ForeignProposal | None = None
-        """What a person has to decide first, where the tool did not begin for that."""
+        """The proposal that the tool waits for before it begins."""
 
     def _remaining_ms(self) -> int | None:
         bell = self._admission.bound.bell
@@ -226,8 +223,7 @@ class _ToolCall(Work):
             self._unwound.set_result(None)
 
     def move_bell(self) -> bool:
-        """Take the call's bell: whoever waits looks at it again when the old one rings. A server that was started has
-        it, too."""
+        """Pass the new timeout on to a server that was started. The waiter reads it when the old one rings."""
         bound = self._admission.bound
         if self._server is not None and bound.bell is not None and bound.kill_ns is not None:
             self._server.move_bell(bound.bell.at_ns, bound.kill_ns)
@@ -236,13 +232,13 @@ class _ToolCall(Work):
     async def look(self) -> WorkView:
         from .mcp_client import Stage
 
-        # As for the clock of silence: starting may be silent for as long as it takes.
+        # As for the idle limit: starting may be silent.
         return WorkView(has_begun=self._conversation.stage not in (Stage.CONNECTING, Stage.LISTING))
 
     async def result(self) -> StepResult:
         self._admission.work = self
-        if (asked := self._admission.winding_down) is not None:  # while the client was being loaded
-            self.wind_down(asked.until_ns)
+        if (winding_down := self._admission.winding_down) is not None:  # while the client was being loaded
+            self.wind_down(winding_down.until_ns)
         try:
             return await self._result()
         finally:
@@ -271,15 +267,14 @@ class _ToolCall(Work):
         return StepResult(outcome, value, rule, rewrite)
 
     def _time_is_over(self) -> bool:
-        """Return whether the time that the server was given is used up: one that keeps to it stops a reserve
-        earlier."""
+        """Return whether the server's time is used up. It stops a reserve earlier."""
         if self._conversation.granted is None:
             return False
         called_ns, given_ms = self._conversation.granted
         return monotonic_ns() >= called_ns + (given_ms - reserve_ms_for(given_ms)) * NS_PER_MS
 
     def _by_our_clock(self, theirs: Envelope) -> Envelope:
-        """Return the same end by the clock that it was: ours, whatever the server calls its caller's."""
+        """Return a timeout of the server as one of the step's own clock."""
         fired = self._admission.fired(ClockKind.TIMEOUT, monotonic_ns() - self._admission.started_ns)
         message = f"MCP tool call timed out after {in_seconds(fired.limit_ms)}"
         error: dict[str, object] = {
@@ -322,7 +317,7 @@ class _ToolCall(Work):
     # --- the clocks ---------------------------------------------------------------------------------------
 
     async def _hold_conversation(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
-        """Hold the conversation until it is settled; return the problem where a clock has run out first."""
+        """Hold the conversation until it is settled; return the problem where a clock fires first."""
         talk = self._conversation
         talking = asyncio.ensure_future(talk.talk(transport))
         try:
@@ -337,22 +332,22 @@ class _ToolCall(Work):
                 waits: list[asyncio.Future[Any]] = [talk.settled, self._unwound]
                 limit_s = None if at_ns is None else (at_ns - now) / 1e9
                 await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            # The deadline may be near, but an answer that is there is not thrown away for a good-bye.
+            # A received answer is not discarded because closing takes time.
             await asyncio.wait([talking], timeout=CLOSE_LIMIT_S)
             return None
         finally:
             talking.cancel()
             await run_shielded(asyncio.wait([talking], timeout=CLOSE_LIMIT_S))
-            if not talking.done():  # its own clean-up hangs: a second cancellation goes through that as well
+            if not talking.done():  # a second cancellation ends its clean-up
                 talking.cancel()
 
     def _alarms(self) -> list[tuple[int, ClockKind, int]]:
-        """Return when the next clocks ring, which they are, and how long they are."""
+        """Return the next clocks: when they fire, their kind and their limit."""
         from .mcp_client import Stage
 
         talk, bound, idle_ms = self._conversation, self._admission.bound, self._admission.clocks.idle_ms
         alarms = [] if bound.bell is None else [(bound.bell.at_ns, ClockKind.TIMEOUT, bound.limit_ms)]
-        if talk.stage in (Stage.CONNECTING, Stage.LISTING):  # starting may be silent for as long as it takes
+        if talk.stage in (Stage.CONNECTING, Stage.LISTING):  # starting may be silent
             at_ns = talk.stage_began_ns + self._connect_ms * NS_PER_MS
             alarms += [(at_ns, ClockKind.OPERATION, self._connect_ms)] if self._connect_ms else []
         elif idle_ms:
@@ -363,7 +358,7 @@ class _ToolCall(Work):
         from .mcp_client import Stage
 
         elapsed_ns = monotonic_ns() - self._admission.started_ns
-        if kind is ClockKind.OPERATION:  # a clock of its own, inside the step's
+        if kind is ClockKind.OPERATION:  # connect_timeout
             fired = Fired(ClockKind.TIMEOUT, f"{self._admission.name} connect", limit_ms, elapsed_ns // NS_PER_MS)
         else:
             fired = self._admission.fired(kind, elapsed_ns)
@@ -381,11 +376,11 @@ class _ToolCall(Work):
         return Problem("TIMEOUT", f"{what} after {in_seconds(limit_ms)}{self._describe_stray()}", fired=fired)
 
     def _describe_stray(self) -> str:
-        """Return what the server said instead of an answer, if it did."""
+        """Return the server's output that is not MCP, for a message."""
         stray = self._conversation.stray.decode("utf-8", "replace").strip()
         return f"; what it prints is not MCP: {stray!r}" if stray else ""
 
-    # --- what is said about it ---------------------------------------------------------------------------------------
+    # --- outcomes -----------------------------------------------------------------------------------------
 
     def _judge(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
         from .mcp_client import Stage, content_of, output_of, text_of
@@ -412,7 +407,7 @@ class _ToolCall(Work):
         return Outcome(Ending.FINISHED, data=data, warnings=notes), output
 
     def _with_report(self, outcome: Outcome, server: InteractiveProcess) -> Outcome:
-        """Add what the supervisor says about the server's own process."""
+        """Add the supervisor's report on the server process."""
         report = server.report
         assert report is not None
         judged = commands.judge(self._admission, server.task, report)
@@ -425,7 +420,7 @@ class _ToolCall(Work):
             return Outcome(Ending.NOT_STARTED, judged.problem)
         process: dict[str, Any] = judged.data if isinstance(judged.data, dict) else {}
         data = outcome.data if isinstance(outcome.data, dict) else {}
-        # Whole: the engine cuts it, after secrets are taken out; half of one would not be known for one.
+        # Whole: the engine removes secrets and then cuts it; half a secret would not be recognized.
         outcome.data = {**data, "stderr": str(process.get("stderr", ""))}
         if problem.code in _LOST and self._conversation.lost:
             how = f" with exit code {process['exit_code']}" if report.stopped is None and "exit_code" in process else ""
@@ -447,7 +442,7 @@ _RULES = {
 
 
 def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
-    """Return what a Shotclock server's tool waits for, where the call has not begun for that."""
+    """Return the proposal that a tool of a Shotclock server waits for before it begins."""
     error, data, ending = theirs["error"], theirs["data"], theirs["meta"].get("ending")
     if error is None or error["code"] != "INCOMPLETE" or ending != Ending.NOT_STARTED or not isinstance(data, dict):
         return None
@@ -461,8 +456,7 @@ _PROPOSAL_FIELDS = ("status", "proposal_id", "notes", "title", "expires_at")
 
 
 def _ending_before_call(stopped_as: Ending) -> Ending:
-    """Return how a call that was stopped before the tool was called has ended: a server by URL has done nothing for us
-    then; one that we started may have."""
+    """Return the ending of a call that was stopped before the tool began. A server that was started may have acted."""
     return Ending.NOT_STARTED if stopped_as is Ending.CANCELLED else stopped_as
 
 
@@ -479,7 +473,7 @@ def _is_envelope(output: Any) -> bool:
 
 
 def _has_code_and_message(detail: Any) -> bool:
-    """Return whether a detail has a code and a message, as errors and warnings do."""
+    """Return whether a value has the code and message of an error or warning."""
     if not isinstance(detail, dict):
         return False
     code, message = detail.get("code"), detail.get("message")
@@ -487,8 +481,8 @@ def _has_code_and_message(detail: Any) -> bool:
 
 
 def _adopt_answer(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
-    """Return the answer of a server that speaks of its calls as we do: its data is the output, its error the step's.
-    The clocks are our own, and nothing is taken over that is not of the type it should be."""
+    """Return the envelope of a Shotclock server as the step's: its data is the output. Values of a wrong type are
+    ignored."""
     meta, their_meta, data = dict(ours.meta), theirs["meta"], theirs["data"]
     if their_meta.get("ending") in set(Ending):
         meta["ending"] = their_meta["ending"]
@@ -504,7 +498,7 @@ def _adopt_answer(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
 
 
 def _keep_typed(detail: Mapping[str, Any]) -> dict[str, object]:
-    """Return of what a server says about a failure what is of the right type and can be written down."""
+    """Return the details of a server's error that have the right type and are JSON."""
     typed = {name: detail[name] for name, kind in _DETAILS.items() if type(detail.get(name)) is kind}
     if "retry_after_ms" in typed:
         typed["retry_after_ms"] = min(max(0, typed["retry_after_ms"]), LONGEST_RETRY_AFTER_MS)

@@ -1,7 +1,7 @@
-"""One conversation with an MCP server, spoken by the official SDK: connect, look the tool up, call it.
+"""One conversation with an MCP server by the official SDK: connect, list the tools, call one.
 
-Nothing in here is trusted to end. Whoever started it waits for `settled`, looks at the stage, and holds the clocks.
-Only imported where it is used, because the SDK is heavy.
+Nothing in here is trusted to end: its caller waits for `settled`, reads the stage, and holds the clocks. Imported only
+where it is used, because the SDK is heavy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ..core.lazy_names import import_lazily
 
-# Before any part of the SDK: its servers, and its own ways to start them, are a quarter of its import.
+# Before any part of the SDK: its servers are a quarter of its import.
 import_lazily("mcp")
 import_lazily("mcp.client")
 
@@ -47,20 +47,20 @@ from .http_transport import CountedBody
 
 REMAINING = "shotclock.dev/remainingMs"
 STOP_TOOL = "graceful_stop"
-"""What a server offers that can end a call early and keep what there is of it."""
+"""The tool of a server that ends a call early with a partial result."""
 STOP_AGAIN_S = 0.1
-# One message. Reading a larger one would hold up everybody else on the loop.
+# Bytes of one message. Reading a larger one would block the loop.
 MESSAGE_LIMIT = 16_000_000
-# A server that has refused the handshake is there, and answers this at once if it ever does.
+# For a server that has refused the handshake: it is running, and answers this at once if at all.
 DISCOVER_S = 2.0
-# What may come on stdout beside messages before it is clear that this is no MCP server.
+# Bytes on stdout beside messages until the program is not an MCP server.
 STRAY_LIMIT = 16_000_000
 STRAY_SHOWN = 200
-# A list of tools that has more pages than this has no end.
+# Pages of a list of tools; more is an endless list.
 MOST_PAGES = 100
 NAMES_SHOWN = 15
 
-# What the SDK makes of a server's mistakes belongs into the step's error, not onto our stderr.
+# The SDK's messages belong in the step's error, not on stderr.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
@@ -72,30 +72,29 @@ class Stage(Enum):
 
 
 class Conversation:
-    """One conversation with a server. `settled` holds the tool's result, or why there is none."""
+    """One conversation with a server. `settled` holds the tool's result or the problem."""
 
     def __init__(
         self, tool: str, arguments: Mapping[str, Any], remaining_ms: Callable[[], int | None], trace: TraceContext
     ) -> None:
-        """Prepare the conversation. `trace` is the call that talks, as the parent of what the server does for it."""
+        """`trace` is the call, as the parent of the server's spans."""
         self._tool, self._arguments, self._remaining_ms = tool, dict(arguments), remaining_ms
         self._trace = trace
         self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
         self.stage = Stage.CONNECTING
         self.stage_began_ns = self.heard_ns = monotonic_ns()
         self.granted: tuple[int, int] | None = None
-        """When the server was called, and how many milliseconds it was told that it has."""
+        """When the server was called, and the remaining milliseconds that it got."""
         self.lost = False
-        """The connection ended while something was still asked."""
+        """The connection ended before an answer."""
         self.stray = b""
-        """The beginning of what the server said that is no message."""
+        """The beginning of the server's output that is not MCP."""
         self.on_sign: Callable[[], None] | None = None
-        """Told of everything that is heard as it is read: a loop that was late has to take it through several turns
-        before it is known for progress."""
+        """Called as bytes are read: on a late loop it takes several turns until they count as progress."""
         self.on_progress: Callable[[float, float | None, str | None], None] | None = None
-        """Is told of the tool's progress."""
+        """Called with the tool's progress."""
         self.kept: tuple[str, ...] = ()
-        """Numbers of its answers that could not be held as they were written."""
+        """Numbers that cannot be represented exactly and stay text."""
         self._stop_tool: types.Tool | None = None
         self._calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         """The session in which the tool is called, once it is."""
@@ -110,9 +109,8 @@ class Conversation:
             self.on_sign()
 
     async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
-        """Talk from the first word to the last. What goes wrong is the result of `settled`; only a cancellation is
-        raised."""
-        stand_at(self._trace)  # the SDK makes spans where there is a provider, and tells the server of those
+        """Hold the whole conversation. Errors become the result of `settled`; only a cancellation is raised."""
+        stand_at(self._trace)  # the parent of the SDK's spans, which it sends to the server
         try:
             async with transport as (incoming, outgoing), self._session(incoming, outgoing) as session:
                 try:
@@ -120,7 +118,7 @@ class Conversation:
                 except Exception as error:
                     result = self._make_problem(error)
                 self._settle(result)
-        except Exception as error:  # the transport's, or what closing it left behind
+        except Exception as error:  # of the transport or of closing it
             self._settle(self._make_problem(_first_error(error)))
 
     async def _call_tool(self, session: ClientSession) -> types.CallToolResult | Problem:
@@ -152,24 +150,24 @@ class Conversation:
         )
 
     async def ask_to_stop(self, request_ids: Sequence[str], within_ms: int) -> None:
-        """Ask the server to end these calls early, where it offers that: each of them if it wants to know which, else
-        once. Bounded; what it says is in the answers of the calls themselves."""
-        with contextlib.suppress(Exception):  # it is only asked; whether it ends is seen by whoever waits for it
+        """Ask the server to end these calls early, where it has a tool for that: each call if the tool takes a
+        request_id, else once. Bounded."""
+        with contextlib.suppress(Exception):  # the waiter sees whether the call ends
             async with asyncio.timeout(within_ms / 1000):
                 session = await asyncio.shield(self._calling)
                 if self._stop_tool is None or self._tool == STOP_TOOL:
                     return
                 takes = self._stop_tool.input_schema.get("properties") or {}
-                asked = request_ids if "request_id" in takes else request_ids[:1]
-                await asyncio.gather(*(self._ask_once(session, takes, each, within_ms) for each in asked))
+                ids = request_ids if "request_id" in takes else request_ids[:1]
+                await asyncio.gather(*(self._ask_once(session, takes, each, within_ms) for each in ids))
 
     async def _ask_once(self, session: ClientSession, takes: Collection[str], request_id: str, within_ms: int) -> None:
-        known = {"request_id": request_id, "within_ms": within_ms, "reason": "the caller winds down"}
+        arguments = {"request_id": request_id, "within_ms": within_ms, "reason": "the caller winds down"}
         meta = cast("types.RequestParamsMeta", {**self._trace.as_headers(), REMAINING: within_ms})
-        said = {name: value for name, value in known.items() if name in takes}
+        accepted = {name: value for name, value in arguments.items() if name in takes}
         pause_s = STOP_AGAIN_S
-        # The call may be on its way, and not known there yet: it is asked again, less and less often.
-        while (await session.call_tool(STOP_TOOL, said, meta=meta)).is_error:
+        # The call may not have arrived there yet: the request is repeated, less and less often.
+        while (await session.call_tool(STOP_TOOL, accepted, meta=meta)).is_error:
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
@@ -239,7 +237,7 @@ class Conversation:
 
     @contextlib.asynccontextmanager
     async def over_http(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
-        # No timeouts of its own: each of its waits is inside our clocks, and a tool may be silent for long.
+        # Without timeouts: the step's clocks bound each wait, and a tool may be silent.
         async with (
             httpx2.AsyncClient(headers=dict(headers), timeout=None, event_hooks={"response": [_cap_body]}) as client,
             streamable_http_client(url, http_client=client) as streams,
@@ -295,14 +293,14 @@ class Conversation:
 
 
 class ServerConversation(Conversation):
-    """A conversation that goes on: the tools are listed once, then called until it is closed.
+    """A conversation that stays open: the tools are listed once, then called until `close`.
 
-    `settled` holds why it has ended, where it was not closed."""
+    `settled` holds the problem where it ended before."""
 
     def __init__(self, trace: TraceContext) -> None:
         super().__init__("", {}, lambda: None, trace)
         self.listed: asyncio.Future[list[types.Tool]] = asyncio.get_running_loop().create_future()
-        """The tools of the server, once it has told them. Cancelled where it never will."""
+        """The tools of the server. Cancelled where the conversation ends before."""
         self._closing = asyncio.Event()
         self._talking: ClientSession | None = None
 
@@ -322,13 +320,13 @@ class ServerConversation(Conversation):
         self._talking = session
         self._calling.set_result(session)
         self.listed.set_result(tools)
-        await self._closing.wait()  # bounded by whoever opened it
+        await self._closing.wait()  # bounded by its opener
         return Problem("CONNECTION_LOST", "the conversation with the MCP server is over")
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any], remaining_ms: int | None, trace: TraceContext
     ) -> types.CallToolResult:
-        """Call a tool. Bounded by whoever waits for it. Raises Failure where the server does not answer."""
+        """Call a tool. Its caller bounds it. Raises Failure where the server does not answer."""
         if self._talking is None:
             problem = self.settled.result() if self.settled.done() else None
             why = problem.message if isinstance(problem, Problem) else "it has left"
@@ -340,12 +338,12 @@ class ServerConversation(Conversation):
             raise Failure(problem.code, problem.message) from error
 
     def close(self) -> None:
-        """Let it end by itself, with a good-bye."""
+        """End the conversation, and close the session."""
         self._closing.set()
 
 
 async def _cap_body(response: httpx2.Response) -> None:
-    """Bound a body that is read at once. Events of a stream are limited one by one, by the SDK."""
+    """Bound a body that is read at once. The SDK limits events of a stream."""
     stream, size = response.stream, 0
 
     def count(part: bytes) -> None:
@@ -361,13 +359,13 @@ async def _cap_body(response: httpx2.Response) -> None:
 
 class _Session(ClientSession):
     async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
-        """Check nothing: the schema is the server's, and so are the regular expressions in it, which may take for ever.
-        A step that wants to be sure has its own output_schema."""
+        """Check nothing: regular expressions in the server's schema may take for ever. A step has its own
+        output_schema."""
 
 
 async def _connect(session: ClientSession) -> None:
-    """Shake hands with the server, first in the way that every server knows: some never answer a method they do not
-    know. What refuses it speaks a later revision."""
+    """Connect by `initialize`, which every server knows: some never answer an unknown method. A server that refuses it
+    uses a later revision."""
     try:
         await session.initialize()
     except MCPError as refused:
@@ -381,7 +379,7 @@ async def _connect(session: ClientSession) -> None:
 
 
 def _is_lost(error: MCPError) -> bool:
-    """Return whether the connection ended. By the text as well: servers use the same code for errors of their own."""
+    """Return whether the connection ended. Servers use the same code for their own errors, so the text counts too."""
     return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -396,12 +394,12 @@ async def _write_messages(
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 await server.write(text.encode() + b"\n")
         except (BrokenPipeError, anyio.ClosedResourceError):
-            coming_in.close()  # whoever waits for an answer learns that there will be none
+            coming_in.close()  # ends the wait for an answer
 
 
 def _parse_message(line: bytes) -> tuple[Any, tuple[str, ...]]:
-    """Return the message, or None if it is none, and the numbers in it that stayed text. Raise ValueError for an answer
-    that cannot be read: nobody else would ever answer what was asked."""
+    """Return the message, None for other output, and the numbers in it that stay text. Raises ValueError for an
+    unreadable answer: no other one will follow."""
     if not line.lstrip().startswith(b"{"):
         return None, ()
     adapter = types.jsonrpc_message_adapter
@@ -410,7 +408,7 @@ def _parse_message(line: bytes) -> tuple[Any, tuple[str, ...]]:
             return adapter.validate_json(line, by_name=False), ()
     if b'"jsonrpc"' not in line or not (b'"result"' in line or b'"error"' in line):
         return None, ()
-    # By our own reading: the SDK's makes another number of 1e999, and half a character is no text to it.
+    # Read here: the SDK changes 1e999 and rejects half characters.
     plain, kept = read_json(line.decode("utf-8", "replace"))
     return adapter.validate_python(plain, by_name=False), kept
 
@@ -426,7 +424,7 @@ def content_of(result: types.CallToolResult) -> list[dict[str, Any]]:
 
 
 def output_of(result: types.CallToolResult) -> Any:
-    """Return what is structured as it is; else the text; else what came, as it came."""
+    """Return the structured content; else the text; else the content blocks."""
     if result.structured_content is not None:
         return result.structured_content
     if all(isinstance(block, types.TextContent) for block in result.content):
@@ -439,7 +437,7 @@ def text_of(result: types.CallToolResult) -> str:
 
 
 def find_unsendable(arguments: Any) -> str | None:
-    """Return why arguments are no JSON; None if they are."""
+    """Return why arguments are not JSON; None if they are."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,9 +1,8 @@
-"""Step types and their providers: the keys of every step, the registry of types, and what a provider gets and returns.
+"""Step types and their providers: the keys of every step, the registry of types, and the interface of a provider.
 
 A new type is one file in this package, which declares a `StepType` with the schema of its steps and their provider, and
-one line in `MODULES`. Such a file is imported when a workflow has a step of its type, also by commands that only read
-the workflow; so what is slow to load is imported by the functions that need it. Order, retries, templates and the
-record of a run are not the provider's: the engine does them.
+one line in `MODULES`. The file is imported when a workflow has a step of its type, also by commands that only read the
+workflow. The engine does order, retries, templates and the record of a run.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from .workflow import RunFile
 
 
-# By step type the module that declares it: in this package, or anywhere by its full name.
+# The modules that declare the step types: in this package, or anywhere by full name.
 MODULES = {
     "command": ".command",
     "http_client": ".http",
@@ -55,12 +54,11 @@ Unit = Literal["s", "ms"]
 
 
 def duration_ms(written: object, unit: Unit) -> int:
-    """Return the milliseconds of a duration as people write it, or of a bare number (in quotes or not) in the unit of
-    where it stands. Raises DurationError."""
+    """Return the milliseconds of a duration or of a bare number in the unit. Raises DurationError."""
     return parse_duration_ms(written, bare=unit)
 
 
-# --- what a step may say ------------------------------------------------------------------------------------
+# --- keys of a step -----------------------------------------------------------------------------------------
 
 Scalar = str | int | float | bool | None
 # A number in the unit of the step's kind, or text such as 500ms, 30s, 5m, 1h30m, PT30S.
@@ -78,7 +76,7 @@ def _duration_in(unit: Unit) -> Callable[[Any], Any]:
     return check
 
 
-# By the unit of a bare number. The clocks of a step are checked by its kind's, see StepPart.
+# By the unit of a bare number. The clocks of a step have the unit of its type, see StepPart.
 Seconds = Annotated[Duration, Before(_duration_in("s"))]
 Milliseconds = Annotated[Duration, Before(_duration_in("ms"))]
 Clock = Duration
@@ -113,7 +111,7 @@ class Backoff(Part):
 
 class Retry(Part):
     max: int = field(ge=0, le=1000)
-    """How many times more, after the first."""
+    """Tries after the first."""
     backoff: Backoff = Backoff()
 
 
@@ -130,11 +128,11 @@ ERROR_CODE = re.compile("[A-Z][A-Z0-9_]*")
 
 class StepRetry(Retry):
     on: Annotated[list[int | str], Before(_failures)] = field(default=[])
-    """The exit codes and error codes after which the step is tried again; any if there are none."""
+    """The exit codes and error codes after which the step is retried; by default all."""
 
 
 class Reaction(Part):
-    """`on_fail` and `on_success`: what else happens once a step has failed or succeeded."""
+    """`on_fail` and `on_success`: reactions to the end of a step."""
 
     retry: StepRetry | None = None
     run: Names = field(default=[])
@@ -142,12 +140,12 @@ class Reaction(Part):
 
 
 class Approval(Part):
-    """`approval`: how an operator is asked before the step runs."""
+    """`approval`: settings of the proposal before the step runs."""
 
     ttl: Seconds = "24h"
     remind: Seconds | None = None
     when_expired: Literal["reject", "default"] = "reject"
-    """What happens when nobody decides: it fails, or it goes on as if it had been approved."""
+    """Without a decision in time: the step fails, or runs as if approved."""
     deciders: Names = field(default=[])
     destructive: bool = False
 
@@ -166,7 +164,7 @@ OvertimeKey = Annotated[dict[str, Any] | bool | str | int | float | None, Before
 class StepPart(Part):
     """The keys that every step may have."""
 
-    if TYPE_CHECKING:  # each type of step has its own
+    if TYPE_CHECKING:  # each step type declares its own
         type: str
 
     timeout: Clock | None = None
@@ -191,7 +189,7 @@ class StepPart(Part):
     overtime: OvertimeKey = None
     approval: Approval | bool = False
     runs_on: str | None = field(default=None, min_length=1)
-    """The queue of Temporal whose workers carry it out, where it is not that of the run. Here it means nothing."""
+    """The Temporal queue whose workers run the step, by default that of the run. Ignored without Temporal."""
     description: str | None = None
 
     @classmethod
@@ -212,7 +210,7 @@ _CLOCKS = frozenset((*WORK_CLOCKS, "connect_timeout", "min_time"))
 
 
 def check_server(command: str | None, url: str | None, transport: str | None) -> None:
-    """Raise ValueError unless an MCP server is named in one way, and its transport is the one that goes with it."""
+    """Raise ValueError unless an MCP server has either a command or a URL, and the matching transport."""
     if (command is None) == (url is None):
         raise ValueError("name one server: either `command` to start it, or `url` to reach it")
     if transport is not None and (transport == "stdio") != (command is not None):
@@ -224,54 +222,54 @@ def check_server(command: str | None, url: str | None, transport: str | None) ->
 
 @value
 class StepType:
-    """All that is particular about one type of step. Existing files are written with these units, so they are kept."""
+    """One type of step. The units are those of existing files."""
 
     name: str
     summary: str
-    """What such a step is, for the reference."""
+    """For the reference."""
     schema: type[StepPart]
     make_provider: Callable[[RunServices], Provider]
     default_ms: int | None
-    """The timeout where none is written; 0 is none, and None is as long as the run that it is in."""
+    """The default timeout; 0 is none, None is that of the run."""
     default_for: Callable[[Any], int] | None = None
-    """The same, where it follows from what else the step says."""
+    """The default timeout where it depends on other keys of the step."""
     unit: Unit = "s"
-    """Of a bare number in its clocks."""
+    """Unit of a bare number in its clocks."""
     timeout_key: str = "timeout"
-    """Where the file says it, from the step on; with a dot inside of one of its parts."""
+    """The key of the timeout, with a dot inside a part of the step."""
     takes_slot: bool = True
-    """Whether it counts among the `max_parallelism` that are under way. Waiting for a person is no work."""
+    """Whether it counts for `max_parallelism`. Waiting for a person does not."""
     has_typed_output: bool = False
-    """Whether its output has types of its own: text in it is text, and not read as JSON."""
+    """Whether its output has types: text in it is not read as JSON."""
     prints_text: bool = False
-    """Whether its output is text where nobody reads that as JSON."""
+    """Whether its output is text unless it is read as JSON."""
     can_repeat: bool = False
-    """Whether one that was cut off can simply be tried again: it finds out by itself how far it was."""
+    """Whether an interrupted step can be repeated: it finds its own progress."""
     can_extend: bool = True
-    """Whether its timeout can be moved while it runs."""
+    """Whether overtime can move its timeout."""
     waits_when_approved: bool = False
-    """Whether it can still wait for a person once it was approved. Whatever else has begun may not begin twice."""
+    """Whether it can wait for a person after its approval. Other steps must not begin twice."""
     asks_before_start: bool = False
-    """Whether it may ask for an approval of its own, under the key of its try, before it begins."""
+    """Whether it may request its own approval, under the key of its try, before it begins."""
     value_keys: frozenset[str] = frozenset()
-    """Those of its own keys that hold values of any type. The others hold text."""
+    """Its keys that hold values of any type. The others hold text."""
     rules: Mapping[str, str] = MappingProxyType({})
-    """By error code the rule of a failure, found in error.context.rule; without a slash it is one of this type."""
+    """Failure rules (error.context.rule) by error code; without a slash, of this type."""
     other_rule: str = "failed"
 
     @property
     def own_keys(self) -> tuple[str, ...]:
-        """Return the keys that are the provider's. The others are the engine's own and never templates."""
-        return _own_keys(self.schema)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
+        """Return the keys of the provider. The others are the engine's and never templates."""
+        return _own_keys(self.schema)  # type: ignore[arg-type]  # a class can be hashed
 
     def timeout_ms(self, written: object, step: StepPart | None = None) -> int | None:
-        """Return what the file says as milliseconds, or the default; 0 is none. Raises DurationError."""
+        """Return the written timeout in milliseconds, or the default; 0 is none. Raises DurationError."""
         if written is None and step is not None and self.default_for is not None:
             return self.default_for(step)
         return self.default_ms if written is None else duration_ms(written, self.unit)
 
     def rule_for(self, code: str | None) -> str | None:
-        """Return the rule of a failure with this code; None is for none."""
+        """Return the rule of a failure with this code."""
         if code is None:
             return None
         rule = self.rules.get(code) or _RULES.get(code) or self.other_rule
@@ -287,17 +285,17 @@ _RULES = {"TIMEOUT": "timeout", "NO_TIME_LEFT": "timeout", "STALLED": "stalled",
 
 
 class StepTypes(Mapping[str, StepType]):
-    """The types of steps by name, each imported when it is asked for."""
+    """The step types by name, imported on use."""
 
     def __init__(self, modules: dict[str, str]) -> None:
         self._modules = modules
-        self._known: dict[str, StepType] = {}
+        self._loaded: dict[str, StepType] = {}
 
     def __getitem__(self, name: str) -> StepType:
-        if name not in self._known:
+        if name not in self._loaded:
             module = import_module(self._modules[name], __package__)
-            self._known |= {each.name: each for each in module.STEP_TYPES}
-        return self._known[name]
+            self._loaded |= {each.name: each for each in module.STEP_TYPES}
+        return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
@@ -310,8 +308,8 @@ class StepTypes(Mapping[str, StepType]):
 
     @property
     def loaded(self) -> Iterable[StepType]:
-        """Return the types that were asked for so far."""
-        return self._known.values()
+        """Return the types that were imported so far."""
+        return self._loaded.values()
 
 
 STEP_TYPES = StepTypes(MODULES)
@@ -321,7 +319,7 @@ STEP_TYPES = StepTypes(MODULES)
 
 @value
 class ForeignProposal:
-    """A proposal in the inbox of another server, as that server describes it."""
+    """A proposal in the inbox of another server."""
 
     id: str
     shown: Mapping[str, object]
@@ -332,7 +330,7 @@ Waits = Callable[[str, Proposal | ForeignProposal], AbstractContextManager[Any]]
 
 @value
 class FileTool:
-    """A tool of the file's own `tools`, as whoever calls it has to know it."""
+    """A tool of the file's `tools`, for its caller."""
 
     name: str
     description: str
@@ -340,60 +338,59 @@ class FileTool:
 
 
 class FileTools(Protocol):
-    """The tools of the file that a step is in."""
+    """The tools of the file of a step."""
 
     async def describe(self, name: str) -> FileTool:
-        """Return what a tool is. Raises KeyError where there is none of that name, and Failure where it cannot run."""
+        """Return a tool. Raises KeyError for an unknown name, and Failure where it cannot run."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:
-        """Call a tool as a step of its own would, inside the call that this is made in. Return its answer and output.
-        The arguments are values, never templates: they may come from anywhere."""
+        """Call a tool as a step would, inside the current call. Return its envelope and output. The arguments are
+        values, never templates."""
         ...
 
 
 @value
 class StepCall:
-    """One try of one step: everything is rendered, the clocks are the step's own, the run's deadline is around it."""
+    """One try of one step, with rendered settings and the step's clocks, inside the run's deadline."""
 
     step_id: str
     settings: Mapping[str, Any]
     """The step's own keys, with their templates replaced."""
     clocks: Clocks
     env: Mapping[str, str]
-    """All that a child may see of the environment."""
+    """The environment of child processes."""
     folder: Path
-    """Where relative paths start: the step's `cwd`, else the directory of the file."""
+    """The base of relative paths: the step's `cwd`, else the directory of the file."""
     key: str = ""
-    """Names this one try of this run's step, also to a process that goes on with the run."""
+    """Identifies this try, also in a process that resumes the run."""
     run_began_at: WallTime | None = None
-    """What was asked for under the key before that was asked for by another run."""
+    """A proposal under the key from before this time belongs to another run."""
     waits: Waits = dataclass_field(default=lambda key, proposal: nullcontext())
-    """Entered while a person is waited for."""
+    """Entered while the step waits for a person."""
     item: tuple[int, int] = (0, 1)
-    """Which of how many items it is done for, counted from 0."""
+    """The item of `for_each`, counted from 0, and the number of items."""
     parks: bool = False
-    """The run is parked once it has waited for people long enough."""
+    """The run is parked when it waits long for people."""
     values: Mapping[str, str] = dataclass_field(default_factory=dict)
-    """Variables that hold what was interpolated into a shell command."""
-
+    """Variables with the values that were interpolated into a shell command."""
     own_env: Mapping[str, str] | None = None
-    """What of `env` the file itself says; the rest is our own. None: nobody has told them apart."""
+    """The part of `env` that the file sets. None: unknown."""
     holds_secret: Callable[[str], bool] = lambda text: False
-    """Whether a secret that the run knows is in a text."""
+    """Returns whether a text contains a secret of the run."""
     run_file: RunFile | None = None
     """Runs another workflow inside this run."""
     redact: Callable[[str], str] = lambda text: text
-    """Takes the secrets that the run knows out of a text."""
+    """Removes the secrets of the run from a text."""
     overtime: OvertimePolicy | None = None
     min_time_ms: int = 0
-    """With less than this left it is not started."""
+    """With less remaining time it is not started."""
     tools: FileTools | None = None
-    """The tools of the file, for a step that calls them by itself."""
+    """The tools of the file, for a step that calls them."""
     used_ms: int = 0
-    """What a process that died had used of the time of this try."""
+    """Time of this try that a process used before it died."""
     is_approved: bool = False
-    """An operator has approved this very step."""
+    """An operator has approved this step."""
 
     @property
     def name(self) -> str:
@@ -402,70 +399,69 @@ class StepCall:
 
 @value
 class StepResult:
-    """The result of one try, as its provider returns it."""
+    """The result of one try."""
 
     outcome: Outcome | Envelope
-    """What happened; an envelope where the runtime has answered the call already, or another call stands for it."""
+    """The outcome; an envelope where the runtime has already answered the call."""
     output: Any = None
     rule: str | None = None
-    """What kind of failure it was, as `command/timeout`, where the step type does not say so by its code."""
+    """The failure rule, such as `command/timeout`, where it does not follow from the code."""
     rewrite: Callable[[Envelope], Envelope] | None = None
-    """Makes of the answer what a server has said that speaks of its calls as we do."""
+    """Merges the envelope of a Shotclock server into the step's."""
     details: Mapping[str, Any] | None = None
-    """What is written down with the output: of a model which one, and what it used; `partial` where it was cut off."""
+    """Details stored with the output: the model and its usage, `partial`."""
     cut: str | None = None
-    """Why the output is not whole, where it is not. A cut output is never handed on."""
+    """Why the output is incomplete. An incomplete output is never passed on."""
 
 
 class Provider(Protocol):
-    """The code that carries out the steps of one type."""
+    """The code that runs the steps of one type."""
 
     step_type: StepType
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Carry out one try, bounded by the clocks of its call. Whoever began the call answers it.
+        """Run one try, bounded by the clocks of its call, which the caller answers.
 
-        Raises Failure where it cannot be begun, and what a cancellation raises; that may carry what came of the step
-        until then (`hand_over`)."""
+        Raises Failure where it cannot begin. A cancellation may carry a result (`hand_over`)."""
         ...
 
     async def close(self) -> None:
-        """Stop what it keeps between steps."""
+        """Stop everything that is kept between steps."""
         return
 
 
 def hand_over(cancelled: asyncio.CancelledError, result: StepResult) -> None:
-    """Let what came of a step until it was cancelled go along with the cancellation."""
+    """Attach the result of a cancelled step to its cancellation."""
     cancelled.step_result = result  # type: ignore[attr-defined]
 
 
 def result_left_by(cancelled: asyncio.CancelledError) -> StepResult | None:
-    """Return what came of the step that was cancelled, where its provider could still say so."""
+    """Return the result of a cancelled step, if its provider attached one."""
     result = getattr(cancelled, "step_result", None)
     return result if isinstance(result, StepResult) else None
 
 
 def envelope_left_by(cancelled: asyncio.CancelledError) -> Envelope | None:
-    """Return the answer of the call that was cancelled, where the runtime could still give one."""
+    """Return the envelope of a cancelled call, if the runtime attached one."""
     envelope = getattr(cancelled, "envelope", None)
     return envelope if isinstance(envelope, Envelope) else None
 
 
 def cancelled_outcome(ending: Ending) -> Outcome:
-    """Return what is said of a step that was cancelled."""
+    """Return the outcome of a cancelled step."""
     from ..runtime.call import Outcome
 
     return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
 
 
 def remaining_limit_ms(call: Call) -> int:
-    """Return what is left of a step's own limit, for what is called for it inside the same deadline; 0 is no limit."""
+    """Return the rest of a step's limit for a nested call; 0 is no limit."""
     limit_ms = call.clocks.timeout_ms or 0
     return limit_ms and max(1, limit_ms - (monotonic_ns() - call.started_ns) // NS_PER_MS)
 
 
 def bounded_by_run(call: Call) -> Call:
-    """Return the same call bounded by its run alone: while a person is asked, the clock of the step stands still."""
+    """Return the call bounded by its run alone: the step's clock stops while a person decides."""
     waiting = replace(call, clocks=replace(call.clocks, timeout_ms=0))
     waiting.restart_clocks()
     return waiting
@@ -479,15 +475,15 @@ class RunServices:
     """The parts of a run that its providers use."""
 
     inbox: Callable[[], Inbox]
-    """Where people are asked."""
+    """The inbox of the run."""
     aside: Aside = nullcontext
-    """Entered while a question is open at the terminal, for whoever else draws on it."""
+    """Entered while a question is open at the terminal: other output stops."""
     environment: Mapping[str, str] = dataclass_field(default_factory=lambda: os.environ)
-    """All that the run found there, with its secrets: for what no child gets to see."""
+    """The whole environment, with secrets that child processes do not get."""
 
 
 class Providers:
-    """The providers of a run and of those inside it, each made when the first step of its type is tried."""
+    """The providers of a run and its nested runs, created on use."""
 
     def __init__(self, services: RunServices) -> None:
         self._services = services
@@ -499,9 +495,7 @@ class Providers:
         return self._made[step_type]
 
     async def close(self) -> None:
-        """Stop what the providers keep between steps."""
-        from contextlib import AsyncExitStack
-
-        async with AsyncExitStack() as stack:  # a provider that cannot be closed does not keep the others
+        """Close all providers."""
+        async with AsyncExitStack() as stack:  # closes all, even if one fails
             for provider in self._made.values():
                 stack.push_async_callback(provider.close)

@@ -1,6 +1,6 @@
 """`workflow`: another workflow file, as a run of its own inside the deadline of this one.
 
-How a file is run is the engine's business, which stands above the providers; so each step comes with it.
+The engine, a layer above, passes the function that runs a file with each step.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ WORKFLOW = StepType(
 )
 STEP_TYPES = (WORKFLOW,)
 
-# What stopping a nested run may take beyond the grace of its steps: kills, their verification and the record, and its
-# clean-up, which has a limit of its own (CLEAN_UP_LIMIT_MS) that runs out before this.
+# For stopping a nested run beyond the grace of its steps: kills, verification, the record, and its clean-up, whose own
+# limit (CLEAN_UP_LIMIT_MS) is shorter.
 STOP_LIMIT_S = 320.0
 
 
@@ -60,24 +60,20 @@ class NestedRun:
     file: Path
     inputs: Mapping[str, Any]
     env: Mapping[str, str]
-    """What its steps see of the environment, beside what they ask for."""
+    """The environment of its steps."""
     step_id: str
     item: tuple[int, int]
-    """Which of how many items of the step it is for."""
+    """The item of the step, and the number of items."""
     stop: asyncio.Future[str]
-    """Stops it, once it holds by whom."""
+    """Stops the run, once it holds the reason."""
 
 
 RunFile = Callable[[NestedRun], Awaitable[Envelope]]
-"""Takes the bound of the call in the current scope. Raises Failure if the file cannot be run."""
+"""Runs a file inside the bound of the current scope. Raises Failure if it cannot run."""
 
 
 class WorkflowProvider(Provider):
-    """Provider of nested workflows. The rule of a failure is `workflow/timeout`, `workflow/invalid`, `workflow/inputs`,
-    `workflow/depth`, `workflow/cancelled` or `workflow/failed`.
-
-    The output is what the file's `outputs` say, or the outputs of its steps; the envelope's data is that of the run.
-    """
+    """Provider of nested workflows. The output is the file's `outputs`, or the outputs of its steps."""
 
     step_type = WORKFLOW
 
@@ -86,19 +82,18 @@ class WorkflowProvider(Provider):
 
         outer = current_scope.get()
         depth = -1 if outer is None else outer.depth
-        # The run inside is what is called: it stands where this call would, below the step, and inside its bound.
+        # The nested run takes the place of this call in the scope.
         token = current_scope.set(Scope(call.bound.bell, depth, call.bound.owner, call.caller, call))
         try:
             envelope = await self._until_ended(step)
         finally:
             current_scope.reset(token)
-        data, bound = envelope.data, call.bound  # as it is now: it may have been extended
+        data, bound = envelope.data, call.bound  # overtime may have extended it
         if envelope.error is not None and isinstance(data, dict) and "run_id" in data:
-            known = envelope.error.get("context")
-            context = dict(known) if isinstance(known, dict) else {}
+            written = envelope.error.get("context")
+            context = dict(written) if isinstance(written, dict) else {}
             if envelope.fired is not None and envelope.fired.source is bound.bell:
-                # What rang is the step's clock, or that of the run around it. That the run inside had a little less
-                # than the file says is our reserve.
+                # The clock of the step or of the outer run fired; the nested run had the reserve less.
                 fired = replace(envelope.fired, limit_ms=bound.limit_ms, source=bound.source)
                 envelope.error["message"] = f"Workflow timed out after {in_seconds(bound.limit_ms)}{fired.kept}"
                 context["clock"] = fired.as_context()
@@ -118,7 +113,7 @@ class WorkflowProvider(Provider):
         nested = NestedRun(file, step.settings.get("inputs", {}), step.env, step.step_id, step.item, stop)
         running = asyncio.ensure_future(step.run_file(nested))
         try:
-            return await asyncio.shield(running)  # bounded by the deadline that its steps are inside of
+            return await asyncio.shield(running)  # bounded by the deadline of its steps
         except asyncio.CancelledError as cancelled:
             if not running.done():
                 stop.set_result("the run around it")
