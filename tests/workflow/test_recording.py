@@ -112,9 +112,7 @@ def test_a_run_whose_store_is_taken_away_stops_and_says_so(run: Run, tmp_path: P
     assert {notice["code"] for notice in envelope.warnings} == {"NOT_WRITTEN_DOWN"}
 
 
-def test_an_output_is_stored_once_with_its_step_and_once_with_its_run(
-    run: Run, store: Store, tmp_path: Path
-) -> None:
+def test_an_output_is_stored_once_with_its_step_and_once_with_its_run(run: Run, store: Store, tmp_path: Path) -> None:
     envelope = run(
         """
         steps: {a: {exec: 'head -c 200000 /dev/zero | tr "\\0" w; echo end', output_format: text}}
