@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import FINDINGS_LIMIT, Finding, Loaded, Source, load_text
 from shotclock.workflow.plan import find_cycle, graph_of
 from shotclock.workflow.schema import WorkflowFile
+from tests.rows import row
 from tests.workflow.conftest import Lint
 
 
@@ -464,44 +464,42 @@ FIRES = [(rule, text, field) for rule, (fires, _) in CASES.items() for text, fie
 DOES_NOT = [(rule, text) for rule, (_, quiet) in CASES.items() for text in quiet]
 
 
-@pytest.mark.parametrize(("rule", "text", "field"), FIRES)
-def test_a_rule_fires(linted: Lint, rule: str, text: str, field: str) -> None:
-    found = [finding for finding in linted(text) if finding.rule == rule]
-    assert [(finding.field, finding.is_error) for finding in found] == [(field, rule in ERRORS)]
+def test_a_rule_fires(linted: Lint) -> None:
+    for rule, text, field in FIRES:
+        with row(rule, text, field):
+            found = [finding for finding in linted(text) if finding.rule == rule]
+            assert [(finding.field, finding.is_error) for finding in found] == [(field, rule in ERRORS)]
 
 
-@pytest.mark.parametrize(("rule", "text"), DOES_NOT)
-def test_a_rule_does_not_fire_where_it_nearly_would(linted: Lint, rule: str, text: str) -> None:
-    assert rule not in rules(linted(text))
+def test_a_rule_does_not_fire_where_it_nearly_would(linted: Lint) -> None:
+    for rule, text in DOES_NOT:
+        with row(rule, text):
+            assert rule not in rules(linted(text))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_tries_of_a_timeout_that_nobody_wrote_are_only_warned_of(linted: Lint) -> None:
+    for text in [
         "timeout: 90\nsteps: {a: {exec: x, on_fail: {retry: {max: 1}}}}",
         "timeout: 90\ndefaults: {on_fail: {retry: {max: 1}}}\nsteps: {a: {exec: x}}",
-    ],
-)
-def test_tries_of_a_timeout_that_nobody_wrote_are_only_warned_of(linted: Lint, text: str) -> None:
-    found = linted(text)
-    assert rules(found) == ["budget/critical-path", "budget/retries"]
-    assert not any(finding.is_error for finding in found)
+    ]:
+        with row(text):
+            found = linted(text)
+            assert rules(found) == ["budget/critical-path", "budget/retries"]
+            assert not any(finding.is_error for finding in found)
 
 
 # --- what is said -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "suggestion"),
-    [
+def test_a_number_in_the_wrong_unit_is_told_what_was_meant(linted: Lint) -> None:
+    for text, suggestion in [
         ("steps: {a: {exec: x, timeout: 60000}}", "did you mean 1m?"),
         ("steps: {a: {exec: x, timeout: 5000}}", "did you mean 5s?"),
         ("steps: {a: {type: http_client, url: http://u, timeout: 30}}", "did you mean 30s?"),
         ("steps: {a: {type: git-checkout, repository: r, clone_timeout_ms: 60}}", "did you mean 60000?"),
-    ],
-)
-def test_a_number_in_the_wrong_unit_is_told_what_was_meant(linted: Lint, text: str, suggestion: str) -> None:
-    assert only(linted(text), "clock/unit").suggestion == suggestion
+    ]:
+        with row(text, suggestion):
+            assert only(linted(text), "clock/unit").suggestion == suggestion
 
 
 def test_a_number_in_the_wrong_unit_is_told_what_it_means(linted: Lint) -> None:
@@ -509,15 +507,16 @@ def test_a_number_in_the_wrong_unit_is_told_what_it_means(linted: Lint) -> None:
     assert found.message == "60000 on a command is seconds: 16h40m"
 
 
-@pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [("bulid", "did you mean 'build'?"), ("Build", "did you mean 'build'?"), ("zzz", "there are build, test")],
-)
-def test_a_missing_dependency_is_told_what_was_meant(linted: Lint, name: str, suggestion: str) -> None:
-    found = only(
-        linted(f"steps: {{build: {{exec: x}}, test: {{exec: x, depends_on: {name}}}}}"), "graph/missing-dependency"
-    )
-    assert (found.message, found.suggestion) == (f"there is no step {name!r}", suggestion)
+def test_a_missing_dependency_is_told_what_was_meant(linted: Lint) -> None:
+    meant = {
+        "biuld": "did you mean 'build'?",
+        "Build": "did you mean 'build'?",
+        "zzz": "there are build, test",
+    }
+    for name, suggestion in meant.items():
+        text = f"steps: {{build: {{exec: x}}, test: {{exec: x, depends_on: {name}}}}}"
+        found = only(linted(text), "graph/missing-dependency")
+        assert (found.message, found.suggestion) == (f"there is no step {name!r}", suggestion)
 
 
 def test_a_circle_is_told_with_its_path_and_its_place(linted: Lint) -> None:
@@ -667,18 +666,20 @@ def fan(count: int) -> Loaded:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [chain, fan])
-def test_ten_times_as_many_steps_take_about_ten_times_as_long(shape: Callable[[int], Loaded]) -> None:
-    def took_s(loaded: Loaded) -> float:
-        times = []
-        for _ in range(3):
-            began = time.process_time()
-            lint(loaded)
-            times.append(time.process_time() - began)
-        return min(times)
+def test_ten_times_as_many_steps_take_about_ten_times_as_long() -> None:
+    for shape in [chain, fan]:
+        with row(shape):
 
-    # A square would be a hundred times; caches and the collector make more of ten than ten.
-    assert took_s(shape(1_000)) < 30 * max(took_s(shape(100)), 0.001)
+            def took_s(loaded: Loaded) -> float:
+                times = []
+                for _ in range(3):
+                    began = time.process_time()
+                    lint(loaded)
+                    times.append(time.process_time() - began)
+                return min(times)
+
+            # A square would be a hundred times; caches and the collector make more of ten than ten.
+            assert took_s(shape(1_000)) < 30 * max(took_s(shape(100)), 0.001)
 
 
 @given(
@@ -807,17 +808,21 @@ steps:
     assert found == [("schema/value", "inputs.n"), ("schema/value", "tools.t"), ("schema/type", "steps.b.type")]
 
 
-@pytest.mark.parametrize(
-    ("condition", "hint"),
-    [
-        ("a && b", "and"), ("a || b", "or"), ("a === 1", "=="), ("!a", "not"), ("a ? 1 : 2", "if"),
-        ("xs.map(x => x)", "filters"), ("outputs.b.includes('x')", "in"), ("steps.b == null", "none"),
+def test_what_other_languages_write_is_told_as_it_is_written_here(linted: Lint) -> None:
+    for condition, hint in [
+        ("a && b", "and"),
+        ("a || b", "or"),
+        ("a === 1", "=="),
+        ("!a", "not"),
+        ("a ? 1 : 2", "if"),
+        ("xs.map(x => x)", "filters"),
+        ("outputs.b.includes('x')", "in"),
+        ("steps.b == null", "none"),
         ("outputs.b | size > 2", "length"),
-    ],
-)  # fmt: skip
-def test_what_other_languages_write_is_told_as_it_is_written_here(linted: Lint, condition: str, hint: str) -> None:
-    found = linted(f'steps: {{b: {{exec: x}}, a: {{exec: x, depends_on: b, if: "{condition}"}}}}')
-    assert any(hint in str(finding.suggestion) for finding in found if finding.is_error), found
+    ]:
+        with row(condition, hint):
+            found = linted(f'steps: {{b: {{exec: x}}, a: {{exec: x, depends_on: b, if: "{condition}"}}}}')
+            assert any(hint in str(finding.suggestion) for finding in found if finding.is_error), found
 
 
 def test_a_template_is_read_and_not_computed(linted: Lint) -> None:

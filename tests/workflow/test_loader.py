@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shotclock.workflow import loader
 from shotclock.workflow.loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, load_file, load_text, suggest
+from tests.rows import row
 from tests.workflow.conftest import Load
 from tests.workflow.test_step_clocks import LEAST
 
@@ -93,9 +94,8 @@ def test_a_step_that_only_says_exec_is_a_command(load: Load) -> None:
         assert workflow.steps["a"].type == "command"
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "meant"),
-    [
+def test_a_key_has_its_other_names(load: Load) -> None:
+    for text, key, meant in [
         ("checks: {a: {exec: x}}", "depends_on", []),
         ("steps: {a: {exec: x, needs: b}}", "depends_on", ["b"]),
         ("steps: {a: {exec: x, depends_on: b|c}}", "depends_on", ["b|c"]),
@@ -110,31 +110,29 @@ def test_a_step_that_only_says_exec_is_a_command(load: Load) -> None:
         ("steps: {a: {type: workflow, workflow: f.yaml, args: {b: 1}}}", "inputs", {"b": 1}),
         ("steps: {a: {exec: x, if: no}}", "if_", "no"),
         ("steps: {a: {exec: x, if: false}}", "if_", False),
-    ],
-)
-def test_a_key_has_its_other_names(load: Load, text: str, key: str, meant: Any) -> None:
-    loaded = load(text)
-    assert loaded.workflow is not None, loaded.findings
-    assert getattr(loaded.workflow.steps["a"], key) == meant
+    ]:
+        with row(text, key, meant):
+            loaded = load(text)
+            assert loaded.workflow is not None, loaded.findings
+            assert getattr(loaded.workflow.steps["a"], key) == meant
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_a_key_under_two_names_at_once_is_told_so(problems: Problems) -> None:
+    for text, said in [
         ("steps: {a: {exec: x}}\nchecks: {b: {exec: y}}", "checks"),
         ("steps: {a: {exec: x, needs: b, depends_on: c}}", "steps.a.needs"),
         ("steps: {a: {exec: x, forEach: [1], for_each: [1]}}", "steps.a.forEach"),
         ("steps: {a: {type: tool, tool: t, args: {}, arguments: {}}}", "steps.a.args"),
-    ],
-)
-def test_a_key_under_two_names_at_once_is_told_so(problems: Problems, text: str, said: str) -> None:
-    (finding,) = problems(text)
-    assert (finding.rule, finding.field, finding.suggestion) == ("schema/twice", said, "keep one of them")
+    ]:
+        with row(text, said):
+            (finding,) = problems(text)
+            assert (finding.rule, finding.field, finding.suggestion) == ("schema/twice", said, "keep one of them")
 
 
-@pytest.mark.parametrize("data", [b"\xef\xbb\xbfsteps: {a: {exec: x}}", b"--- # c\nsteps: {a: {exec: x}}\n...\n"])
-def test_a_byte_order_mark_and_document_marks_are_no_problem(load: Load, data: bytes) -> None:
-    assert load(data).findings == ()
+def test_a_byte_order_mark_and_document_marks_are_no_problem(load: Load) -> None:
+    for data in [b"\xef\xbb\xbfsteps: {a: {exec: x}}", b"--- # c\nsteps: {a: {exec: x}}\n...\n"]:
+        with row(data):
+            assert load(data).findings == ()
 
 
 def test_text_stays_as_it_is_written_whatever_the_script(load: Load) -> None:
@@ -257,28 +255,30 @@ NEAR_MISSES = {
 }
 
 
-@pytest.mark.parametrize(("text", "field", "meant"), NEAR_MISSES.values(), ids=list(NEAR_MISSES))
-def test_a_near_miss_is_told_what_was_meant(problems: Problems, text: str, field: str, meant: str) -> None:
-    finding = next(each for each in problems(text) if each.rule == "schema/unknown-key")
-    assert (finding.field, finding.suggestion) == (field, f"did you mean {meant!r}?")
+def test_a_near_miss_is_told_what_was_meant(problems: Problems) -> None:
+    for text, field, meant in NEAR_MISSES.values():
+        with row(text, field, meant):
+            finding = next(each for each in problems(text) if each.rule == "schema/unknown-key")
+            assert (finding.field, finding.suggestion) == (field, f"did you mean {meant!r}?")
 
 
-@pytest.mark.parametrize("kind", LEAST)
-def test_a_near_miss_is_found_in_a_step_of_every_kind(kind: str) -> None:
-    import json
+def test_a_near_miss_is_found_in_a_step_of_every_kind() -> None:
+    for kind in LEAST:
+        with row(kind):
+            import json
 
-    for miss, meant in {
-        "timeut": "timeout",
-        "dependson": "depends_on",
-        "continue_on_fail": "continue_on_failure",
-    }.items():
-        step = {"type": kind, **LEAST[kind], miss: 1}
-        (finding,) = load_text(json.dumps({"steps": {"a": step}}).encode()).findings
-        assert finding.suggestion == f"did you mean {meant!r}?"
-    for key in LEAST[kind]:
-        step = {"type": kind, **{name: value for name, value in LEAST[kind].items() if name != key}}
-        found = load_text(json.dumps({"steps": {"a": step}}).encode()).findings
-        assert any(key in finding.message for finding in found), found
+            for miss, meant in {
+                "timeut": "timeout",
+                "dependson": "depends_on",
+                "continue_on_fail": "continue_on_failure",
+            }.items():
+                step = {"type": kind, **LEAST[kind], miss: 1}
+                (finding,) = load_text(json.dumps({"steps": {"a": step}}).encode()).findings
+                assert finding.suggestion == f"did you mean {meant!r}?"
+            for key in LEAST[kind]:
+                step = {"type": kind, **{name: value for name, value in LEAST[kind].items() if name != key}}
+                found = load_text(json.dumps({"steps": {"a": step}}).encode()).findings
+                assert any(key in finding.message for finding in found), found
 
 
 def test_what_is_like_nothing_gets_the_list(problems: Problems) -> None:
@@ -287,9 +287,8 @@ def test_what_is_like_nothing_gets_the_list(problems: Problems) -> None:
     assert finding.suggestion.startswith("known here: version, name")
 
 
-@pytest.mark.parametrize(
-    ("written", "hint"),
-    [
+def test_an_unknown_type_is_told_what_was_meant(problems: Problems) -> None:
+    for written, hint in [
         ("comand", "did you mean 'command'?"),
         ("http", "did you mean 'http_client'?"),
         ("bash", "did you mean 'command'? It has `shell: bash`"),
@@ -299,18 +298,17 @@ def test_what_is_like_nothing_gets_the_list(problems: Problems) -> None:
         ("Workflow", "did you mean 'workflow'?"),
         ("[a]", "one of command"),
         ("7", "one of command"),
-    ],
-)
-def test_an_unknown_type_is_told_what_was_meant(problems: Problems, written: str, hint: str) -> None:
-    (finding,) = problems(f"steps:\n  a: {{exec: x, type: {written}}}")
-    assert (finding.rule, finding.field, finding.place.line, finding.place.column) == (
-        "schema/type",
-        "steps.a.type",
-        2,
-        16,
-    )
-    assert finding.suggestion is not None
-    assert finding.suggestion.startswith(hint)
+    ]:
+        with row(written, hint):
+            (finding,) = problems(f"steps:\n  a: {{exec: x, type: {written}}}")
+            assert (finding.rule, finding.field, finding.place.line, finding.place.column) == (
+                "schema/type",
+                "steps.a.type",
+                2,
+                16,
+            )
+            assert finding.suggestion is not None
+            assert finding.suggestion.startswith(hint)
 
 
 # --- wrong values -----------------------------------------------------------------------------------------
@@ -395,11 +393,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("text", "field", "message"), WRONG.values(), ids=list(WRONG))
-def test_a_wrong_value_is_one_problem_in_plain_words(problems: Problems, text: str, field: str, message: str) -> None:
-    (finding,) = problems(text)
-    assert finding.field == field
-    assert message in finding.message
+def test_a_wrong_value_is_one_problem_in_plain_words(problems: Problems) -> None:
+    for text, field, message in WRONG.values():
+        with row(text, field, message):
+            (finding,) = problems(text)
+            assert finding.field == field
+            assert message in finding.message
 
 
 def test_yes_and_no_are_text_and_the_message_says_what_to_write(problems: Problems) -> None:
@@ -456,13 +455,12 @@ NO_WORKFLOW = {
 }
 
 
-@pytest.mark.parametrize(("data", "rule", "message", "line"), NO_WORKFLOW.values(), ids=list(NO_WORKFLOW))
-def test_what_is_no_workflow_at_all_is_one_problem(
-    problems: Problems, data: bytes, rule: str, message: str, line: int
-) -> None:
-    (finding,) = problems(data)
-    assert (finding.rule, finding.place.line) == (rule, line)
-    assert message in finding.message
+def test_what_is_no_workflow_at_all_is_one_problem(problems: Problems) -> None:
+    for data, rule, message, line in NO_WORKFLOW.values():
+        with row(data, rule, message, line):
+            (finding,) = problems(data)
+            assert (finding.rule, finding.place.line) == (rule, line)
+            assert message in finding.message
 
 
 def test_the_place_of_a_byte_that_is_no_text_is_counted_in_characters(problems: Problems) -> None:
@@ -491,11 +489,12 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         load_file(tmp_path / "pipe.yaml")
 
 
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/urandom"])
-def test_a_device_is_refused_and_not_read(device: str) -> None:
-    assert stat.S_ISCHR(os.stat(device).st_mode)
-    with pytest.raises(OSError, match="pipe or a device"):
-        load_file(Path(device))
+def test_a_device_is_refused_and_not_read() -> None:
+    for device in ["/dev/zero", "/dev/null", "/dev/urandom"]:
+        with row(device):
+            assert stat.S_ISCHR(os.stat(device).st_mode)
+            with pytest.raises(OSError, match="pipe or a device"):
+                load_file(Path(device))
 
 
 def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

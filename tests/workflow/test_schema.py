@@ -18,6 +18,7 @@ from shotclock.providers.provider import STEP_TYPES, Backoff, Reaction, StepPart
 from shotclock.workflow import lint, loader, shell_quoting, template_check, yaml_reader
 from shotclock.workflow.loader import load_file, load_text
 from shotclock.workflow.schema import DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
+from tests.rows import row
 from tests.workflow.test_lint import CASES
 from tests.workflow.test_loader import NEAR_MISSES, TREES, WRONG
 from tests.workflow.test_step_clocks import LEAST
@@ -44,46 +45,49 @@ def test_it_is_a_json_schema_and_json() -> None:
     assert json.loads(json.dumps(SCHEMA, allow_nan=False)) == SCHEMA
 
 
-@pytest.mark.parametrize("kind", LEAST)
-def test_the_least_of_every_kind_is_accepted(kind: str) -> None:
-    assert VALIDATOR.is_valid({"steps": {"a": {"type": kind, **LEAST[kind]}}})
-    for key in LEAST[kind]:
-        less = {name: value for name, value in LEAST[kind].items() if name != key}
-        if (kind, key) not in (
-            ("mcp", "url"),
-            ("ai", "prompt"),
-            ("ui", "execution"),
-        ):  # that one of two is there is checked by `check` alone
-            assert not VALIDATOR.is_valid({"steps": {"a": {"type": kind, **less}}})
+def test_the_least_of_every_kind_is_accepted() -> None:
+    for kind in LEAST:
+        with row(kind):
+            assert VALIDATOR.is_valid({"steps": {"a": {"type": kind, **LEAST[kind]}}})
+            for key in LEAST[kind]:
+                less = {name: value for name, value in LEAST[kind].items() if name != key}
+                if (kind, key) not in (
+                    ("mcp", "url"),
+                    ("ai", "prompt"),
+                    ("ui", "execution"),
+                ):  # that one of two is there is checked by `check` alone
+                    assert not VALIDATOR.is_valid({"steps": {"a": {"type": kind, **less}}})
 
 
-@pytest.mark.parametrize(("text", "field", "meant"), NEAR_MISSES.values(), ids=list(NEAR_MISSES))
-def test_every_near_miss_is_refused(text: str, field: str, meant: str) -> None:
-    assert not VALIDATOR.is_valid(read(text))
+def test_every_near_miss_is_refused() -> None:
+    for text, field, meant in NEAR_MISSES.values():
+        with row(text, field, meant):
+            assert not VALIDATOR.is_valid(read(text))
 
 
 # What only `check` knows: what is a duration, a character or an alternative.
 BEYOND = {"two servers", "no server", "an empty dependency", "half an alternative", "half a character"}
 
 
-@pytest.mark.parametrize(("text", "field", "message"), WRONG.values(), ids=list(WRONG))
-def test_every_wrong_value_is_refused(text: str, field: str, message: str) -> None:
-    if not any(WRONG[name] == (text, field, message) for name in BEYOND):
-        assert not VALIDATOR.is_valid(read(text))
+def test_every_wrong_value_is_refused() -> None:
+    for text, field, message in WRONG.values():
+        with row(text, field, message):
+            if not any(WRONG[name] == (text, field, message) for name in BEYOND):
+                assert not VALIDATOR.is_valid(read(text))
 
 
-@pytest.mark.parametrize("text", [text for fires, quiet in CASES.values() for text in [*quiet, *(t for t, _ in fires)]])
-def test_whatever_has_the_right_shape_is_accepted(text: str) -> None:
-    assert list(VALIDATOR.iter_errors(read(text))) == []
+def test_whatever_has_the_right_shape_is_accepted() -> None:
+    for text in [text for fires, quiet in CASES.values() for text in [*quiet, *(t for t, _ in fires)]]:
+        with row(text):
+            assert list(VALIDATOR.iter_errors(read(text))) == []
 
 
-@pytest.mark.parametrize(
-    "model", [WorkflowFile, ToolPart, *(each.schema for each in STEP_TYPES.values())], ids=lambda model: model.__name__
-)
-def test_every_key_is_there_under_all_its_names_and_not_under_two_at_once(model: type[Part]) -> None:
-    part = SCHEMA if model is WorkflowFile else SCHEMA["$defs"][model.__name__]
-    assert set(part["properties"]) == {key for name in model.model_fields for key in model.keys_of(name)}
-    assert part["additionalProperties"] is False
+def test_every_key_is_there_under_all_its_names_and_not_under_two_at_once() -> None:
+    for model in [WorkflowFile, ToolPart, *(each.schema for each in STEP_TYPES.values())]:
+        with row(model):
+            part = SCHEMA if model is WorkflowFile else SCHEMA["$defs"][model.__name__]
+            assert set(part["properties"]) == {key for name in model.model_fields for key in model.keys_of(name)}
+            assert part["additionalProperties"] is False
 
 
 def test_one_key_under_two_names_is_refused() -> None:
@@ -109,18 +113,18 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 4
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
-def test_an_example_is_accepted_by_the_schema_and_nothing_is_said_against_it(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "of nobody")
-    assert list(VALIDATOR.iter_errors(read(file.read_text("utf-8")))) == []
-    assert lint.lint(load_file(file)) == []
+def test_an_example_is_accepted_by_the_schema_and_nothing_is_said_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in EXAMPLES:
+        with row(file):
+            monkeypatch.setenv("OPENAI_API_KEY", "of nobody")
+            assert list(VALIDATOR.iter_errors(read(file.read_text("utf-8")))) == []
+            assert lint.lint(load_file(file)) == []
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
-def test_an_example_says_in_its_first_line_what_it_shows(file: Path) -> None:
-    assert file.read_text("utf-8").startswith("# ")
+def test_an_example_says_in_its_first_line_what_it_shows() -> None:
+    for file in EXAMPLES:
+        with row(file):
+            assert file.read_text("utf-8").startswith("# ")
 
 
 # --- the reference ----------------------------------------------------------------------------------------
@@ -151,9 +155,8 @@ def default(value: Any) -> str:
     return f"`{json.dumps(value)}`" if isinstance(value, str | int | float | bool) else "–"
 
 
-@pytest.mark.parametrize(
-    ("heading", "number", "model"),
-    [
+def test_every_key_is_in_the_reference_with_its_default_and_no_other() -> None:
+    for heading, number, model in [
         ("The file", 0, WorkflowFile),
         ("Every step", 0, StepPart),
         ("Reactions", 0, Reaction),
@@ -165,17 +168,15 @@ def default(value: Any) -> str:
         ("The ai block", 0, AiPart),
         ("Servers of an agent", 0, AiServer),
         ("Limits of an agent", 0, AiLimits),
-    ],
-)
-def test_every_key_is_in_the_reference_with_its_default_and_no_other(
-    heading: str, number: int, model: type[Part]
-) -> None:
-    assert documented(table(heading, number)) == declared(model)
+    ]:
+        with row(heading, number, model):
+            assert documented(table(heading, number)) == declared(model)
 
 
-@pytest.mark.parametrize("kind", STEP_TYPES)
-def test_every_key_of_a_kind_is_in_the_reference_with_its_default_and_no_other(kind: str) -> None:
-    assert documented(table(kind)) == declared(STEP_TYPES[kind].schema, but=StepPart)
+def test_every_key_of_a_kind_is_in_the_reference_with_its_default_and_no_other() -> None:
+    for kind in STEP_TYPES:
+        with row(kind):
+            assert documented(table(kind)) == declared(STEP_TYPES[kind].schema, but=StepPart)
 
 
 def test_the_kinds_are_in_the_reference_as_they_are() -> None:

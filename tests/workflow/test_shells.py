@@ -9,6 +9,7 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.workflow.loader import load_text
+from tests.rows import row
 
 from .conftest import statuses, step
 
@@ -95,10 +96,11 @@ def test_a_shell_that_is_not_there_is_told(run: Run) -> None:
     assert step(envelope, "a")["error"]["code"] == "COMMAND_NOT_FOUND"
 
 
-@pytest.mark.parametrize("shell", ["zsh", "python3", "[]", "''", "[bash, -c]", "[bash, -ec]", "'{{ inputs.x }}'"])
-def test_what_is_no_shell_that_takes_values_as_data_is_refused(shell: str) -> None:
-    loaded = load_text(f"steps: {{a: {{exec: x, shell: {shell}}}}}".encode())
-    assert [finding.field for finding in loaded.findings] == ["steps.a.shell"]
+def test_what_is_no_shell_that_takes_values_as_data_is_refused() -> None:
+    for shell in ["zsh", "python3", "[]", "''", "[bash, -c]", "[bash, -ec]", "'{{ inputs.x }}'"]:
+        with row(shell):
+            loaded = load_text(f"steps: {{a: {{exec: x, shell: {shell}}}}}".encode())
+            assert [finding.field for finding in loaded.findings] == ["steps.a.shell"]
 
 
 def test_lines_are_counted_as_in_the_file(run: Run) -> None:
@@ -142,10 +144,11 @@ def test_a_retry_may_be_only_for_some_exit_codes_and_error_codes(run: Run) -> No
     }
 
 
-@pytest.mark.parametrize("on", ["[0]", "[256]", "timeout", "[true]", "['75']"])
-def test_a_retry_for_what_is_no_failure_is_refused(on: str) -> None:
-    loaded = load_text(f"steps: {{a: {{exec: x, on_fail: {{retry: {{max: 1, on: {on}}}}}}}}}".encode())
-    assert [finding.field for finding in loaded.findings] == ["steps.a.on_fail.retry.on"]
+def test_a_retry_for_what_is_no_failure_is_refused() -> None:
+    for on in ["[0]", "[256]", "timeout", "[true]", "['75']"]:
+        with row(on):
+            loaded = load_text(f"steps: {{a: {{exec: x, on_fail: {{retry: {{max: 1, on: {on}}}}}}}}}".encode())
+            assert [finding.field for finding in loaded.findings] == ["steps.a.on_fail.retry.on"]
 
 
 def test_the_hint_of_a_failed_command_names_keys_that_its_step_has(run: Run) -> None:

@@ -8,6 +8,7 @@ from shotclock.core.clocks import MAX_MS
 from shotclock.providers.provider import STEP_TYPES
 from shotclock.workflow.plan import grace_ms, plan_of, run_timeout_ms, step_timeout_ms
 from shotclock.workflow.schema import WorkflowFile
+from tests.rows import row
 
 # What a step of each kind needs at least.
 LEAST: dict[str, dict[str, Any]] = {
@@ -94,11 +95,12 @@ def test_zero_is_none(kind: str, key: str, meant_ms: int, default_ms: int | None
         assert plan_of(workflow(kind, **{key: written})).steps[0].ends_ms is None
 
 
-@pytest.mark.parametrize("kind", [kind for kind, *_ in TABLE if kind != "workflow"])
-def test_a_default_of_the_file_holds_for_every_kind_that_has_one(kind: str) -> None:
-    top = {"defaults": {"timeout": "7s"}}
-    assert timeout_ms(workflow(kind, top)) == 7_000
-    assert timeout_ms(workflow(kind, top, timeout="9s")) == 9_000
+def test_a_default_of_the_file_holds_for_every_kind_that_has_one() -> None:
+    for kind in [kind for kind, *_ in TABLE if kind != "workflow"]:
+        with row(kind):
+            top = {"defaults": {"timeout": "7s"}}
+            assert timeout_ms(workflow(kind, top)) == 7_000
+            assert timeout_ms(workflow(kind, top, timeout="9s")) == 9_000
 
 
 def test_a_workflow_in_a_workflow_has_the_time_of_its_parent_whatever_the_defaults_say() -> None:
@@ -117,10 +119,11 @@ def test_the_timeout_of_a_run_is_in_seconds() -> None:
     assert run_timeout_ms(workflow("command")) is None
 
 
-@pytest.mark.parametrize(("kind", "ms"), [("command", 2_000), ("http_client", 2), ("tool", 2), ("mcp", 2_000)])
-def test_grace_has_the_unit_of_its_kind_too(kind: str, ms: int) -> None:
-    flow = workflow(kind, grace=2)
-    assert grace_ms(flow, flow.steps["it"]) == ms
+def test_grace_has_the_unit_of_its_kind_too() -> None:
+    for kind, ms in [("command", 2_000), ("http_client", 2), ("tool", 2), ("mcp", 2_000)]:
+        with row(kind, ms):
+            flow = workflow(kind, grace=2)
+            assert grace_ms(flow, flow.steps["it"]) == ms
 
 
 def test_no_grace_is_not_the_default_grace() -> None:
@@ -154,16 +157,17 @@ REFUSED = [
 REFUSED += [{}, "P", "PT", 10**30, "9" * 70, 1e300, "4000d", 1e-9, "0.1ms", "0x10", "30S", float("inf"), float("nan")]
 
 
-@pytest.mark.parametrize("key", ["timeout", "soft", "idle", "grace"])
-@pytest.mark.parametrize("written", REFUSED, ids=repr)
-def test_what_is_no_duration_is_refused_for_every_clock(key: str, written: Any) -> None:
-    for kind in STEP_TYPES:
-        with pytest.raises(ValueError, match=rf"{key}\n"):
-            workflow(kind, **{key: written})
-    for top in ({"timeout": written}, {"defaults": {key: written}}):
-        if "timeout" in top or key in top["defaults"]:
-            with pytest.raises(ValueError, match=r"timeout|defaults"):
-                workflow("command", top)
+def test_what_is_no_duration_is_refused_for_every_clock() -> None:
+    for key in ["timeout", "soft", "idle", "grace"]:
+        for written in REFUSED:
+            with row(key, written):
+                for kind in STEP_TYPES:
+                    with pytest.raises(ValueError, match=rf"{key}\n"):
+                        workflow(kind, **{key: written})
+                for top in ({"timeout": written}, {"defaults": {key: written}}):
+                    if "timeout" in top or key in top["defaults"]:
+                        with pytest.raises(ValueError, match=r"timeout|defaults"):
+                            workflow("command", top)
 
 
 def test_a_fraction_is_looked_at_in_the_unit_of_its_kind() -> None:
@@ -190,10 +194,11 @@ def test_a_default_needs_its_unit_because_the_kinds_differ_in_theirs() -> None:
         workflow("command", {"defaults": {"timeout": 60}})
 
 
-@pytest.mark.parametrize("written", ["5s", 1.0, True, -1, "500"])
-def test_what_ends_in_ms_is_a_whole_number(written: Any) -> None:
-    with pytest.raises(ValueError):
-        workflow("git-checkout", clone_timeout_ms=written)
-    for key in ("delay_ms", "max_delay_ms"):
-        with pytest.raises(ValueError):
-            workflow("command", on_fail={"retry": {"max": 1, "backoff": {key: written}}})
+def test_what_ends_in_ms_is_a_whole_number() -> None:
+    for written in ["5s", 1.0, True, -1, "500"]:
+        with row(written):
+            with pytest.raises(ValueError):
+                workflow("git-checkout", clone_timeout_ms=written)
+            for key in ("delay_ms", "max_delay_ms"):
+                with pytest.raises(ValueError):
+                    workflow("command", on_fail={"retry": {"max": 1, "backoff": {key: written}}})

@@ -13,6 +13,7 @@ from shotclock.core.json_values import read_printed
 from shotclock.workflow import templates
 from shotclock.workflow.shell_quoting import Unsafe, mark, with_references
 from shotclock.workflow.templates import find_misfit
+from tests.rows import row
 
 SHELLS = [shell for shell in ("/bin/sh", "/bin/bash") if Path(shell).exists()]
 EVIL = [
@@ -68,14 +69,13 @@ def shell_says(shell: str, template: str, value: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("place", PLACES)
-def test_a_value_reaches_the_shell_as_data_wherever_its_placeholder_stands(
-    shell: str, place: str, tmp_path: Path
-) -> None:
-    for value in EVIL:
-        assert value in shell_says(shell, place, value, tmp_path), (place, value)
-    assert list(tmp_path.iterdir()) == []
+def test_a_value_reaches_the_shell_as_data_wherever_its_placeholder_stands(tmp_path: Path) -> None:
+    for shell in SHELLS:
+        for place in PLACES:
+            with row(shell, place):
+                for value in EVIL:
+                    assert value in shell_says(shell, place, value, tmp_path), (place, value)
+                assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -90,58 +90,59 @@ def test_any_text_comes_through_whole(value: str, place: str, tmp_path_factory: 
     assert value in shell_says("/bin/sh", place, value, tmp_path_factory.getbasetemp())
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["cat <<'EOF'\n{m}\nEOF", "echo $'{m}'", "echo `echo {m}`", "echo ${X:-{m}}", "echo $(( {m} ))", "(( {m} ))"],
-)
-def test_where_a_value_could_mean_something_else_it_is_refused(place: str) -> None:
-    with pytest.raises(Unsafe):
-        with_references(place.replace("{m}", mark(0)), ["a[$(touch pwned)]"])
+def test_where_a_value_could_mean_something_else_it_is_refused() -> None:
+    for place in [
+        "cat <<'EOF'\n{m}\nEOF",
+        "echo $'{m}'",
+        "echo `echo {m}`",
+        "echo ${X:-{m}}",
+        "echo $(( {m} ))",
+        "(( {m} ))",
+    ]:
+        with row(place):
+            with pytest.raises(Unsafe):
+                with_references(place.replace("{m}", mark(0)), ["a[$(touch pwned)]"])
 
 
-@pytest.mark.parametrize("place", ["echo \\{m}", 'echo "\\{m}"', "echo $(echo \\{m})"])
-def test_a_value_behind_a_backslash_is_refused(place: str) -> None:
-    with pytest.raises(Unsafe, match="backslash"):
-        with_references(place.replace("{m}", mark(0)), ["x"])
+def test_a_value_behind_a_backslash_is_refused() -> None:
+    for place in ["echo \\{m}", 'echo "\\{m}"', "echo $(echo \\{m})"]:
+        with row(place):
+            with pytest.raises(Unsafe, match="backslash"):
+                with_references(place.replace("{m}", mark(0)), ["x"])
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
+def test_what_a_macro_or_a_block_makes_reaches_the_shell_as_data(tmp_path: Path) -> None:
+    for template in [
         '{% set m %}<{{ outputs.fetch.s }}>{% endset %}echo "{{ m }}"',
         "{% macro m(x) %}<{{ x }}>{% endmacro %}echo '{{ m(outputs.fetch.s) }}'",
-    ],
-)
-def test_what_a_macro_or_a_block_makes_reaches_the_shell_as_data(template: str, tmp_path: Path) -> None:
-    scope = {"outputs": {"fetch": {"s": "a'b $(touch pwned) \ue0000\ue001"}}}
-    text, values = templates.render_all([template], scope, marked=True)[0]
-    command, variables = with_references(text, values)
-    ran = subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, cwd=tmp_path, timeout=20)
-    assert ran.stdout.decode() == "<a'b $(touch pwned) \ue0000\ue001>\n" and list(tmp_path.iterdir()) == []
+    ]:
+        with row(template):
+            scope = {"outputs": {"fetch": {"s": "a'b $(touch pwned) \ue0000\ue001"}}}
+            text, values = templates.render_all([template], scope, marked=True)[0]
+            command, variables = with_references(text, values)
+            ran = subprocess.run(
+                ["/bin/sh", "-c", command], env=variables, capture_output=True, cwd=tmp_path, timeout=20
+            )
+            assert ran.stdout.decode() == "<a'b $(touch pwned) \ue0000\ue001>\n" and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "forged", ["\ue0000\ue001", mark(0), mark(1), mark(0, 1), f"{mark(0)}{mark(7)}\ue000", "\ue002\ue003"]
-)
-@pytest.mark.parametrize(
-    "template",
-    [
-        "printf '%s,' {{ env.key | trim }} {{ outputs.url | trim }}",
-        "{% set m %}{{ env.key }},{{ outputs.url }},{% endset %}printf %s {{ m }}",
-        "{% macro m(x) %}{{ x }},{% endmacro %}printf %s%s {{ m(env.key) }} {{ m(outputs.url) }}",
-    ],
-)
-def test_data_that_looks_like_a_mark_of_ours_stays_data(template: str, forged: str) -> None:
-    scope = {"env": {"key": "sekret"}, "outputs": {"url": forged}}
-    ((text, values),) = templates.render_all([template], scope, marked=True)
-    command, variables = with_references(text, values)
-    ran = subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, timeout=20)
-    assert ran.stdout.decode() == f"sekret,{forged},"
+def test_data_that_looks_like_a_mark_of_ours_stays_data() -> None:
+    for forged in ["\ue0000\ue001", mark(0), mark(1), mark(0, 1), f"{mark(0)}{mark(7)}\ue000", "\ue002\ue003"]:
+        for template in [
+            "printf '%s,' {{ env.key | trim }} {{ outputs.url | trim }}",
+            "{% set m %}{{ env.key }},{{ outputs.url }},{% endset %}printf %s {{ m }}",
+            "{% macro m(x) %}{{ x }},{% endmacro %}printf %s%s {{ m(env.key) }} {{ m(outputs.url) }}",
+        ]:
+            with row(forged, template):
+                scope = {"env": {"key": "sekret"}, "outputs": {"url": forged}}
+                ((text, values),) = templates.render_all([template], scope, marked=True)
+                command, variables = with_references(text, values)
+                ran = subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, timeout=20)
+                assert ran.stdout.decode() == f"sekret,{forged},"
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
+def test_a_filter_over_a_block_that_would_move_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for filters in [
         "truncate(9)",
         "truncate(12)",
         "replace(':1', ':0')",
@@ -150,15 +151,14 @@ def test_data_that_looks_like_a_mark_of_ours_stays_data(template: str, forged: s
         "length",
         "list",
         "replace('a', '') | center(80) | last",
-    ],
-)
-def test_a_filter_over_a_block_that_would_move_values_is_refused(filters: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    template = f"echo {{% filter {filters} %}}{{{{ 'a' }}}} b {{{{ 'b' }}}} b {{{{ 'c' }}}}{{% endfilter %}}"
-    # Whatever the random part of the marks happens to be.
-    for nonce in (*range(12), 1111111111111111111, 2**64 - 1):
-        monkeypatch.setattr(os, "urandom", lambda size, nonce=nonce: nonce.to_bytes(size))
-        with pytest.raises(templates.TemplateError, match="filter the value itself"):
-            templates.render_all([template], {}, marked=True)
+    ]:
+        with row(filters):
+            template = f"echo {{% filter {filters} %}}{{{{ 'a' }}}} b {{{{ 'b' }}}} b {{{{ 'c' }}}}{{% endfilter %}}"
+            # Whatever the random part of the marks happens to be.
+            for nonce in (*range(12), 1111111111111111111, 2**64 - 1):
+                monkeypatch.setattr(os, "urandom", lambda size, nonce=nonce: nonce.to_bytes(size))
+                with pytest.raises(templates.TemplateError, match="filter the value itself"):
+                    templates.render_all([template], {}, marked=True)
 
 
 def test_a_filter_over_a_block_that_leaves_its_values_alone_is_allowed() -> None:
@@ -169,9 +169,8 @@ def test_a_filter_over_a_block_that_leaves_its_values_alone_is_allowed() -> None
     assert variables == {"SHOTCLOCK_VALUE_0": "a", "SHOTCLOCK_VALUE_1": "b"}
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
+def test_a_filter_over_what_a_macro_or_a_set_block_made_filters_the_values_in_it(tmp_path: Path) -> None:
+    for template in [
         "{% set m %}<{{ v }}>{% endset %}printf %s {{ m | upper }}",
         "{% set m | upper %}<{{ v }}>{% endset %}printf %s {{ m }}",
         "{% macro m(x) %}<{{ x }}>{% endmacro %}printf %s {{ m(v) | upper }}",
@@ -179,13 +178,14 @@ def test_a_filter_over_a_block_that_leaves_its_values_alone_is_allowed() -> None
         "{% macro m() %}'<'{{ caller() }}'>'{% endmacro %}printf %s {% call m() %}{{ v | upper }}{% endcall %}",
         "printf %s {% for x in [v] recursive %}{% if x is string %}'<'{{ loop([[x]]) | upper }}"
         "{% else %}{{ x[0] }}{% endif %}{% endfor %}",
-    ],
-)
-def test_a_filter_over_what_a_macro_or_a_set_block_made_filters_the_values_in_it(template: str, tmp_path: Path) -> None:
-    text, values = templates.render_all([template], {"v": "a'b $(touch pwned)"}, marked=True)[0]
-    command, variables = with_references(text, values)
-    ran = subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, cwd=tmp_path, timeout=20)
-    assert ran.stdout.decode().strip("<>") == "A'B $(TOUCH PWNED)" and list(tmp_path.iterdir()) == []
+    ]:
+        with row(template):
+            text, values = templates.render_all([template], {"v": "a'b $(touch pwned)"}, marked=True)[0]
+            command, variables = with_references(text, values)
+            ran = subprocess.run(
+                ["/bin/sh", "-c", command], env=variables, capture_output=True, cwd=tmp_path, timeout=20
+            )
+            assert ran.stdout.decode().strip("<>") == "A'B $(TOUCH PWNED)" and list(tmp_path.iterdir()) == []
 
 
 def test_json_that_is_deeper_than_anybody_goes_stays_text() -> None:
@@ -194,12 +194,13 @@ def test_json_that_is_deeper_than_anybody_goes_stays_text() -> None:
         assert read_printed("[" * levels + "]" * levels).value == "[" * levels + "]" * levels
 
 
-@pytest.mark.parametrize("template", ["{{ 'a' * 9000000000 }}", "{{ ('%9000000000d' | format(1)) | length }}"])
-def test_a_template_that_wants_all_the_memory_there_is_is_refused(template: str) -> None:
-    with pytest.raises(templates.TemplateError, match="512 MB of memory"):
-        templates.render_all([template], {})
-    with pytest.raises(templates.TemplateError, match="512 MB of memory"):
-        templates.evaluate(template.strip("{} "), {})
+def test_a_template_that_wants_all_the_memory_there_is_is_refused() -> None:
+    for template in ["{{ 'a' * 9000000000 }}", "{{ ('%9000000000d' | format(1)) | length }}"]:
+        with row(template):
+            with pytest.raises(templates.TemplateError, match="512 MB of memory"):
+                templates.render_all([template], {})
+            with pytest.raises(templates.TemplateError, match="512 MB of memory"):
+                templates.evaluate(template.strip("{} "), {})
 
 
 @pytest.mark.slow
@@ -216,18 +217,18 @@ def test_a_number_may_stand_in_arithmetic(tmp_path: Path) -> None:
     assert shell_says("/bin/sh", "echo $(( {m} + 1 ))", "41", tmp_path) == "42\n"
 
 
-@pytest.mark.parametrize("value", ["a\0b", "x" * 200_000, "\ud800"])
-def test_what_no_variable_can_hold_is_refused(value: str) -> None:
-    with pytest.raises(Unsafe):
-        with_references(f"echo {mark(0)}", [value])
+def test_what_no_variable_can_hold_is_refused() -> None:
+    for value in ["a\0b", "x" * 200_000, "\ud800"]:
+        with row(value):
+            with pytest.raises(Unsafe):
+                with_references(f"echo {mark(0)}", [value])
 
 
 SCOPE = {"outputs": {"fetch": {"items": [1, 2], "s": "a'b"}, "my-step": 5}, "inputs": {"n": 3}}
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
+def test_templates() -> None:
+    for template, text in [
         ("x {{ outputs.fetch.items }}", "x [1,2]"),
         ("{{outputs.my-step}}", "5"),
         ("{{ outputs['my-step'] }}", "5"),
@@ -236,17 +237,15 @@ SCOPE = {"outputs": {"fetch": {"items": [1, 2], "s": "a'b"}, "my-step": 5}, "inp
         ("{{ outputs.my-step + 1 }}", "6"),
         ("{{ outputs.fetch.s | upper }}", "A'B"),
         ("{{ outputs.fetch | tojson }}", '{"items": [1, 2], "s": "a\'b"}'),
-    ],
-)
-def test_templates(template: str, text: str) -> None:
-    if templates.is_simple(template):
-        assert templates.render_simple(template, SCOPE).text == text
-    assert templates.render_all([template], SCOPE)[0][0] == text
+    ]:
+        with row(template, text):
+            if templates.is_simple(template):
+                assert templates.render_simple(template, SCOPE).text == text
+            assert templates.render_all([template], SCOPE)[0][0] == text
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
+def test_a_template_can_neither_break_out_nor_leave_a_gap() -> None:
+    for template in [
         "{{ ''.__class__.__mro__ }}",
         "{{ outputs.fetch.items.append(1) }}",
         "{{ nobody }}",
@@ -256,8 +255,7 @@ def test_templates(template: str, text: str) -> None:
         "{{ cycler.__init__.__globals__ }}",
         "{{ 'a' * 100000000 }}" * 3,
         "\ue0000\ue001 {{ inputs.n }}",
-    ],
-)
-def test_a_template_can_neither_break_out_nor_leave_a_gap(template: str) -> None:
-    with pytest.raises(templates.TemplateError):
-        templates.render_all([template], SCOPE)
+    ]:
+        with row(template):
+            with pytest.raises(templates.TemplateError):
+                templates.render_all([template], SCOPE)

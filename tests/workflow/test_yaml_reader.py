@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock.workflow.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, TEXT_LIMIT, SourcePosition, Tree, read_tree
+from tests.rows import row
 
 # A flaw in a small file is found at once; only a reader that unfolds a bomb would take this long.
 AT_ONCE_S = 10.0
@@ -87,12 +88,13 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("written", "meant"), VALUES.items(), ids=list(VALUES))
-def test_a_value_is_what_yaml_1_2_says(written: str, meant: Any) -> None:
-    if written == "-":
-        written = "'-'"
-    read = value(f"a: {written}")["a"]
-    assert (read, type(read)) == (meant, type(meant))
+def test_a_value_is_what_yaml_1_2_says() -> None:
+    for written, meant in VALUES.items():
+        with row(written, meant):
+            if written == "-":
+                written = "'-'"
+            read = value(f"a: {written}")["a"]
+            assert (read, type(read)) == (meant, type(meant))
 
 
 def test_a_line_that_asks_for_yaml_1_1_changes_nothing() -> None:
@@ -127,18 +129,19 @@ def test_json_is_read_as_json(data: Any) -> None:
 # --- places -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_every_key_and_item_has_its_place(newline: str) -> None:
-    text = "a: 1\nb:\n  c: {d: 2, 'e': [x,   y]}\n  ü: z\n\n  f:\n    - g\n    -  h: 1\n"
-    tree = read_tree(text.replace("\n", newline))
-    assert place(tree, "a") == SourcePosition(1, 1)
-    assert place(tree, "b", "c") == SourcePosition(3, 3)
-    assert place(tree, "b", "c", "d") == SourcePosition(3, 7)
-    assert place(tree, "b", "c", "e") == SourcePosition(3, 13)
-    assert place(tree, "b", "c", "e", 1) == SourcePosition(3, 24)
-    assert place(tree, "b", "ü") == SourcePosition(4, 3)
-    assert place(tree, "b", "f", 0) == SourcePosition(7, 7)
-    assert place(tree, "b", "f", 1, "h") == SourcePosition(8, 8)
+def test_every_key_and_item_has_its_place() -> None:
+    for newline in ["\n", "\r\n", "\r"]:
+        with row(newline):
+            text = "a: 1\nb:\n  c: {d: 2, 'e': [x,   y]}\n  ü: z\n\n  f:\n    - g\n    -  h: 1\n"
+            tree = read_tree(text.replace("\n", newline))
+            assert place(tree, "a") == SourcePosition(1, 1)
+            assert place(tree, "b", "c") == SourcePosition(3, 3)
+            assert place(tree, "b", "c", "d") == SourcePosition(3, 7)
+            assert place(tree, "b", "c", "e") == SourcePosition(3, 13)
+            assert place(tree, "b", "c", "e", 1) == SourcePosition(3, 24)
+            assert place(tree, "b", "ü") == SourcePosition(4, 3)
+            assert place(tree, "b", "f", 0) == SourcePosition(7, 7)
+            assert place(tree, "b", "f", 1, "h") == SourcePosition(8, 8)
 
 
 def test_what_an_alias_stands_for_has_its_place_where_it_is_written() -> None:
@@ -196,9 +199,10 @@ FLAWS = {
 }
 
 
-@pytest.mark.parametrize(("text", "flaw"), FLAWS.values(), ids=list(FLAWS))
-def test_a_flaw_is_found_where_it_is(text: str, flaw: tuple[str, int, int]) -> None:
-    assert only_flaw(text) == flaw
+def test_a_flaw_is_found_where_it_is() -> None:
+    for text, flaw in FLAWS.values():
+        with row(text, flaw):
+            assert only_flaw(text) == flaw
 
 
 def test_every_flaw_is_told_at_once_and_the_rest_is_still_read() -> None:
@@ -245,13 +249,14 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("text", BOMBS.values(), ids=list(BOMBS))
-def test_a_bomb_does_not_go_off(text: str) -> None:
-    began = time.process_time()
-    tree = read_tree(text)
-    assert time.process_time() - began < AT_ONCE_S
-    assert [flaw.rule for flaw in tree.flaws] == ["file/size"]
-    assert str(NODE_LIMIT) in tree.flaws[0].message
+def test_a_bomb_does_not_go_off() -> None:
+    for text in BOMBS.values():
+        with row(text):
+            began = time.process_time()
+            tree = read_tree(text)
+            assert time.process_time() - began < AT_ONCE_S
+            assert [flaw.rule for flaw in tree.flaws] == ["file/size"]
+            assert str(NODE_LIMIT) in tree.flaws[0].message
 
 
 def test_a_long_text_that_is_said_again_and_again_is_a_bomb_as_well() -> None:
@@ -264,12 +269,13 @@ def test_a_long_text_that_is_said_again_and_again_is_a_bomb_as_well() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["[" * 1_000_000, "{a: " * 300_000, "- " * 500_000], ids=["[", "{", "-"])
-def test_a_million_brackets_are_one_flaw_and_no_recursion(text: str) -> None:
-    began = time.process_time()
-    tree = read_tree(text)
-    assert time.process_time() - began < AT_ONCE_S
-    assert [flaw.rule for flaw in tree.flaws] == ["file/depth"]
+def test_a_million_brackets_are_one_flaw_and_no_recursion() -> None:
+    for text in ["[" * 1_000_000, "{a: " * 300_000, "- " * 500_000]:
+        with row(text):
+            began = time.process_time()
+            tree = read_tree(text)
+            assert time.process_time() - began < AT_ONCE_S
+            assert [flaw.rule for flaw in tree.flaws] == ["file/depth"]
 
 
 def test_as_deep_as_allowed_is_read() -> None:
