@@ -1,13 +1,11 @@
 """The adb client of this machine, each use of it a program with a limit.
 
-adb is a client and a server. The server holds the phones: a phone on USB belongs to the server that has claimed it, so
-a machine has one, which Android Studio, terminals and shotclock share. Shotclock neither ends nor replaces it. If there
-is none, a session that has found its phone starts it as a program that outlives the session (`adb kill-server` ends
-it). The client never starts it: that server would be a child of a bounded command, and be killed with it. A search
-(`find_phones`) without a server starts its own, for one command.
+adb is a client and a server. A phone on USB belongs to the server that has claimed it, so a machine has one server,
+which Android Studio, terminals and shotclock share. Shotclock neither ends nor replaces it. If there is none, a session
+that has found its phone starts it as a program that outlives the session. The client never starts it: that server would
+be killed with the bounded command. A search without a server (`find_phones`) starts its own, for one command.
 
-A server or a phone may fall silent at any time: a command that does not answer is killed at its limit, and an answer is
-whole only if it ends with the requested last line.
+A command that does not answer is killed at its limit, and an answer is whole only with its requested last line.
 
 docs/design.md: R56.
 """
@@ -80,8 +78,7 @@ class Phone:
         """Return its model; for an unusable phone, its state with advice."""
         if self.is_usable:
             return self.model or "ready"
-        advice = _ADVICE.get(self.state)
-        return self.state if advice is None else f"{self.state}: {advice}"
+        return f"{self.state}: {_ADVICE[self.state]}" if self.state in _ADVICE else self.state
 
 
 def find_adb() -> str | None:
@@ -99,18 +96,21 @@ def parse_phones(text: str) -> list[Phone]:
     return found
 
 
-def choose_phone(phones: list[Phone]) -> str:
-    """Return the serial of the only usable phone. Raises Failure DEVICE_UNAVAILABLE."""
-    usable = [phone.serial for phone in phones if phone.is_usable]
+def choose_phone(phones: list[Phone], serial: str = "") -> str:
+    """Return the serial of a phone, by default of the only usable one. Raises Failure DEVICE_UNAVAILABLE."""
+    found = [phone for phone in phones if serial in ("", phone.serial)]
+    usable = [phone.serial for phone in found if phone.is_usable]
     if len(usable) == 1:
         return usable[0]
     if usable:
-        names = ", ".join(f"android:{serial}" for serial in usable)
-        raise Failure("DEVICE_UNAVAILABLE", f"there are {len(usable)} phones: choose one with --device, of {names}")
-    if phones:
-        states = "; ".join(f"{phone.serial} is {phone.describe()}" for phone in phones)
-        raise Failure("DEVICE_UNAVAILABLE", f"no phone can be used: {states}")
-    raise Failure("DEVICE_UNAVAILABLE", NO_PHONE)
+        names = ", ".join(f"android:{each}" for each in usable)
+        message = f"there are {len(usable)} phones: choose one with --device, of {names}"
+    elif found:
+        states = "; ".join(f"{phone.serial} is {phone.describe()}" for phone in found)
+        message = f"no phone can be used: {states}"
+    else:
+        message = f"there is no phone {serial!r:.80}: see `shotclock ui devices`" if serial else NO_PHONE
+    raise Failure("DEVICE_UNAVAILABLE", message)
 
 
 def server_address() -> tuple[str, int]:
@@ -248,20 +248,12 @@ class Adb:
     async def _look_for_phone(self) -> None:
         """Raise Failure DEVICE_UNAVAILABLE if no phone is usable. The server of this search ends with it."""
         if not self.is_on_network:
-            phones = await self.find_phones()
-            self._check(phones) if self.serial else choose_phone(phones)
+            choose_phone(await self.find_phones(), self.serial)
             return
         with _own_server() as own:
             output = await self._try("connect", self.serial, within_ms=CONNECT_MS, socket=own)
         if "connected to" not in output:
             raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected: {output}")
-
-    def _check(self, phones: list[Phone]) -> None:
-        phone = next((each for each in phones if each.serial == self.serial), None)
-        if phone is None:
-            raise Failure("DEVICE_UNAVAILABLE", f"there is no phone {self.serial!r:.80}: see `shotclock ui devices`")
-        if not phone.is_usable:
-            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} is {phone.describe()}")
 
     async def _ask_adb(self, *words: str, within_ms: int, socket: str | None = None) -> ProgramOutput:
         try:
@@ -287,7 +279,7 @@ class Adb:
             phones = await self.list_phones()
             if all(each.serial != self.serial for each in phones):
                 raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected: {output}")
-        self._check(phones)
+        choose_phone(phones, self.serial)
 
     async def _try(self, *words: str, within_ms: int, socket: str | None = None) -> str:
         """Run the client without a phone, and return its last line or its error. Success is checked elsewhere."""

@@ -133,7 +133,7 @@ class AndroidDevice:
         return {}
 
     async def look(self, within_ms: int) -> Place:
-        async with _explained("what is in the foreground", within_ms):
+        async with _explained("the question for the foreground", within_ms):
             output = (await self._adb.shell(_FOREGROUND, within_ms))[1].decode("utf-8", "replace")
         self._seen, self._seen_ns = _read_place(output), monotonic_ns()
         return self._seen
@@ -259,8 +259,10 @@ class AndroidDevice:
             x, y = found[0].centre
         elif params.coordinate is not None:
             x, y = round(params.coordinate.x), round(params.coordinate.y)
-        script = f"input swipe {x} {y} {x} {y} {LONG_CLICK_MS}" if params.click_type == "long_click" else _tap(x, y)
-        await self._order("click", script, time)
+        is_long = params.click_type == "long_click"
+        await self._order(
+            "click", f"input swipe {x} {y} {x} {y} {LONG_CLICK_MS}" if is_long else f"input tap {x} {y}", time
+        )
         return {"x": x, "y": y}
 
     async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
@@ -269,7 +271,8 @@ class AndroidDevice:
         _, found = await self._find(params.matcher, time, enabled=True)
         if not found[0].is_editable:
             raise Failure("ACTION_FAILED", f"the node with {params.matcher.describe()} is not a text field")
-        steps = [_tap(*found[0].centre)]
+        x, y = found[0].centre
+        steps = [f"input tap {x} {y}"]
         if params.clear and (length := min(len(found[0].text), MAX_DELETED)):
             # For every position of the cursor and any number of lines.
             steps.append(f"input keyevent{f' {_DELETE}' * length}{f' {_DELETE_FORWARD}' * length}")
@@ -408,10 +411,6 @@ def _check_app(application_id: str) -> str:
         message = f"{application_id!r:.80} is not an app: use its package, as in com.android.settings"
         raise Failure("ACTION_UNSUPPORTED", message)
     return application_id
-
-
-def _tap(x: int, y: int) -> str:
-    return f"input tap {x} {y}"
 
 
 def _type(text: str) -> list[str]:

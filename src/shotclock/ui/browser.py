@@ -100,9 +100,9 @@ async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
     kind, _, rest = name.partition(":")
     if find_spec("playwright") is None:
         raise Failure("DEVICE_UNAVAILABLE", NO_PLAYWRIGHT)
-    from playwright.async_api import Error, async_playwright
+    from playwright import async_api
 
-    driver = await async_playwright().start()
+    driver = await async_api.async_playwright().start()
     try:
         if kind == "cdp":
             browser = await driver.chromium.connect_over_cdp(rest)
@@ -113,17 +113,18 @@ async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
             browser = await driver.chromium.launch(
                 executable_path=chromium, chromium_sandbox=os.geteuid() != 0, args=list(FLAGS)
             )
-        device = BrowserDevice(driver, browser, is_own=kind != "cdp")
+        device = BrowserDevice(async_api, driver, browser, is_own=kind != "cdp")
         await device.open_page()
         return device
-    except Error as error:
+    except async_api.Error as error:
         raise Failure("DEVICE_UNAVAILABLE", f"{name} cannot be started: {_first_line(error)}") from error
 
 
 class BrowserDevice:
     """A browser. Actions apply to its newest page."""
 
-    def __init__(self, driver: Any, browser: Any, *, is_own: bool) -> None:
+    def __init__(self, api: Any, driver: Any, browser: Any, *, is_own: bool) -> None:
+        self._error, self._timeout = api.Error, api.TimeoutError
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
         self._pages: list[Any] = []
@@ -337,9 +338,6 @@ class BrowserDevice:
 
         Raises Playwright's errors.
         """
-        from playwright.async_api import Error
-        from playwright.async_api import TimeoutError as PlaywrightTimeout
-
         if matcher.ref is not None and not await _bounded(self._find(matcher).count(), time.left_ms):
             raise _no_ref(matcher)
         while True:
@@ -347,23 +345,21 @@ class BrowserDevice:
             try:
                 await node.wait_for(timeout=min(left_ms, FOLLOW_MS))
                 return node
-            except PlaywrightTimeout:
+            except self._timeout:
                 if left_ms <= FOLLOW_MS:
                     if await _is_seen(node):
                         return node
                     raise
-            except Error:
+            except self._error:
                 if page in self._pages or not self._pages:  # it did not just close and leave another one
                     raise
 
     async def _await_hidden(self, matcher: Matcher, within_ms: int) -> None:
         """Wait until no such node is visible. Raises Playwright's errors."""
-        from playwright.async_api import TimeoutError as PlaywrightTimeout
-
         node = self._find(matcher).first
         try:
             await node.wait_for(state="hidden", timeout=within_ms)
-        except PlaywrightTimeout:
+        except self._timeout:
             if await _is_seen(node) is not False:
                 raise
 
@@ -372,13 +368,10 @@ class BrowserDevice:
         self, what: str, within_ms: int, silent: str = "OPERATION_TIMEOUT", matcher: Matcher | None = None
     ) -> AsyncIterator[None]:
         """Map Playwright's errors to those of the device contract. `silent` is the code for a page without answer."""
-        from playwright.async_api import Error
-        from playwright.async_api import TimeoutError as PlaywrightTimeout
-
         doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
         try:
             yield
-        except (PlaywrightTimeout, TimeoutError) as error:
+        except (self._timeout, TimeoutError) as error:
             waited, place = f"within {within_ms} ms", self.place_seen()
             to = None if place is None else place.navigating_to
             why = _reason_in(str(error)) if to is None else f": the page is navigating to {to[:200]}"
@@ -387,7 +380,7 @@ class BrowserDevice:
             if "performing" in str(error):  # its effect is unknown
                 raise Failure(silent, f"{what} did not end {waited}") from None
             raise Failure("WAIT_TIMEOUT", f"no node with {matcher.describe()} could be used {waited}{why}") from None
-        except Error as error:
+        except self._error as error:
             text = _first_line(error)
             gone = ("has been closed", "crashed", "Connection closed", "Browser closed", "disconnected")
             if any(sign in str(error) for sign in gone):
@@ -404,12 +397,10 @@ class BrowserDevice:
 
         Playwright then waits for the new page, possibly for longer than the action may take.
         """
-        from playwright.async_api import TimeoutError as PlaywrightTimeout
-
         page, began_ns = self._page, monotonic_ns()
         try:
             await order
-        except PlaywrightTimeout as error:
+        except self._timeout as error:
             was_received = "performing" in str(error) or "elementHandle.press" in str(error)
             if not was_received or self._leaving.get(page, ("", 0))[1] < began_ns:
                 raise

@@ -41,14 +41,14 @@ from . import client
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
 from .device import kind_of
 from .devices import RuntimeServices
-from .execution import RUN_COMMAND, START_PROGRAM, effects_of_steps
+from .execution import RUN_COMMAND, START_PROGRAM, describe_result, effects_of_steps
 from .payload import Execution, read_execution
 
 Send = Callable[..., None]
 
 # The part of RESULT_MARGIN_MS in which the daemon kills a silent device process and answers.
 ANSWER_RESERVE_MS = 200
-# The longest kill before the caller, who was told of it, kills the daemon as well.
+# The longest kill. The client learns of it, and waits as long before it kills the daemon as well.
 KILL_LIMIT_MS = 5_000
 # Between the cancellation of an execution without a result and the kill of its process.
 GRACE_MS = 300
@@ -464,24 +464,12 @@ def judge_result(
     elif problem.code != "CANCELLED":
         message = f"the process of {device} ended during the execution: {problem.message}"
         problem = replace(problem, code="DEVICE_LOST", message=message, context=context, entry=None)
-    last: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "step"), {})
-    index = int(last.get("index", -1))
+    index = next((int(event["index"]) for event in reversed(events) if event["event"] == "step"), -1)
     outcome.problem = problem
-    outcome.data = {
-        "commandId": execution.command_id,
-        "taskId": execution.task_id,
-        "status": "failed",
-        "stepResults": steps,
-        "position": {
-            "index": index,
-            "actionId": last.get("id"),
-            "completed": sum(bool(step["success"]) for step in steps),
-            "total": len(execution.actions),
-        },
-        "page": {"state": "lost", "where": None, "next": "none"},
-    }
+    page: dict[str, object] = {"state": "lost", "where": None, "next": "none"}
     if outcome.ending is Ending.CANCELLED:  # it obeyed the cancellation
-        outcome.data["page"] = {"state": "unknown", "where": None, "next": "same"}
+        page = {"state": "unknown", "where": None, "next": "same"}
+    outcome.data = describe_result(execution, "failed", steps, index, page)
     is_unfinished = len(steps) <= index and execution.actions[index].params.mutates
     outcome.side_effects = SideEffects.UNKNOWN if is_unfinished else effects_of_steps(execution, steps)
     return outcome

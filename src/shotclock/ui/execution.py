@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import re
@@ -117,7 +118,8 @@ class ExecutionRun:
         deadline = Deadline.after_ms(started_ns, limit_ms)
         before = self.device.place_seen()
         if before is None:
-            before = await self._glance()
+            with contextlib.suppress(Failure, TimeoutError):
+                before = await _guarded(self.device.look(LOOK_MS), LOOK_MS)
         steps: list[dict[str, Any]] = []
         failures: list[dict[str, Any]] = []
         page: dict[str, object] | None = None
@@ -206,12 +208,6 @@ class ExecutionRun:
 
     # --- the page -------------------------------------------------------------------------------------------
 
-    async def _glance(self) -> Place | None:
-        try:
-            return await _guarded(self.device.look(LOOK_MS), LOOK_MS)
-        except (Failure, TimeoutError):
-            return None
-
     async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
         """Return the state of the page, after a failed step or if it is unknown, and repair it for the next execution.
 
@@ -224,10 +220,8 @@ class ExecutionRun:
             look_ms, may_recover = max(1, min(LOOK_MS, left_ms)), left_ms >= LOOK_MS + RECOVER_MS
         try:
             return _page(await _guarded(self.device.look(look_ms), look_ms), before)
-        except TimeoutError:
-            pass
-        except Failure as failure:
-            if failure.code == "DEVICE_LOST":
+        except (TimeoutError, Failure) as error:
+            if isinstance(error, Failure) and error.code == "DEVICE_LOST":
                 state = "lost"
         seen = self.device.place_seen()
         if seen is not None and seen.navigating_to is not None:
@@ -235,13 +229,10 @@ class ExecutionRun:
                 return _page(seen, before)
             state = "navigating"
         page: dict[str, object] = {"state": state, "where": where, "next": "none"}
-        if not may_recover:
-            return page
-        try:
-            now = await _guarded(self.device.recover(RECOVER_MS), RECOVER_MS)
-        except (Failure, TimeoutError):
-            return page
-        page["next"] = "recovered" if before is not None and now.document == before.document else "fresh"
+        if may_recover:
+            with contextlib.suppress(Failure, TimeoutError):
+                now = await _guarded(self.device.recover(RECOVER_MS), RECOVER_MS)
+                page["next"] = "recovered" if before is not None and now.document == before.document else "fresh"
         return page
 
     # --- the result -----------------------------------------------------------------------------------------
@@ -265,31 +256,33 @@ class ExecutionRun:
                 message = f"{completed} of {len(execution.actions)} actions succeeded; first: {failures[0]['message']}"
                 error = {**failures[0], "code": "PARTIAL_FAILURE", "message": message, "failures": failures}
         return {
-            "commandId": execution.command_id,
-            "taskId": execution.task_id,
-            "status": status,
-            "stepResults": steps,
-            "position": {
-                "index": index,
-                "actionId": execution.actions[index].id if index >= 0 else None,
-                "completed": completed,
-                "total": len(execution.actions),
-            },
-            "page": page,
+            **describe_result(execution, status, steps, index, page),
             "error": error,
             "effects": effects_of_steps(execution, steps).value,
             "durationMs": (monotonic_ns() - started_ns) // NS_PER_MS,
         }
 
 
+def describe_result(
+    execution: Execution, status: str, steps: list[dict[str, Any]], index: int, page: dict[str, object]
+) -> dict[str, Any]:
+    """Return the data of a result. `index` is that of the last action that began, or -1."""
+    action_id = execution.actions[index].id if index >= 0 else None
+    completed = sum(bool(step["success"]) for step in steps)
+    position = {"index": index, "actionId": action_id, "completed": completed, "total": len(execution.actions)}
+    head = {"commandId": execution.command_id, "taskId": execution.task_id, "status": status}
+    return {**head, "stepResults": steps, "position": position, "page": page}
+
+
 def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideEffects:
     """Return the side effects of the steps that ran. Those of a failed step that mutates are unknown."""
     mutating = {action.id for action in execution.actions if action.params.mutates}
-    changing = [step for step in steps if step["id"] in mutating]
-    if not changing:
-        return SideEffects.NONE
     refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT", "NODE_NOT_FOUND")  # nothing was tried
-    done = [step for step in changing if step["success"] or step["data"].get("code") not in refused]
+    done = [
+        step
+        for step in steps
+        if step["id"] in mutating and (step["success"] or step["data"].get("code") not in refused)
+    ]
     if not done:
         return SideEffects.NONE
     if not all(step["success"] for step in done):
@@ -380,11 +373,8 @@ def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
     left = len(every) - len(lines)
     data: dict[str, object] = {"text": "\n".join(lines), "where": snapshot.place.where}
     data["truncated"] = bool(left or lines_cut)
-    if left:
-        data["linesLeftOut"] = left
-    if lines_cut:
-        data["linesCut"] = lines_cut
-    return data
+    counts = {"linesLeftOut": left, "linesCut": lines_cut}
+    return data | {name: count for name, count in counts.items() if count}
 
 
 def shorten_texts(texts: list[str], is_all: bool, max_bytes: int) -> dict[str, object]:
