@@ -206,33 +206,8 @@ def test_not_a_number_is_never_written_as_if_it_were_json():
         built(data={"x": float("nan")}).to_json()
 
 
-# --- rendered when read ---------------------------------------------------------------------------
-
-
-def later(whole: Envelope, asked: list[str]) -> Envelope:
-    def render(words: str) -> Envelope:
-        asked.append(words)
-        return whole
-
-    return Envelope.rendered_later(whole.data, tuple(whole.warnings), whole.value, whole.ok, render, "rendered")
-
-
-def test_an_envelope_rendered_later_says_the_same_and_is_rendered_once():
-    for problem in [None, Problem("TIMEOUT", "late")]:
-        whole, asked = built(problem, data={"a": 1}), []  # type: ignore[var-annotated]
-        envelope = later(whole, asked)
-        assert (envelope.ok, envelope.data, envelope.warnings) == (whole.ok, whole.data, [])
-        assert asked == [], "whether it went well can be known without the words"
-        assert envelope.to_dict() == whole.to_dict()
-        assert (envelope.code, envelope.exit_code, envelope.ending) == (whole.code, whole.exit_code, whole.ending)
-        assert envelope.to_json() == whole.to_json()
-        assert asked == ["rendered"]
-
-
-def test_an_envelope_can_be_sent_before_it_was_read():
+def test_an_envelope_can_be_pickled():
     for problem in [None, Problem("TIMEOUT", "late")]:
         whole = built(problem, data=[1])
-        back = pickle.loads(pickle.dumps(later(whole, [])))
-        assert back.to_dict() == whole.to_dict()
-        assert back.ok == whole.ok
-        assert repr(back) == repr(whole)
+        back = pickle.loads(pickle.dumps(whole))
+        assert back.to_dict() == whole.to_dict() and repr(back) == repr(whole)

@@ -1,17 +1,17 @@
-"""The clocks of a call: durations as people write them, deadlines and how they nest, the record of one that fired; and
-the instants and processes of what is stored.
+"""The clocks of a call: durations, deadlines and their nesting, the record of a clock that fired; and the wall-clock
+times and processes in the store.
 
 A duration is whole milliseconds: `500ms`, `30s`, `5m`, `1h30m`, `1.5s`, `2d`, and ISO 8601 `PT1H30M`. A bare number is
-refused unless the caller says which unit it is in, because guessing between seconds and milliseconds is how a minute
-becomes sixteen hours. `0` alone is unambiguous and means "none" to whoever asks for a clock.
+refused unless its unit is known: guessing between seconds and milliseconds turns a minute into sixteen hours. `0` alone
+means "none".
 
 A deadline is an instant on the monotonic clock of this boot. The rules, once, for every kind of work:
 - a child's bell is the earlier of its own timeout and its parent's deadline minus the reserve, never later;
 - the polite stop is sent at the bell, the kill at bell + grace, and never past half the reserve before the
   parent's deadline, so that the child's answer is there before the parent's own bell rings.
 
-What is stored outlives a boot, which a deadline does not. So `WallTime` is another type on purpose: the two clocks
-cannot be compared, and the wall clock may step.
+Stored times outlive a boot, which a deadline does not. So `WallTime` is another type: the two clocks cannot be
+compared, and the wall clock may step.
 
 docs/design.md: R6, R9.
 """
@@ -21,24 +21,15 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from operator import attrgetter
+from typing import Any, overload
 
 from .value_types import fields_of, value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, overload
-else:
-
-    def overload(function):
-        return function
-
 
 # Ten years. Far beyond any sane clock, far below where nanoseconds leave a signed 64-bit integer.
 MAX_MS = 10 * 365 * 24 * 3600 * 1000
 
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-# Compiled where they are first needed: `exec --timeout 5s` needs none of them.
 _PART = rf"({_NUMBER})(ms|s|m|h|d)"
 _COMPACT = rf"(?:{_NUMBER}(?:ms|s|m|h|d))+"
 _ISO = rf"P(?:(?P<d>{_NUMBER})D)?(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
@@ -47,7 +38,7 @@ _ORDER = ["d", "h", "m", "s", "ms"]
 
 
 class DurationError(ValueError):
-    """A text or number that is not a duration; the message says why and what would be."""
+    """A text or number that is not a duration. The message has the reason and an example."""
 
 
 def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
@@ -96,7 +87,7 @@ def format_duration(ms: int) -> str:
 
 
 def in_seconds(ms: int) -> str:
-    """Return the duration in words: 1 second, 2.5 seconds."""
+    """Return the duration as text: 1 second, 2.5 seconds."""
     if ms == 1000:
         return "1 second"
     return f"{ms / 1000:g} seconds" if ms < 10**9 else f"{ms // 1000} seconds"
@@ -113,7 +104,7 @@ def _of_timedelta(delta: Any) -> int:
 
 
 def _of_number(number: float | int, bare: str | None) -> int:
-    if isinstance(number, float) and number - number != 0:  # infinite, or no number at all
+    if isinstance(number, float) and number - number != 0:  # infinity or NaN
         raise DurationError(f"{number} is not a duration: leave the clock out (or write 0) for none")
     if isinstance(number, int) and number.bit_length() > 64:
         raise DurationError("that number is too large: ten years is the most")
@@ -130,7 +121,7 @@ def _of_parts(text: str, parts: list[tuple[str, str]]) -> int:
     units = [unit for unit, _ in parts]
     if units != sorted(set(units), key=_ORDER.index):
         raise DurationError(f"{text!r} is ambiguous: write each unit once, the largest first, as in 1h30m")
-    # Scaled integers, not floats: 1.1s is exactly 1100 ms, and a long number cannot lose its last digits.
+    # Scaled integers, not floats: 1.1s is exactly 1100 ms.
     total = 0
     for unit, number in parts:
         digits, _, fraction = number.partition(".")
@@ -148,15 +139,15 @@ def _checked(ms: float | int, text: str) -> int:
     whole = round(ms)
     if whole == 0 and ms != 0:
         raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
-    if isinstance(ms, float) and abs(ms - whole) > 1e-3:  # less is what floats cannot tell
+    if isinstance(ms, float) and abs(ms - whole) > 1e-3:  # less is the error of floats
         raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
     return whole
 
 
 NS_PER_MS = 1_000_000
-# What a parent keeps back from a child, unless told otherwise: enough to stop a tree and pass an envelope up.
+# The default reserve of a parent: enough to stop a process tree and return an envelope.
 DEFAULT_RESERVE_MS = 500
-# A short parent cannot spare that much; it keeps back this share of what is left.
+# A parent with little time reserves this share of it.
 RESERVE_SHARE = 10
 
 
@@ -174,7 +165,7 @@ class Deadline:
         return max(0, self.at_ns - now_ns)
 
     def remaining_ms(self, now_ns: int) -> int:
-        """Return what is left, rounded down: what is handed on must never be more than what is there."""
+        """Return the remaining time, rounded down: a child must never get more."""
         return self.remaining_ns(now_ns) // NS_PER_MS
 
     def has_passed(self, now_ns: int) -> bool:
@@ -183,17 +174,17 @@ class Deadline:
 
 @value
 class Bound:
-    """When the work is asked to stop, when it is killed, and whose clock that is. None is 'no bound'."""
+    """The bell of work, when it is asked to stop, its grace until the kill, and the owner of the clock."""
 
     bell: Deadline | None
     grace_ms: int
     """From the polite stop to the kill. Near the parent's deadline it shrinks."""
     limit_ms: int
-    """What was granted at the start, from start to bell; 0 where there is no bell."""
+    """The time from start to bell; 0 without a bell."""
     owner: str
-    """Who set the bell: the call itself, or the parent whose deadline cuts it short."""
+    """The owner of the bell: the call itself, or a parent with an earlier deadline."""
     source: Deadline | None = None
-    """The deadline that set it: the bell itself, or the parent's. Names may be alike; this very object is one clock."""
+    """The deadline that set it: the bell itself, or the parent's. Its identity is that of the clock."""
 
     @property
     def kill_ns(self) -> int | None:
@@ -201,7 +192,7 @@ class Bound:
 
 
 def reserve_ms_for(remaining_ms: int, asked_ms: int | None = None) -> int:
-    """Return what a parent with this much time left keeps back from a child."""
+    """Return the reserve of a parent with this much time left."""
     wanted = DEFAULT_RESERVE_MS if asked_ms is None else asked_ms
     return min(wanted, remaining_ms // RESERVE_SHARE) if asked_ms is None else min(wanted, remaining_ms)
 
@@ -232,16 +223,15 @@ def nest(
 
 
 def latest_bell(parent: Deadline | None, started_ns: int, reserve_ms: int | None = None) -> Deadline | None:
-    """Return the latest bell that work which started then may have inside a parent's deadline, as `nest` gave it; None
-    where there is no such deadline."""
+    """Return the latest bell inside a parent's deadline, as `nest` sets it; None without a parent."""
     if parent is None:
         return None
     return Deadline(parent.at_ns - reserve_ms_for(parent.remaining_ms(started_ns), reserve_ms) * NS_PER_MS)
 
 
 def move_bell(bound: Bound, by_ms: int, latest: Deadline | None, parent: Deadline | None) -> Bound | None:
-    """Return the bound with its bell that much later, as far as that is not past the latest; None where it cannot be
-    moved. It is the call's own clock from then on."""
+    """Return the bound with a later bell, at most the latest; None where it cannot move. The clock is then the call's
+    own."""
     if bound.bell is None or by_ms <= 0:
         return None
     at_ns = bound.bell.at_ns + by_ms * NS_PER_MS
@@ -258,7 +248,7 @@ def move_bell(bound: Bound, by_ms: int, latest: Deadline | None, parent: Deadlin
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_GRACE_MS = 5_000
-# What work that was asked to wind down has before it is stopped.
+# Between the request to wind down and the stop.
 DEFAULT_WIND_DOWN_MS = 5_000
 
 
@@ -273,9 +263,9 @@ class ClockKind(StrEnum):
 
 @value
 class Clocks:
-    """Limits in milliseconds. None: not set, the next level decides. 0: none, set explicitly.
+    """Limits in milliseconds. None: the next level decides. 0: no limit.
 
-    The one declaration of what clocks there are: whoever lists them takes the list from here."""
+    All lists of clocks derive from these fields."""
 
     timeout_ms: int | None = None
     soft_ms: int | None = None
@@ -297,8 +287,8 @@ class Clocks:
         reserve: object = None,
         wind_down: object = None,
     ) -> Clocks:
-        """Make clocks from durations as people write them; raises DurationError naming the clock at fault."""
-        given = {
+        """Make clocks from durations. Raises DurationError that names the clock."""
+        durations = {
             "timeout": timeout,
             "soft": soft,
             "idle": idle,
@@ -308,7 +298,7 @@ class Clocks:
             "wind_down": wind_down,
         }
         limits: dict[str, int | None] = {}
-        for name, written in given.items():
+        for name, written in durations.items():
             try:
                 limits[f"{name}_ms"] = None if written is None else parse_duration_ms(written)
             except DurationError as error:
@@ -316,7 +306,7 @@ class Clocks:
         return cls(**limits)
 
     def over(self, defaults: Clocks) -> Clocks:
-        """Return these clocks, with what they leave unset taken from the defaults."""
+        """Return these clocks, with defaults for unset ones."""
         mine = _limits_of(self)
         if None not in mine:
             return self
@@ -326,30 +316,30 @@ class Clocks:
 
 _limits_of = attrgetter(*fields_of(Clocks))
 CLOCK_NAMES = tuple(name.removesuffix("_ms") for name in fields_of(Clocks))
-# Of the work itself: what `exec`, a step and its defaults may say. The others are about its place in a queue or a call.
+# Clocks of the work itself, for `exec` and steps. The others concern its queue and its caller.
 WORK_CLOCKS = tuple(name for name in CLOCK_NAMES if name not in ("queue", "reserve"))
 
 
 @value
 class Fired:
-    """The clock that fired and its owner: always stated, never left to be guessed from a message."""
+    """The clock that fired and its owner."""
 
     kind: ClockKind
     owner: str
     limit_ms: int
     elapsed_ms: int
     source: Deadline | None = None
-    """The deadline that passed, where it was one of this process: whoever made it knows it again (`is`)."""
+    """The deadline that passed, if it was one of this process, for comparison by identity."""
     kept_ms: int = 0
-    """How much earlier than the limit it fired, to leave time for the clean-up of a run."""
+    """Time before the limit that was kept for the clean-up of a run."""
 
     @property
     def kept(self) -> str:
-        """Return the end of a message about the limit, where time was kept for clean-up."""
+        """Return the end of a message about time that was kept for clean-up."""
         return f", of which {format_duration(self.kept_ms)} were kept for clean-up" if self.kept_ms else ""
 
     def as_context(self) -> dict[str, object]:
-        """Return the record as the context of an error holds it."""
+        """Return the record for the context of an error."""
         return {
             "kind": self.kind.value,
             "owner": self.owner,
@@ -359,13 +349,13 @@ class Fired:
         }
 
 
-# The last millisecond of the year 9999: later ones have no ISO rendering that anybody reads.
+# The last millisecond of the year 9999: ISO 8601 has no later ones.
 LATEST_MS = 253_402_300_799_999
 
 
 @value
 class WallTime:
-    """Milliseconds since the epoch, UTC. Adding and taking away whole milliseconds gives another instant."""
+    """Milliseconds since the epoch, UTC."""
 
     ms: int
 
@@ -386,16 +376,15 @@ class WallTime:
     @overload
     def __sub__(self, other: WallTime) -> int: ...
     @overload
-    def __sub__(self, other: int) -> WallTime: ...  # noqa: F811
-    def __sub__(self, other: WallTime | int) -> WallTime | int:  # noqa: F811
-        """Return the milliseconds between two instants (negative if `other` is later), or the instant that much
-        earlier."""
+    def __sub__(self, other: int) -> WallTime: ...
+    def __sub__(self, other: WallTime | int) -> WallTime | int:
+        """Return the milliseconds between two instants, or an earlier instant."""
         if isinstance(other, WallTime):
             return self.ms - other.ms
         return WallTime(self.ms - other) if type(other) is int else NotImplemented
 
     def since_ms(self, earlier: WallTime) -> int:
-        """Return how long ago `earlier` was; 0 if the clock was set back meanwhile and it seems to lie ahead."""
+        """Return the milliseconds since `earlier`; 0 if the clock was set back."""
         return max(0, self.ms - earlier.ms)
 
     def __lt__(self, other: object) -> bool:
@@ -412,7 +401,7 @@ class WallTime:
 
     def iso(self) -> str:
         """Return the instant as `2026-11-15T00:00:00.000Z`."""
-        from datetime import UTC, datetime, timedelta  # this module is imported by every start of the command line
+        from datetime import UTC, datetime, timedelta  # slow to import, and `exec` does not need it
 
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.ms)
         return at.isoformat(timespec="milliseconds")[:-6] + "Z"
@@ -423,7 +412,7 @@ class WallTime:
 
 @value
 class ProcessIdentity:
-    """A process that holds something, named so that no later process can be mistaken for it."""
+    """A process, identified uniquely over time."""
 
     host: str
     boot_id: str
@@ -431,4 +420,4 @@ class ProcessIdentity:
     started: int
     """Clock ticks since boot: with boot and pid, an identity that is never used twice."""
     namespace: str = ""
-    """Where the pid counts. A sandbox or a container has pids of its own under the same boot."""
+    """The pid namespace: containers have their own pids under the same boot."""

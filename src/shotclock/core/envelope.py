@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from .clocks import Fired
 from .errors import Ending, ErrorEntry, SideEffects, error_entry, may_retry, side_effects_of, warning_summary
-from .value_types import value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TypeVar
-
-    T = TypeVar("T")
+from .value_types import entity, value
 
 SCHEMA_VERSION = "1.0"
-# What an exception says may be of any length, and whoever reads the answer has to read it.
+# Characters of a message: that of an exception may have any length.
 LONGEST_MESSAGE = 4_000
 _MOST_FRAMES = 40
-# Where the message of an exception is a whole file, its traceback is as long.
 _LONGEST_TRACEBACK = 32_000
-# Of what was changed in a result: enough to find the place.
+# Listed changes of a result.
 MOST_CHANGES = 10
 _HALF = "[\ud800-\udfff]"
 
@@ -34,86 +29,25 @@ Warning_ = dict[str, object]
 
 
 def join_problems(problems: Sequence[dict[str, str]]) -> str:
-    """Return all that is wrong with what was given, `field: message` each, as one message."""
+    """Return all problems, `field: message` each, as one message."""
     return "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
 
 
+@entity
 class Envelope:
-    """Answer of a call. `value` is what a handler returned, as it was; it is not part of the JSON.
+    """Answer of a call. `value` is the raw result of a handler; it is not part of the JSON."""
 
-    `error` and `meta` may be rendered when they are first looked at: where ten thousand deadlines pass at the same
-    moment, the answers must go out first.
-    """
-
-    __slots__ = ("_error", "_facts", "_fired", "_meta", "_render", "_warnings", "data", "ok", "value")
-    _render: Callable[[Any], Envelope]
-    _warnings: Sequence[Warning_]
-
-    def __init__(
-        self,
-        data: dict[str, object] | list[object] | None,
-        error: dict[str, object] | None,
-        warnings: list[Warning_],
-        meta: dict[str, object],
-        value: object = None,
-        fired: Fired | None = None,
-    ) -> None:
-        self.data = data
-        self.value = value
-        self.ok = error is None
-        self._error = error
-        self._warnings = warnings
-        self._meta = meta
-        self._facts: object = None
-        self._fired = fired
-
-    @classmethod
-    def rendered_later(
-        cls,
-        data: dict[str, object] | list[object] | None,
-        warnings: tuple[Warning_, ...],
-        value: object,
-        ok: bool,
-        render: Callable[[T], Envelope],
-        facts: T,
-    ) -> Envelope:
-        """Make an envelope of which `render(facts)` gives error and meta when they are first looked at."""
-        envelope = cls.__new__(cls)
-        envelope.data, envelope._warnings, envelope.value, envelope.ok = data, warnings, value, ok
-        envelope._render, envelope._facts = render, facts
-        return envelope
-
-    def _render_now(self) -> None:
-        facts = self._facts  # taken once: two threads may look at the same moment
-        if facts is not None:
-            whole = self._render(facts)
-            self._error, self._meta, self._fired, self._facts = whole._error, whole._meta, whole._fired, None
+    data: dict[str, object] | list[object] | None
+    error: dict[str, object] | None
+    warnings: list[Warning_]
+    meta: dict[str, object]
+    value: object = None
+    fired: Fired | None = None
+    """The clock that fired in this process. `error` may name a clock of another process."""
 
     @property
-    def warnings(self) -> list[Warning_]:
-        if not isinstance(self._warnings, list):  # most have none, and nobody looks
-            self._warnings = list(self._warnings)
-        return self._warnings
-
-    @warnings.setter
-    def warnings(self, warnings: list[Warning_]) -> None:
-        self._warnings = warnings
-
-    @property
-    def error(self) -> dict[str, object] | None:
-        self._render_now()
-        return self._error
-
-    @property
-    def meta(self) -> dict[str, object]:
-        self._render_now()
-        return self._meta
-
-    @property
-    def fired(self) -> Fired | None:
-        """Return the clock that this process saw ring. What `error` says of one may be somebody else's words."""
-        self._render_now()
-        return self._fired
+    def ok(self) -> bool:
+        return self.error is None
 
     @property
     def code(self) -> str | None:
@@ -138,12 +72,11 @@ class Envelope:
         }
 
     def to_json(self) -> str:
-        """Return one line that every reader of JSON takes: whatever was put into it, half characters are no text, and
-        are replaced."""
+        """Return one line of strict JSON. Half characters, which are invalid in UTF-8, are replaced."""
         text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-        if "\\ud" in text and not is_whole(self.to_dict()):  # half of a pair, and not one of two halves
+        if "\\ud" in text and not is_whole(self.to_dict()):  # half of a pair
             changes = list(islice(_find_halves(self.to_dict(), ""), MOST_CHANGES))
-            self.data, self._error, self._meta = make_whole([self.data, self.error, self.meta])
+            self.data, self.error, self.meta = make_whole([self.data, self.error, self.meta])
             self.warnings = [*make_whole(self.warnings), warning("RESULT_CHANGED", changes=changes)]
             return self.to_json()
         return text
@@ -168,17 +101,16 @@ class Problem:
     suggestion: str | None = None
     retry_after_ms: int | None = None
     exit_code: int | None = None
-    """Only where the code's registered exit code is not the one: a signal's number, a passed-through child's."""
+    """Where it differs from the registered one: of a signal or a child process."""
     side_effects: SideEffects | None = None
     entry: ErrorEntry | None = None
-    """Only where the code is registered in another process: an app's own."""
+    """Where the code is registered in another process only."""
     outside: str | None = None
-    """What callers elsewhere are told of an exception in place of the message, which may hold anything. None: the
-    message was written for every caller."""
+    """The message for clients of a server, because that of an exception may contain anything. None: the same."""
 
     @property
     def registered(self) -> ErrorEntry:
-        """Return the entry of its code. Raises LookupError where nobody registered it."""
+        """Return the entry of its code. Raises LookupError for an unregistered one."""
         return self.entry or error_entry(self.code)
 
 
@@ -209,7 +141,7 @@ def build_envelope(
     value: object = None,
     effects: SideEffects | None = None,
 ) -> Envelope:
-    """Derive everything that can be derived, so that no caller can make an envelope that contradicts itself."""
+    """Make an envelope, with all derived fields, so that it cannot contradict itself."""
     if effects is None and problem is not None:
         effects = problem.side_effects
     if effects is None:
@@ -235,21 +167,20 @@ def build_envelope(
 
 
 def shorten(text: str, limit: int = LONGEST_MESSAGE) -> str:
-    """Cut a text to its beginning, and say how much is left out."""
+    """Cut a text, and append the number of characters left out."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
 
 
 def whole_text(text: str) -> str:
-    """Return the text with the sign for what cannot be read in the place of each half character, which no UTF-8 can
-    carry. The same object where there is none."""
+    """Return the text with U+FFFD for each half character, which UTF-8 cannot encode; without one, the same object."""
     if text.isascii() or not re.search(_HALF, text):
         return text
-    paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # two halves may be one
+    paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # joins two halves
     return re.sub(_HALF, "\ufffd", paired)
 
 
 def is_whole(plain: Any) -> bool:
-    """Return whether plain data has no half characters, which no UTF-8 can carry."""
+    """Return whether JSON data has no half characters."""
     try:
         json.dumps(plain, ensure_ascii=False).encode()
     except (UnicodeEncodeError, ValueError, RecursionError):
@@ -258,7 +189,7 @@ def is_whole(plain: Any) -> bool:
 
 
 def make_whole(plain: Any) -> Any:
-    """Return plain data with the sign for what cannot be read in the place of each half character."""
+    """Return JSON data with U+FFFD for each half character."""
     if isinstance(plain, str):
         return whole_text(plain)
     if isinstance(plain, list):
@@ -269,7 +200,7 @@ def make_whole(plain: Any) -> Any:
 
 
 def _find_halves(plain: Any, path: str) -> Iterator[str]:
-    """Yield where plain data has half characters, in words."""
+    """Yield a note for each half character in JSON data."""
     if isinstance(plain, str):
         if whole_text(plain) is not plain:
             yield note_halves(path)
@@ -287,7 +218,7 @@ def note_halves(path: str) -> str:
 
 
 def whole_keys(value: dict[Any, Any]) -> list[Any]:
-    """Return the names made whole: two that differ only in what cannot be read are still two."""
+    """Return the keys with U+FFFD for half characters, still distinct."""
     keys: dict[Any, None] = {}
     for key in value:
         whole = whole_text(key) if isinstance(key, str) else key
@@ -298,9 +229,7 @@ def whole_keys(value: dict[Any, Any]) -> list[Any]:
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
-    """Return type, message and traceback of an exception, each short enough to be sent and shown."""
-    import traceback
-
+    """Return type, message and traceback of an exception, shortened."""
     try:
         text = str(error)
     except Exception:
@@ -314,7 +243,7 @@ def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects:
         "code": problem.code,
         "message": whole_text(shorten(problem.message)),
         "retryable": retryable,
-        # Whatever it is said to be: with effects, something ran.
+        # With side effects, something ran.
         "phase": problem.phase if effects is SideEffects.NONE or problem.phase != "validation" else "execution",
         "suggestion": problem.suggestion or entry.hint,
     }
@@ -330,13 +259,13 @@ def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects:
     return detail
 
 
-# What could not be written (sysexits.h): an answer, or output that was to be passed on.
+# Output that could not be written (sysexits.h).
 EX_IOERR = 74
-# The signals that stop us, with 128 and their number.
+# Signals that stop this process: 128 and their number.
 STOP_SIGNAL_EXITS = {"SIGHUP": 129, "SIGINT": 130, "SIGQUIT": 131, "SIGTERM": 143}
 
 
 def stop_problem(signal_name: str) -> Problem:
-    """Return the problem that somebody stopped us, with the exit code that says so."""
+    """Return the problem of a signal that stopped this process, with its exit code."""
     exit_code = STOP_SIGNAL_EXITS.get(signal_name, 143)
     return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)

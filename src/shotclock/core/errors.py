@@ -1,8 +1,7 @@
-"""The one registry of error and warning codes: exit code, HTTP status, retryable, side effects, hint; how work may end,
-what it may have changed, and whether to try again.
+"""The registry of error and warning codes, with endings, side effects and retries.
 
-Exit codes, HTTP statuses, MCP errors, the reference page and `shotclock errors` all come from here. A code
-that is not registered cannot be put into an envelope. Apps add their own with a namespace: `ACME_NO_STOCK`.
+Exit codes, HTTP statuses, MCP errors, the reference page and `shotclock errors` all come from here. An unregistered
+code cannot be in an envelope. Apps add their own with a namespace: `ACME_NO_STOCK`.
 
 docs/design.md: R3.
 """
@@ -12,12 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import Literal
 
 from .value_types import value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal
 
 _CODE = r"[A-Z][A-Z0-9_]+"
 
@@ -39,7 +35,7 @@ class SideEffects(StrEnum):
 
 
 def side_effects_of(*, ending: Ending, ok: bool, mutates: bool) -> SideEffects:
-    """Return what can honestly be said. Work that mutates and did not end well may have done anything."""
+    """Return the side effects. Work that mutates and failed may have done anything."""
     if ending is Ending.NOT_STARTED or not mutates:
         return SideEffects.NONE
     if ok and ending is Ending.FINISHED:
@@ -48,7 +44,7 @@ def side_effects_of(*, ending: Ending, ok: bool, mutates: bool) -> SideEffects:
 
 
 def effects_of_all(parts: Iterable[SideEffects], *, ended_well: bool) -> SideEffects:
-    """Return what several pieces of work did together: no more is claimed than of the worst known of them."""
+    """Return the combined side effects of several pieces of work: those of the worst."""
     seen = set(parts)
     for worse in (SideEffects.UNKNOWN, SideEffects.PARTIAL):
         if worse in seen:
@@ -59,8 +55,7 @@ def effects_of_all(parts: Iterable[SideEffects], *, ended_well: bool) -> SideEff
 
 
 def may_retry(*, registered: bool, effects: SideEffects, mutates: bool, idempotent: bool) -> bool:
-    """Return whether to try again: the registry's word, lowered where a repeat could do the same thing twice. Never
-    raised."""
+    """Return whether to retry: as registered, but never where a repeat could do the same thing twice."""
     may_have_changed = effects is not SideEffects.NONE
     return registered and not (mutates and not idempotent and may_have_changed)
 
@@ -73,7 +68,7 @@ class ErrorEntry:
     retryable: bool
     """Whether the identical call may succeed, before what the operation declares lowers it."""
     side_effects: SideEffects
-    """What is assumed where the operation does not say whether it mutates anything."""
+    """Assumed where the operation does not declare whether it mutates."""
     summary: str
     hint: str
 
@@ -95,16 +90,16 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("OPERATION_TIMEOUT", 10, 408, True, UNKNOWN, "A backstop rang: the server's, or an execution's own.",
                    "raise the server's operation timeout above the longest tool's, or timeoutMs of the execution"),
         ErrorEntry("NOT_EXTENDABLE", 4, 409, False, NONE, "The call cannot be given more time.",
-                   "declare `overtime`, or give whoever called it more time"),
-        ErrorEntry("OBSERVER_UNAVAILABLE", 4, 412, False, NONE, "Nobody can be asked about overtime here.",
+                   "declare `overtime`, or give the caller more time"),
+        ErrorEntry("OBSERVER_UNAVAILABLE", 4, 412, False, NONE, "There is no observer for overtime here.",
                    "choose another observer"),
         ErrorEntry("OVERTIME_DECLINED", 4, 409, False, NONE, "The call asked for overtime and got none.",
                    "finish with what there is until the deadline in meta.remaining_ms"),
-        ErrorEntry("CALL_NOT_FOUND", 5, 404, False, NONE, "What was named does not run, or cannot be reached.",
+        ErrorEntry("CALL_NOT_FOUND", 5, 404, False, NONE, "The named call does not run, or cannot be reached.",
                    "see what runs with `shotclock job list --active` or `shotclock report`"),
-        ErrorEntry("INCOMPLETE", 14, 202, False, UNKNOWN, "The caller's budget ran out; the work goes on as a job.",
+        ErrorEntry("INCOMPLETE", 14, 202, False, UNKNOWN, "The caller's budget ran out; the work continues as a job.",
                    "run data.continue_command"),
-        # What the caller asked for. Nothing ran.
+        # Mistakes of the caller. Nothing ran.
         ErrorEntry("ARG_ERROR", 2, 422, False, NONE, "The arguments are wrong; nothing ran.",
                    "correct the arguments that error.message names, then call again"),
         ErrorEntry("CONFIRMATION_REQUIRED", 2, 428, False, NONE, "Destructive, and not confirmed: nothing ran.",
@@ -115,7 +110,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "check the spelling and the directory"),
         ErrorEntry("FILE_UNREADABLE", 7, 403, False, NONE, "The file is there but cannot be read.",
                    "look at its permissions"),
-        ErrorEntry("INPUT_REQUIRED", 4, 412, False, NONE, "An answer is needed and nobody can be asked here.",
+        ErrorEntry("INPUT_REQUIRED", 4, 412, False, NONE, "An answer is needed, and there is no terminal to ask at.",
                    "pass the answer as an argument"),
         ErrorEntry("CWD_UNUSABLE", 4, 412, False, NONE, "The working directory cannot be entered.",
                    "name a directory that exists and may be entered"),
@@ -125,7 +120,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "ask a person to run the command"),
         ErrorEntry("KEY_REUSED", 6, 409, False, NONE, "The idempotency key was used before, with other arguments.",
                    "use a new key for a new call"),
-        ErrorEntry("JOB_NOT_FOUND", 5, 404, False, NONE, "There is no job of that id, or it was forgotten by now.",
+        ErrorEntry("JOB_NOT_FOUND", 5, 404, False, NONE, "There is no job of that id, or it was deleted.",
                    "list the jobs; ended ones are kept for a day"),
         ErrorEntry("TARGET_NOT_FOUND", 5, 404, False, NONE, "What should be served is not there.",
                    "name a module or file and the App in it: package.module:app or path/to/file.py:app"),
@@ -137,7 +132,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "list the operations, and check the spelling"),
         ErrorEntry("UNKNOWN_CODE", 5, 404, False, NONE, "There is no error or warning of that code.",
                    "run `shotclock errors` for all of them"),
-        ErrorEntry("RUN_NOT_FOUND", 5, 404, False, NONE, "There is no run of that id, or it was forgotten by now.",
+        ErrorEntry("RUN_NOT_FOUND", 5, 404, False, NONE, "There is no run of that id, or it was deleted.",
                    "check the spelling; `shotclock report` lists the runs"),
         ErrorEntry("RUN_TAKEN", 6, 409, False, NONE, "A run of that id is under way, or there was one before.",
                    "choose another id, or resume that run once its process is gone"),
@@ -146,21 +141,21 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "list the proposals, and check the spelling"),
         ErrorEntry("INBOX_FULL", 11, 429, True, NONE, "As many proposals are open as may be; this one was not made.",
                    "withdraw what is not wanted any more, or call again once some of them are decided or expired"),
-        ErrorEntry("ALREADY_DECIDED", 6, 409, False, NONE, "Somebody has decided this proposal; the decision stays.",
+        ErrorEntry("ALREADY_DECIDED", 6, 409, False, NONE, "This proposal is already decided.",
                    "see error.context for who decided, when and how"),
-        ErrorEntry("PROPOSAL_EXPIRED", 6, 409, False, NONE, "Nobody decided the proposal in time.",
+        ErrorEntry("PROPOSAL_EXPIRED", 6, 409, False, NONE, "The proposal expired without a decision.",
                    "propose it again; an open one can be extended before it expires"),
         ErrorEntry("PROPOSAL_REJECTED", 7, 403, False, NONE, "The operator rejected the proposal.",
                    "read data.notes, and propose something else"),
-        ErrorEntry("PROPOSAL_WITHDRAWN", 6, 409, False, NONE, "Whoever made the proposal has taken it back.",
+        ErrorEntry("PROPOSAL_WITHDRAWN", 6, 409, False, NONE, "The proposal was withdrawn by its author.",
                    "propose it again if it is still wanted"),
-        ErrorEntry("ACTION_CHANGED", 6, 409, False, NONE, "What would be done is not what was shown or approved.",
-                   "look at the proposal again, or propose what is to be done now"),
+        ErrorEntry("ACTION_CHANGED", 6, 409, False, NONE, "The action differs from the approved one.",
+                   "read the proposal again, or propose the new action"),
         ErrorEntry("CONFIRMATION_NEEDED", 4, 412, False, NONE, "This is destructive and must be confirmed by typing.",
                    "repeat it with the confirmation that error.context names"),
-        ErrorEntry("NOT_ALLOWED", 7, 403, False, NONE, "Whoever asked is not allowed to do this.",
+        ErrorEntry("NOT_ALLOWED", 7, 403, False, NONE, "The caller is not allowed to do this.",
                    "agents propose, operators decide; see error.message for who may"),
-        ErrorEntry("AUDIT_BROKEN", 1, 500, False, NONE, "The audit trail is not whole: somebody has changed it.",
+        ErrorEntry("AUDIT_BROKEN", 1, 500, False, NONE, "The audit trail was changed.",
                    "data.problems names each entry; compare with a copy of audit.jsonl"),
         ErrorEntry("TOKEN_NOT_FOUND", 5, 404, False, NONE, "There is no such token, or it was revoked before.",
                    "run `shotclock token list` for all of them"),
@@ -185,19 +180,19 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("ARGUMENT_REFUSED", 1, 422, False, UNKNOWN, "The command began, then refused its arguments.",
                    "change the arguments; error.message says what is wrong with them"),
         ErrorEntry("PARTIAL_FAILURE", 3, 500, False, UNKNOWN, "Some of the work was done, some of it failed.",
-                   "read data for what was done before calling again"),
+                   "read data, which lists the finished part, before calling again"),
         ErrorEntry("PRECONDITION", 4, 412, False, NONE, "Something has to be there or be done first.",
-                   "read error.message for what is missing"),
-        ErrorEntry("NOT_FOUND", 5, 404, False, NONE, "What the command needs is not there.",
-                   "read error.message for what is missing; check the spelling and the directory"),
+                   "error.message names the missing thing"),
+        ErrorEntry("NOT_FOUND", 5, 404, False, NONE, "Something that the command needs does not exist.",
+                   "error.message names it; check the spelling and the directory"),
         ErrorEntry("CONFLICT", 6, 409, False, NONE, "Something that is there already prevents it.",
                    "look at what is there, then choose another name or remove it"),
         ErrorEntry("PERMISSION_DENIED", 7, 403, False, UNKNOWN, "The command may not do that.",
                    "look at the permissions of what error.message names"),
         ErrorEntry("AUTH_REQUIRED", 8, 401, False, UNKNOWN, "The command needs credentials that it was not given.",
                    "log in, or give it credentials"),
-        ErrorEntry("PAYMENT_REQUIRED", 9, 402, False, UNKNOWN, "Somebody has to pay first.",
-                   "read error.message for what is to be paid"),
+        ErrorEntry("PAYMENT_REQUIRED", 9, 402, False, UNKNOWN, "A payment is required first.",
+                   "error.message names the payment"),
         ErrorEntry("UNAVAILABLE", 12, 503, True, NONE, "Something that the command needs does not answer.",
                    "call again later; error.message says what did not answer"),
         ErrorEntry("REDIRECTED", 13, 410, False, UNKNOWN, "It is somewhere else now.",
@@ -223,7 +218,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "error.message is what its provider said: look at the model's name, the prompt and its size"),
         ErrorEntry("MODEL_UNAVAILABLE", 12, 503, True, NONE, "The model does not answer: no connection, or an error.",
                    "try again later, raise `ai.retry`, or name another model in `ai.fallback`"),
-        ErrorEntry("MODEL_ANSWER_INVALID", 1, 502, True, NONE, "What the model answered cannot be used.",
+        ErrorEntry("MODEL_ANSWER_INVALID", 1, 502, True, NONE, "The model's answer cannot be used.",
                    "try again; with `output_schema`, say in the prompt what is wanted, or ask for something simpler"),
         ErrorEntry("STEP_INVALID", 1, 500, False, NONE, "A step cannot be run as it is written.",
                    "correct the step; error.message says what is wrong"),
@@ -235,7 +230,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "read error.message for why, then correct the step, its `output_schema` or its `output_format`"),
         ErrorEntry("FAIL_IF", 1, 500, False, UNKNOWN, "The step ended well, but its fail_if holds.",
                    "look at the step's output"),
-        # UI executions. What a device does is like what a process does: it may have happened although nobody said so.
+        # UI executions. As with a process, an action may have happened without a report.
         ErrorEntry("EXECUTION_VALIDATION_FAILED", 2, 422, False, NONE, "The execution is not valid; nothing ran.",
                    "correct what error.errors lists; --validate-only looks without running anything"),
         ErrorEntry("MISSING_ARGUMENT", 2, 422, False, NONE, "An argument that is needed was not given; nothing ran.",
@@ -246,7 +241,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "run `shotclock doctor ui` first; error.context.events is what the device said last"),
         ErrorEntry("RESULT_ENVELOPE_MALFORMED", 1, 502, False, UNKNOWN, "The result of the device cannot be read.",
                    "look at error.message, and at the device itself before calling again"),
-        ErrorEntry("WAIT_TIMEOUT", 10, 504, True, UNKNOWN, "What the action waited for did not come in its budget.",
+        ErrorEntry("WAIT_TIMEOUT", 10, 504, True, UNKNOWN, "The awaited state did not occur in the action's budget.",
                    "take a snapshot to see what is there; correct the matcher, or raise the action's timeoutMs"),
         ErrorEntry("NODE_NOT_FOUND", 5, 404, False, NONE, "The node is not there, and waiting would not help.",
                    "take another snapshot, and use a ref of that one"),
@@ -260,7 +255,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "take a snapshot to see what is there; error.message is what the device said"),
         ErrorEntry("ACTION_UNSUPPORTED", 4, 501, False, NONE, "This device cannot do that.",
                    "error.message says what it cannot do; use another action, or another device"),
-        # What others answered, or did not. A status says what the server made of the request, not what it did before.
+        # Answers of other servers. A status does not tell about effects before it.
         ErrorEntry("FETCH_FAILED", 1, 502, False, UNKNOWN, "No usable answer: name, connection or protocol failed.",
                    "error.message says how far it got; look at the address, then try again"),
         ErrorEntry("HTTP_STATUS", 1, 502, False, UNKNOWN, "The server answered with a status that means failure.",
@@ -283,7 +278,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "read error.message, which is the tool's own"),
         ErrorEntry("WORKER_CRASHED", 1, 500, False, UNKNOWN, "The process running the function died under it.",
                    "see error.context: an exit code, or a signal (SIGSEGV: a native crash, SIGKILL: often no memory)"),
-        # Whoever was interrupted did nothing wrong, so the same call may succeed; the operation decides, as for clocks.
+        # The interrupted call was not at fault and may succeed; the operation decides, as for clocks.
         ErrorEntry("HOST_REPLACED", 3, 503, True, UNKNOWN, "Another call blocked the process that this one ran in.",
                    "call again; find the handler that blocks the event loop or swallows cancellation"),
         ErrorEntry("RESULT_NOT_SERIALIZABLE", 1, 500, False, UNKNOWN, "The result cannot leave the place it was made.",
@@ -294,7 +289,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "correct the function or its return annotation; data is what it returned"),
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
                    "define it at the top level of an importable module, or use isolation='inline' if it is async"),
-        ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised something nobody expected.",
+        ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised an unexpected exception.",
                    "a bug in the handler: its traceback is on stderr; to give callers a message, raise Failure(text)"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
                    "call the command through its app; error.message says what is wrong with the store"),
@@ -308,7 +303,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("SUPERVISOR_LOST", 1, 500, False, UNKNOWN, "The process that guarded the work was killed.",
                    "something outside killed it; meta.survivors names what it guarded and is still there"),
         ErrorEntry("JOB_LOST", 1, 500, False, UNKNOWN, "The process that ran the job died under it.",
-                   "call the command again: one that keeps checkpoints goes on where it was"),
+                   "call the command again: one with checkpoints continues from the last"),
         ErrorEntry("INTERRUPTED", 1, 500, False, UNKNOWN, "The work was cut off when its process died.",
                    "look at what was done, then call again (with a new key, if there was one)"),
         ErrorEntry("SHUTTING_DOWN", 12, 503, True, NONE, "The runtime is closing and takes no new calls.",
@@ -329,16 +324,16 @@ _WARNINGS: dict[str, str] = {
     "SOFT_LIMIT": "The soft clock rang before the work ended.",
     "WOUND_DOWN": "The work was asked to end early; its result may be partial.",
     "DEVICE_REPLACED": "The device was replaced; its earlier pages, with their forms and logins, are gone.",
-    "HOST_REPLACED": "The process of the async handlers was replaced; what they kept in its memory is lost.",
-    "CHECKPOINT_DISCARDED": "What was kept before was for another input; the work starts over.",
-    "HUMAN_DEFAULTED": "Nobody answered the question; its default is the answer.",
+    "HOST_REPLACED": "The process of the async handlers was replaced; their state in its memory is lost.",
+    "CHECKPOINT_DISCARDED": "The checkpoints are of another input; the work starts over.",
+    "HUMAN_DEFAULTED": "The question was not answered; its default is the answer.",
     "OUTPUT_MISSING": "An output of the run could not be made, and is null.",
     "NUMBER_KEPT_AS_TEXT": "A number that was printed cannot be kept exactly, so it is passed on as text.",
-    "CLEAN_UP_MISSING": "The run was cancelled where what its steps declare as clean-up could not be run.",
-    "NOT_TOLD": "Whoever watched the run could not be told of its changes any more; it went on.",
-    "NOT_WRITTEN_DOWN": "The store did not take what became of the run; only this answer says it.",
+    "CLEAN_UP_MISSING": "The run was cancelled, and its clean-up steps could not run.",
+    "NOT_TOLD": "The watcher of the run could not be reached any more; the run continued.",
+    "NOT_WRITTEN_DOWN": "The end of the run is not in the store, only in this answer.",
     "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",
-    "LOOP_CAP": "A step sent the run back too often; it goes on without.",
+    "LOOP_CAP": "A step sent the run back too often; the run continues without it.",
     "REPLAYED": "This call was answered before; nothing ran again.",
     "RESULT_CHANGED": "JSON cannot hold all of the result; context.changes lists what was changed.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
@@ -424,7 +419,7 @@ def error_entry(code: str) -> ErrorEntry:
 
 
 def warning_summary(code: str) -> str:
-    """Return what a warning means. Raises LookupError unless it is registered."""
+    """Return the summary of a warning. Raises LookupError unless it is registered."""
     try:
         return _WARNINGS[code]
     except KeyError:
@@ -449,7 +444,7 @@ def register_error(
     retryable: bool = False,
     side_effects: SideEffects | Literal["none", "partial", "complete", "unknown"] = UNKNOWN,
 ) -> ErrorEntry:
-    """Add an application's own code. It needs a namespace, and may not redefine one that is there."""
+    """Register an application's own code. It needs a namespace, and cannot redefine another one."""
     side_effects = SideEffects(side_effects)
     entry = ErrorEntry(code, exit_code, http_status, retryable, side_effects, summary, hint)
     if _ERRORS.get(code) == entry:

@@ -1,8 +1,7 @@
-"""Values between steps: read from JSON and written as JSON so that what was printed is what is handed on.
+"""Values between steps, read from JSON and written as JSON.
 
-What somebody prints is text, unless it is an object or a list. A number inside of one that cannot be held as it was
-written (`1e999`, `9007199254740993.0`, an integer of thousands of digits) stays the text that was printed, so that
-nobody goes on with another number. Whatever comes out of here can be written down, sent and shown.
+The output of a command is text, unless it is an object or a list. A number in one that cannot be represented exactly
+(`1e999`, `9007199254740993.0`, an integer of thousands of digits) stays text, so that no step uses a changed number.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any, NamedTuple
 
 from .envelope import Warning_, warning
 
-# Whoever writes a value down, hides secrets in it or shows it goes into it level by level.
+# Code that stores, redacts or shows a value recurses.
 DEPTH_LIMIT = 200
 # Python writes and reads integers of up to 4,300 digits; this many bits are safely below that.
 LONGEST_INTEGER_BITS = 13_000
 LONGEST_LITERAL = 3_900
-# A float has all of so many digits, whatever they are.
+# A float represents any number of so many digits.
 DIGITS_OF_EVERY_FLOAT = 15
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -29,11 +28,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Read(NamedTuple):
     value: Any
     kept: tuple[str, ...] = ()
-    """Numbers that could not be held as they were written, and stayed text."""
+    """Numbers that stay text because they cannot be represented exactly."""
 
 
 def read_json(text: str) -> Read:
-    """Raise ValueError for what is no JSON, and for what is nested too deep."""
+    """Read JSON. Raises ValueError for invalid or too deeply nested JSON."""
     kept: list[str] = []
 
     def number(literal: str, held: Any) -> Any:
@@ -57,7 +56,7 @@ def read_json(text: str) -> Read:
 
 
 def read_printed(text: str) -> Read:
-    """Read what was printed: an object or a list where it is one, else its text without the line's end."""
+    """Read the output of a command: an object or a list, else its text without the last newline."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             return read_json(text)
@@ -67,23 +66,23 @@ def read_printed(text: str) -> Read:
 
 
 def as_plain(value: Any) -> Read:
-    """Return a value of any origin as JSON holds it. Raises ValueError for what JSON has no place for.
+    """Return a value as JSON data. Raises ValueError where that is impossible.
 
-    What can be gone through one by one becomes a list. Infinities and NaN, which JSON does not have, are kept as text.
+    An iterable becomes a list, infinities and NaN become text.
     """
     kept: list[str] = []
     return Read(_plain(value, kept, 0), tuple(kept))
 
 
 def warn_of_kept(literals: Sequence[str]) -> Warning_:
-    """Return the warning of a value that has numbers in it which stayed text."""
+    """Return the warning of a value with numbers that stayed text."""
     shown = ", ".join(f"{literal[:20]}…" if len(literal) > 20 else literal for literal in literals[:3])
     more = f" and {len(literals) - 3} more" if len(literals) > 3 else ""
     return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: cannot be kept exactly as a number, so it stays text")
 
 
 def as_text(value: Any) -> str:
-    """Return a value as it is written: JSON where it is more than text."""
+    """Return a text as it is, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else write_json(value, separators=(",", ":"))
@@ -98,7 +97,7 @@ def write_json(value: Any, indent: int | None = None, separators: tuple[str, str
 
 
 def is_true(value: Any) -> bool:
-    """Return whether a condition holds. Text that says no is not true."""
+    """Return whether a condition holds. Texts such as `false` and `no` are not true."""
     if isinstance(value, str):
         return value.strip().lower() not in ("", "false", "0", "no", "none", "null")
     return bool(value)
@@ -112,8 +111,7 @@ def _integer(literal: str) -> int | None:
 
 
 def _float(literal: str) -> float | None:
-    """Parse a float. None where it is another number than the one that was written: a float has 17 digits at most, and
-    an end."""
+    """Parse a float. None where it is not exactly the written number."""
     value = float(literal)
     mantissa, _, exponent = literal.lower().partition("e")
     if len(mantissa) <= DIGITS_OF_EVERY_FLOAT and not exponent:
@@ -124,19 +122,19 @@ def _float(literal: str) -> float | None:
 
     digits = len(mantissa.replace(".", "").lstrip("-0"))
     try:
-        # The shortest that means a float is not always the nearest of its length: 2**-24 is 5.960464477539063e-08.
+        # The shortest form of a float is not always the nearest of its length: 2**-24 is 5.960464477539063e-08.
         is_same = Decimal(literal) in (Decimal(format(value, f".{max(1, digits)}g")), Decimal(repr(value)))
-    except InvalidOperation:  # an exponent beyond all bounds
+    except InvalidOperation:  # the exponent is too large
         return None
     return value if is_same else None
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is Python's, not JSON's")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _digits_of(number: int) -> str:
-    """Return all digits of a number; Python itself refuses to write so many."""
+    """Return all digits of a number, more than `str` writes."""
     from decimal import Decimal
 
     return format(Decimal(number), "f")

@@ -1,7 +1,6 @@
-"""Place of a call in a trace: the ids of W3C Trace Context, as they travel from caller to child.
+"""Place of a call in a trace: the ids of W3C Trace Context, passed from caller to child.
 
-They travel whether or not anybody records them: whoever started us and whoever we start may. What comes from outside
-is never an error: one that cannot be read is as if it had not come.
+They are passed on even where nothing is recorded. An unreadable one is ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ TRACESTATE_VARIABLE = "TRACESTATE"
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 
-# Longer ones may be cut by whoever passes them on (W3C §3.3.1.5); we leave them out as a whole.
+# Longer ones may be cut on the way (W3C §3.3.1.5) and are left out.
 LONGEST_STATE = 512
 _HEX = frozenset("0123456789abcdef")
 _SAMPLED = 0x01
@@ -28,13 +27,13 @@ class TraceContext:
 
     trace_id: str
     span_id: str = ""
-    """Empty where the trace begins here: there is no span above."""
+    """Empty where the trace begins here."""
     sampled: bool = True
     state: str = ""
 
     @property
     def trace(self) -> TraceContext:
-        """Return itself, so that a place in a trace can stand wherever a call can."""
+        """Return itself: it has the interface of a call."""
         return self
 
     @property
@@ -45,7 +44,7 @@ class TraceContext:
         return TraceContext(self.trace_id, span_id, self.sampled, self.state)
 
     def as_headers(self) -> dict[str, str]:
-        """Return it as headers carry it; names in lower case, as `_meta` wants them."""
+        """Return the headers, with names in lower case as in `_meta`."""
         carried = {TRACEPARENT: self.traceparent}
         if self.state:
             carried[TRACESTATE] = self.state
@@ -60,8 +59,7 @@ def traceparent_of(trace_id: str, span_id: str, sampled: bool) -> str:
 
 
 def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext | None:
-    """Parse a traceparent; None where it is none. Later versions are read as far as they are known, as the standard
-    asks."""
+    """Parse a traceparent; None where it is invalid. Later versions are read as far as possible, by the standard."""
     if not isinstance(traceparent, str):
         return None
     text = traceparent.strip(" \t")
@@ -83,10 +81,9 @@ def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext 
 
 
 def span_id_of(request_id: str) -> str:
-    """Return the span of a call. Unique as its request id is: the process's 48 random bits above, its number added
-    below."""
+    """Return the span id of a call: the 48 random bits of the process and the call's number, as in its request id."""
     token, _, number = request_id.partition("-")
-    if len(token) == 12 and 0 < len(number) <= 4:  # the usual case: nothing is carried over
+    if len(token) == 12 and 0 < len(number) <= 4:  # nearly always
         return token + number.rjust(4, "0")
     return f"{((int(token, 16) << 16) + int(number, 16)) % (1 << 64):016x}"
 
@@ -100,7 +97,7 @@ def _is_hex(text: str, length: int) -> bool:
 
 
 def _state(written: object) -> str:
-    """Return the tracestate as it is: it is other systems' own. Only what no header could carry is left out."""
+    """Return the tracestate unchanged, or nothing where it is not valid in a header."""
     if not isinstance(written, str) or len(written) > LONGEST_STATE:
         return ""
     return written.strip() if all(" " <= char <= "~" or char == "\t" for char in written) else ""

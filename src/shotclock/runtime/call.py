@@ -424,7 +424,7 @@ def wound_down_problem(call: Call) -> Problem:
 
 
 def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
-    """Make the one envelope of a call. What happened is fixed here and now; its text is made when it is read.
+    """Make the one envelope of a call.
 
     An envelope is what another call answered that did the same work, and is passed on as it is."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
@@ -452,7 +452,9 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
     if call.partial_changes and outcome.data is call.partial:
         warnings += (warning("RESULT_CHANGED", changes=list(call.partial_changes)),)
     outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, wall_ns
-    return Envelope.rendered_later(outcome.data, warnings, outcome.value, outcome.problem is None, _render, outcome)
+    envelope = _render(outcome)
+    envelope.value, envelope.warnings = outcome.value, list(warnings)
+    return envelope
 
 
 def answer_at(call: Call, outcome: Outcome, now_ns: int) -> Envelope:
