@@ -303,6 +303,6 @@ def test_whatever_the_signs_nothing_is_raised(text: str) -> None:
     assert all(flaw.place.line >= 1 and flaw.place.column >= 1 for flaw in tree.flaws)
 
 
-def test_a_later_version_of_yaml_is_read_as_this_one() -> None:
-    assert read_tree("%YAML 1.3\n---\na: yes\n").value == {"a": "yes"}
+def test_a_later_version_of_yaml_is_refused_and_an_earlier_one_is_read_as_this_one() -> None:
+    assert [flaw.rule for flaw in read_tree("%YAML 1.3\n---\na: yes\n").flaws] == ["file/syntax"]
     assert read_tree("%YAML 1.1\n---\na: yes\n").value == {"a": "yes"}

@@ -125,21 +125,13 @@ class Report:
         return {status: found[status] for status in Status if found[status]}
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "run_id": self.run_id,
-            "name": self.name,
-            "file": self.file,
+        return as_dict(self) | {
             "status": self.status.value,
-            "why": self.why,
             "started_at": None if self.started_at is None else self.started_at.iso(),
             "ended_at": None if self.ended_at is None else self.ended_at.iso(),
             "as_of": self.as_of.iso(),
-            "duration_ms": self.duration_ms,
-            "budget_ms": self.budget_ms,
             "counts": {status.value: count for status, count in self.counts.items()},
             "critical_path": list(self.critical_path),
-            "error": self.error,
-            "outputs": self.outputs,
             "warnings": list(self.warnings),
             "steps": [_step_dict(step) for step in self.steps],
         }

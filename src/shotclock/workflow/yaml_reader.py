@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ruamel.yaml.docinfo import DocInfo
+from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
@@ -23,10 +23,7 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
     StreamEndEvent,
 )
-from ruamel.yaml.parser import Parser
-from ruamel.yaml.reader import Reader, ReaderError
-from ruamel.yaml.resolver import VersionedResolver
-from ruamel.yaml.scanner import Scanner
+from ruamel.yaml.reader import ReaderError
 
 from ..core.value_types import field, record, value
 
@@ -101,7 +98,7 @@ def read_tree(text: str) -> Tree:
         place = TOP if mark is None else SourcePosition(mark.line + 1, mark.column + 1)
         why = " ".join(str(part) for part in (error.context, error.problem) if part)
         flaw = YamlFlaw("file/syntax", f"is not YAML: {why.partition(chr(10))[0][:200]}", place)
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError, RecursionError, AssertionError) as error:  # the last for `%YAML 1.3`
         flaw = YamlFlaw("file/syntax", f"is not YAML: {str(error).partition(chr(10))[0][:200]}")
     return Tree(None, Spot(), (*reading.flaws, flaw), is_whole=False)
 
@@ -129,33 +126,6 @@ class _Anchored:
     """As it was written, if it can be a key."""
 
 
-class _Loader:
-    """The parts of ruamel that make events of a text, as in its own YAML("safe")."""
-
-    typ = "safe"
-    comment_handling = None
-
-    def __init__(self, text: str) -> None:
-        self.version: Any = None
-        self.tags: dict[str, str] = {}
-        self.doc_infos = [DocInfo(requested_version=None)]
-        self.reader = Reader(text, loader=self)
-        self.scanner = Scanner(loader=self)
-        self.parser = Parser(loader=self)
-        self._resolver: Any = None
-        self._resolver_version: Any = None
-
-    @property
-    def resolver(self) -> Any:
-        if self._resolver is None or self._resolver_version != self.version:  # a directive has named another
-            self._resolver, self._resolver_version = VersionedResolver(self.version, loader=self), self.version
-        return self._resolver
-
-    def events(self) -> Iterator[Any]:
-        while self.parser.check_event():
-            yield self.parser.get_event()
-
-
 class _TreeBuilder:
     def __init__(self) -> None:
         self.flaws: list[YamlFlaw] = []
@@ -164,7 +134,7 @@ class _TreeBuilder:
         self._events: Iterator[Any] = iter(())
 
     def document(self, text: str) -> tuple[Any, Spot]:
-        self._events = _Loader(text).events()
+        self._events = YAML(typ="safe", pure=True).parse(text)
         value, spot = None, Spot()
         for event in self._events:
             if isinstance(event, DocumentStartEvent):

@@ -10,11 +10,11 @@ import base64
 import hashlib
 from functools import lru_cache
 from importlib import resources
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
 from ...core.clocks import format_duration
-from ...core.value_types import value
 from ...core.visible_text import visible
 from ..plan import needs
 from ..report import (
@@ -45,44 +45,6 @@ COMPACT_FROM = 60
 # A deadline beyond this many durations of the run would squeeze the timeline, and is not shown.
 DEADLINE_IN_SIGHT = 1.7
 TICKS = 6
-
-
-@value
-class Bar:
-    """The bar of a step on the timeline, in per cent of it."""
-
-    x: str
-    width: str
-    budget: str
-    rang: str | None
-    """Where its clock fired; `grace` is the width of the time it took to stop."""
-    grace: str
-    label: str
-    label_x: str
-    anchor: str
-    """`start` and `end` as in SVG; `on` is at the end of the bar, inside of it."""
-    spoken: str
-
-
-@value
-class Row:
-    number: int
-    step: ReportedStep
-    mark: str
-    bar: Bar | None
-    used_percent: int | None
-    took: str
-    budget: str
-    after: tuple[tuple[tuple[str, int | None], ...], ...]
-    behind: tuple[tuple[str, int], ...]
-    more_behind: int
-    neighbours: str
-    """Numbers of the rows it depends on, for the script."""
-    cause: int | None
-    clock: str
-    output: str
-    stderr: str
-    is_critical: bool
 
 
 def to_html(report: Report) -> str:
@@ -146,33 +108,36 @@ def _row(
     end_ms: int,
     output_limit: int,
     is_critical: bool,
-) -> Row:
+) -> dict[str, Any]:
+    """Return the variables of one row of the page."""
     followers = behind.get(step.id, [])
     neighbours = sorted(numbers[name] for name in needs(step.depends_on) if name in numbers)
     used = None
     if step.duration_ms is not None and step.started_ms is not None and step.budget_ms:
         used = min(100, round(100 * step.duration_ms / step.budget_ms))
-    return Row(
-        number=numbers[step.id],
-        step=step,
-        mark=MARKS[step.status],
-        bar=_bar(step, end_ms),
-        used_percent=used,
-        took="" if step.duration_ms is None else brief(step.duration_ms),
-        budget="" if step.budget_ms is None else brief(step.budget_ms),
-        after=tuple(tuple((name, numbers.get(name)) for name in group) for group in step.depends_on[:NAMES_SHOWN]),
-        behind=tuple((name, numbers[name]) for name in followers[:NAMES_SHOWN]),
-        more_behind=max(0, len(followers) - NAMES_SHOWN),
-        neighbours=" ".join(map(str, neighbours[:NAMES_SHOWN])),
-        cause=numbers.get(step.cause or ""),
-        clock="" if step.clock is None else clock_in_words(step),
-        output=step.output_text(output_limit),
-        stderr=stderr_of(step.error),
-        is_critical=is_critical,
-    )
+    return {
+        "number": numbers[step.id],
+        "step": step,
+        "mark": MARKS[step.status],
+        "bar": _bar(step, end_ms),
+        "used_percent": used,
+        "took": "" if step.duration_ms is None else brief(step.duration_ms),
+        "budget": "" if step.budget_ms is None else brief(step.budget_ms),
+        "after": [[(name, numbers.get(name)) for name in group] for group in step.depends_on[:NAMES_SHOWN]],
+        "behind": [(name, numbers[name]) for name in followers[:NAMES_SHOWN]],
+        "more_behind": max(0, len(followers) - NAMES_SHOWN),
+        # Numbers of the rows it depends on, for the script.
+        "neighbours": " ".join(map(str, neighbours[:NAMES_SHOWN])),
+        "cause": numbers.get(step.cause or ""),
+        "clock": clock_in_words(step),
+        "output": step.output_text(output_limit),
+        "stderr": stderr_of(step.error),
+        "is_critical": is_critical,
+    }
 
 
-def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
+def _bar(step: ReportedStep, end_ms: int) -> dict[str, str | None] | None:
+    """Return the bar of a step on the timeline, in per cent of it."""
     if step.at_ms is None:
         return None
     start = 100 * step.at_ms / end_ms
@@ -186,22 +151,21 @@ def _bar(step: ReportedStep, end_ms: int) -> Bar | None:
         over_ms = max(0, step.duration_ms - step.clock.elapsed_ms)
         grace = min(width, 100 * over_ms / end_ms)
         rang = f"{start + width - grace:.3f}%"
-    label = _label(step)
     # After the bar if there is room, else before it, else on it, up to its mark.
     label_at, anchor = start + width, "start"
     if start + width > 72:
         label_at, anchor = (start, "end") if start > 30 else (start + width - grace, "on")
-    return Bar(
-        f"{start:.3f}%",
-        f"{width:.3f}%",
-        f"{budget:.3f}%",
-        rang,
-        f"{grace:.3f}%",
-        label,
-        f"{label_at:.3f}%",
-        anchor,
-        _describe_times(step),
-    )
+    return {
+        "x": f"{start:.3f}%",
+        "width": f"{width:.3f}%",
+        "budget": f"{budget:.3f}%",
+        "rang": rang,  # where its clock fired; `grace` is the time it took to stop
+        "grace": f"{grace:.3f}%",
+        "label": _label(step),
+        "label_x": f"{label_at:.3f}%",
+        "anchor": anchor,  # `start` and `end` as in SVG; `on` is at the end of the bar, inside of it
+        "spoken": _describe_times(step),
+    }
 
 
 def _label(step: ReportedStep) -> str:
