@@ -223,7 +223,8 @@ async def calls(ctx):
         return (await ctx.call("other")).value
 
 async def main():
-    async with Runtime(operations=[Operation("calls", calls), Operation("other", other)]) as runtime:
+    operations = [Operation(each.__name__, each, isolation="inline") for each in (calls, other)]
+    async with Runtime(operations=operations) as runtime:
         with tracer.start_as_current_span("mine"):
             assert (await runtime.call("calls")).ok
 
