@@ -104,9 +104,8 @@ def test_grants_of_half_a_second_are_real(policy):
 # --- as it is written ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "written, expected",
-    [
+def test_a_policy_is_read_as_people_write_it():
+    for written, expected in [
         (True, OvertimePolicy(ObserverKind.PROGRESS, 60_000)),
         ("progress", OvertimePolicy(ObserverKind.PROGRESS, 60_000)),
         ("2m", OvertimePolicy(ObserverKind.PROGRESS, 120_000)),
@@ -115,10 +114,8 @@ def test_grants_of_half_a_second_are_real(policy):
         ({"command": "./judge.sh"}, OvertimePolicy(ObserverKind.COMMAND, 60_000, target="./judge.sh")),
         ({"observer": "none"}, OvertimePolicy(ObserverKind.NONE, 60_000)),
         ("none,hard-extends=true", OvertimePolicy(ObserverKind.NONE, 60_000, hard_extends=True)),
-    ],
-)
-def test_a_policy_is_read_as_people_write_it(written, expected):
-    assert OvertimePolicy.of(written, 60_000) == expected
+    ]:
+        assert OvertimePolicy.of(written, 60_000) == expected
 
 
 def test_a_person_may_take_as_long_as_the_budget():
@@ -126,14 +123,12 @@ def test_a_person_may_take_as_long_as_the_budget():
     assert policy is not None and policy.observer_timeout_ms == 600_000
 
 
-@pytest.mark.parametrize("written", [None, False])
-def test_without_overtime_there_is_no_policy(written):
-    assert OvertimePolicy.of(written, 60_000) is None
+def test_without_overtime_there_is_no_policy():
+    assert OvertimePolicy.of(None, 60_000) is OvertimePolicy.of(False, 60_000) is None
 
 
-@pytest.mark.parametrize(
-    "written, message",
-    [
+def test_a_policy_that_makes_no_sense_is_refused_by_the_key_at_fault():
+    for written, message in [
         ("soon", "neither an observer"),
         ({"obsever": "progress"}, "obsever: not a key"),
         ({"observer": "boss"}, "observer: one of"),
@@ -148,11 +143,9 @@ def test_without_overtime_there_is_no_policy(written):
         ({"hard_extends": "yes"}, "hard_extends"),
         ({"deciders": [1]}, "deciders"),
         ([], "write true"),
-    ],
-)
-def test_a_policy_that_makes_no_sense_is_refused_by_the_key_at_fault(written, message):
-    with pytest.raises(OvertimeError, match=message):
-        OvertimePolicy.of(written, 60_000)
+    ]:
+        with pytest.raises(OvertimeError, match=message):
+            OvertimePolicy.of(written, 60_000)
 
 
 def test_where_there_is_no_timeout_a_budget_has_to_be_named():
@@ -163,12 +156,10 @@ def test_where_there_is_no_timeout_a_budget_has_to_be_named():
 # --- what an observer says -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "answered, extend_ms",
-    [({"extend": "30s"}, 30_000), ({"extend_ms": 500}, 500), ({"decline": True}, 0), ({"extend": False}, 0)],
-)
-def test_an_answer_extends_or_declines(answered, extend_ms):
-    assert read_decision({**answered, "reason": "why"}) == OvertimeDecision(extend_ms, "why")
+def test_an_answer_extends_or_declines():
+    rows = [({"extend": "30s"}, 30_000), ({"extend_ms": 500}, 500), ({"decline": True}, 0), ({"extend": False}, 0)]
+    for answered, extend_ms in rows:
+        assert read_decision({**answered, "reason": "why"}) == OvertimeDecision(extend_ms, "why")
 
 
 @given(
@@ -182,6 +173,6 @@ def test_whatever_an_observer_answers_is_a_decision_and_nonsense_grants_nothing(
     assert decision.extend_ms == 0 and (decision.failed or isinstance(answered, dict))
 
 
-@pytest.mark.parametrize("said", ["inf", float("nan"), "-5s", "soon", 10**30, [], {}])
-def test_a_duration_that_is_none_grants_nothing(said):
-    assert read_decision({"extend": said}).failed
+def test_a_duration_that_is_none_grants_nothing():
+    for duration in ["inf", float("nan"), "-5s", "soon", 10**30, [], {}]:
+        assert read_decision({"extend": duration}).failed

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import signal
@@ -136,25 +137,25 @@ def test_where_no_file_can_be_written_head_and_tail_are_still_kept(
     assert envelope["data"]["stdout"].startswith("x" * 50)
 
 
-@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [9], [10], [11], [4, 7], [5, 5, 1], [3] * 20, [1000], [2, 999, 4]])
-@pytest.mark.parametrize("limit", [0, 1, 2, 10])
-def test_however_output_is_cut_into_reads_the_same_bytes_are_kept(limit: int, sizes: list[int], tmp_path: Path) -> None:
-    whole = bytes(index % 251 for index in range(sum(sizes)))
-    capture = Capture(limit, str(tmp_path / "output" / "spill"))
-    at = 0
-    for size in sizes:
-        capture.add(whole[at : at + size])
-        at += size
-    kept = capture.finish()
-    assert kept.total == len(whole)
-    assert kept.truncated == (len(whole) > limit)
-    if kept.truncated:
-        assert len(kept.head) + len(kept.tail) == limit
-        assert whole.startswith(kept.head) and whole.endswith(kept.tail)
-        assert kept.file is not None and Path(kept.file).read_bytes() == whole
-    else:
-        assert kept.head + kept.tail == whole
-        assert kept.file is None
+def test_however_output_is_cut_into_reads_the_same_bytes_are_kept(tmp_path: Path) -> None:
+    cuts = [[1], [1, 1, 1], [9], [10], [11], [4, 7], [5, 5, 1], [3] * 20, [1000], [2, 999, 4]]
+    for number, (limit, sizes) in enumerate(itertools.product([0, 1, 2, 10], cuts)):
+        whole = bytes(index % 251 for index in range(sum(sizes)))
+        capture = Capture(limit, str(tmp_path / "output" / f"spill{number}"))
+        at = 0
+        for size in sizes:
+            capture.add(whole[at : at + size])
+            at += size
+        kept = capture.finish()
+        assert kept.total == len(whole)
+        assert kept.truncated == (len(whole) > limit)
+        if kept.truncated:
+            assert len(kept.head) + len(kept.tail) == limit
+            assert whole.startswith(kept.head) and whole.endswith(kept.tail)
+            assert kept.file is not None and Path(kept.file).read_bytes() == whole
+        else:
+            assert kept.head + kept.tail == whole
+            assert kept.file is None
 
 
 def test_output_that_is_not_utf8_arrives_exactly_in_base64(surface: Run) -> None:
