@@ -262,7 +262,7 @@ def test_a_signal_ends_us_even_while_nobody_takes_the_answer(number: signal.Sign
 
 
 @pytest.mark.parametrize("way", [[], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"])
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "0<&- 1>&- 2>&-"])
 def test_closed_standard_streams_change_neither_exit_code_nor_clock(
     closed: str, way: list[str], tmp_path: Path, start: Any
 ):
