@@ -24,13 +24,13 @@ OvertimeKeys = dict[str, Any] | bool | str | None
 
 
 def hyphenate(name: str) -> str:
-    """Return the name as a command line writes it. Two that differ only in their spelling are one."""
+    """Return the name as a command line writes it. Names with the same form are equal."""
     return name.replace("_", "-").lower()
 
 
 @value
 class HandlerReference:
-    """A handler that is called where it is imported, which is not here: by module and name, as in `app:import`."""
+    """A handler that another process imports, by module and name."""
 
     module: str
     qualname: str
@@ -49,7 +49,7 @@ class Operation:
     handler: Handler
     isolation: Isolation = "auto"
     mutates: bool = True
-    """Whether it may change anything. Not said means yes: an envelope must not promise what nobody declared."""
+    """Whether it may change anything. The default is yes: an envelope must not promise more than was declared."""
     idempotent: bool = False
     clocks: Clocks = field(default_factory=Clocks)
     overtime: OvertimeKeys = None
@@ -86,19 +86,19 @@ _SEMANTIC_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]
 
 DEFAULT_IDLE_TIMEOUT_MS = 300_000
 DEFAULT_MAX_LIFETIME_MS = 3_600_000
-# How long a caller waits for a command that may outlive it, where nobody said, and where to say it.
+# The default budget of a caller of a command that may become a job, and the variable that sets it.
 DEFAULT_BUDGET_MS = 30_000
 BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 
 
 @value
 class Interruption:
-    """Declaration that a command may outlive its caller's budget, and how."""
+    """Declaration that a command may outlive its caller's budget."""
 
     detach: bool = True
-    """It goes on as a job when the caller stops waiting."""
+    """It becomes a job when the caller's budget ends."""
     resume: bool = False
-    """It saves checkpoints: after a crash, the same invocation goes on where it was."""
+    """It saves checkpoints: after a crash, the same call continues from the last."""
     idle_timeout_ms: int = DEFAULT_IDLE_TIMEOUT_MS
     """Without progress for this long it is stalled."""
     max_lifetime_ms: int = DEFAULT_MAX_LIFETIME_MS
@@ -113,20 +113,19 @@ class Interruption:
 
 @value
 class ApprovedFile:
-    """Declaration that what an operator approves is a file: shown as a change of what is there, and modified as a
-    text."""
+    """Declaration that the operator approves a file: shown as a diff, and modified as text."""
 
     path: str
-    """Absolute. The app says it, never whoever calls."""
+    """Absolute. Set by the app, never by the caller."""
     proposed: str
-    """The parameter that holds the whole text which the file is to have."""
+    """The parameter with the whole new text of the file."""
     decision: str | None = None
-    """The parameter that is told what was decided. Nobody who calls has it."""
+    """The parameter that gets the decision. Callers cannot set it."""
 
 
 @value
 class CommandSpec:
-    """One command: everything that was declared about it."""
+    """Declaration of one command."""
 
     name: str
     handler: HandlerReference
@@ -135,7 +134,7 @@ class CommandSpec:
     input_schema: JsonSchema = field(default_factory=dict)
     output_schema: JsonSchema | None = None
     positionals: tuple[str, ...] = ()
-    """The parameters that the command line takes without a flag, in their order."""
+    """The parameters without a flag on the command line, in order."""
     isolation: Isolation = "auto"
     clocks: Clocks = field(default_factory=Clocks)
     mutates: bool = True
@@ -144,17 +143,17 @@ class CommandSpec:
     steps: tuple[str, ...] = ()
     interruption: Interruption | None = None
     error_codes: tuple[str, ...] = ()
-    """The codes it may answer with, beyond those that every command may."""
+    """Its error codes beyond those of every command."""
     requires_person: str | None = None
-    """What a person has to type back before it runs; `{name}` stands for an argument."""
+    """The text that a person must type before it runs; `{name}` is an argument."""
     approval: Policy | None = None
-    """It runs only after an operator has approved it, each time."""
+    """An operator must approve each call."""
     approved_file: ApprovedFile | None = None
-    """With `approval`: it is not the call that the operator is shown, but the file that the call would write."""
+    """With `approval`: the operator sees the file that the call would write."""
     single_flight: str | None = None
-    """Calls with the same key run one at a time, on this machine; `{name}` stands for an argument."""
+    """Calls with the same key run one at a time on this machine; `{name}` is an argument."""
     concurrency: int | None = None
-    """How many calls of it may run at the same time, on this machine."""
+    """Calls that may run at the same time on this machine."""
     reads_stdin: bool = False
     on_mcp: bool = True
     overtime: OvertimeKeys = None
@@ -162,16 +161,16 @@ class CommandSpec:
 
     @property
     def hyphenated(self) -> str:
-        """Return its name as the command line writes it."""
+        """Return the name on the command line."""
         return hyphenate(self.name)
 
     @property
     def needs_confirmation(self) -> bool:
-        """Return whether whoever calls has to confirm it. Where a person decides, that person does."""
+        """Return whether the caller must confirm it. Where a person decides, that person confirms."""
         return self.destructive and self.approval is None and self.requires_person is None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the declaration as JSON holds it."""
+        """Return the declaration as JSON data."""
         parts = (self.handler, self.clocks, self.interruption, self.approval, self.approved_file)
         names = ("handler", "clocks", "interruption", "approval", "approved_file")
         plain = {name: part and as_dict(part) for name, part in zip(names, parts, strict=True)}
@@ -192,14 +191,14 @@ class CommandSpec:
 
 
 def semantic_version(written: str) -> str | None:
-    """Return the version as envelopes write it, in three numbers: `1.2` is 1.2.0. None where it cannot be."""
+    """Return the version in three numbers: `1.2` is 1.2.0. None where that is impossible."""
     padded = written + ".0" * max(0, 2 - written.count("."))
     return next((text for text in (written, padded) if _SEMANTIC_VERSION.fullmatch(text)), None)
 
 
 @value
 class Catalogue:
-    """An App, described."""
+    """Description of an App."""
 
     name: str
     version: str
@@ -207,31 +206,30 @@ class Catalogue:
     operation_timeout_ms: int = 120_000
     commands: tuple[CommandSpec, ...] = ()
     clocks: Clocks = field(default_factory=Clocks)
-    """Of commands that say none of their own, and of what is no command."""
+    """Default clocks of its calls."""
     proposals: bool = False
-    """Whether its server has a tool to ask the operator for anything, beside the commands that ask by themselves."""
+    """Whether its server has tools for free proposals to the operator."""
     debug: bool = False
-    """Whether its answers carry the traceback of what a command raised."""
+    """Whether its answers carry tracebacks."""
     is_served: bool = False
-    """Whether it is called by clients of a server, who are told less of exceptions. Jobs know it from here."""
+    """Whether clients of a server call it. They get less of exceptions, also from jobs."""
     elicitation: bool = False
-    """Whether its server lets a client ask its own person for an approval."""
+    """Whether a client may ask its own user for an approval."""
     file: str | None = None
-    """Where the App is written, by its real path. None where it is in no file, and where no command needs an approval,
-    which alone is bound to it."""
+    """The real path of its file, to which approvals are bound. None without a file or without approvals."""
 
     @property
     def semantic_version(self) -> str | None:
         return semantic_version(self.version)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the catalogue as JSON holds it."""
+        """Return the catalogue as JSON data."""
         commands = [command.to_plain() for command in self.commands]
         return {**as_dict(self), "commands": commands, "clocks": as_dict(self.clocks)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the catalogue of which `to_plain` gave this."""
+        """Return the catalogue of data from `to_plain`."""
         commands = []
         for spec in plain["commands"]:
             interruption, approval, approved_file = spec["interruption"], spec["approval"], spec["approved_file"]
@@ -254,6 +252,6 @@ class Catalogue:
         return cls(**{**known, "commands": tuple(commands), "clocks": Clocks(**plain.get("clocks", {}))})
 
     def find(self, name: str) -> CommandSpec | None:
-        """Find a command by its name, or by another spelling of it: no two commands differ only in that."""
+        """Find a command by its name in any spelling."""
         meant = hyphenate(name)
         return next((command for command in self.commands if command.hyphenated == meant), None)

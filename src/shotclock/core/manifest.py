@@ -12,7 +12,7 @@ from .errors import RAISED_CODES, SideEffects, error_entry
 SCHEMA_VERSION = "3.21"
 CONFIRM_FLAG = CONFIRMATION.replace("_", "-")
 
-# What any command may answer with, whatever it declares: it is checked, timed, stopped and run in a process.
+# Codes of every command: it is checked, timed, stopped and run in a process.
 COMMON_CODES = (
     "ARG_ERROR",
     "TIMEOUT",
@@ -33,7 +33,7 @@ COMMON_CODES = (
     "STORE_BUSY",
     "STORE_UNUSABLE",
 )
-# What a command may answer with while nobody has said yes.
+# Codes of a command that needs an approval.
 APPROVAL_CODES = (
     "INCOMPLETE",
     "PROPOSAL_REJECTED",
@@ -79,7 +79,7 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
             "cancel": "Stop a job.",
         }
         commands["job"] = {
-            **_builtin_command("Jobs: work that goes on after its caller left."),
+            **_builtin_command("Jobs: work that continues after its caller left."),
             "subcommands": list(verbs),
         }
         for verb, description in verbs.items():
@@ -96,7 +96,7 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
         "env_vars": [
             {
                 "name": BUDGET_VARIABLE,
-                "description": "How long a call of a command that may go on waits, in ms.",
+                "description": "How long a call waits for a command that may become a job, in ms.",
             },
             {"name": "SHOTCLOCK_HOME", "description": "Where jobs, checkpoints and locks are kept."},
             {
@@ -164,24 +164,24 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
 
 
 def flag_name(parameter: str) -> str:
-    """Return the flag of a parameter: `from_` is how Python has to write `--from`."""
+    """Return the flag of a parameter: `from_` becomes `--from`."""
     return parameter.strip("_").replace("_", "-") or parameter
 
 
 def option_flags(spec: CommandSpec) -> dict[str, Any]:
-    """Return the options that a command has because of what it declared."""
+    """Return the options that follow from a command's declaration."""
     flags = {
         "validate-only": _flag("boolean", "Check the arguments and run nothing."),
         "idempotency-key": _flag("string", "A repeat with this key gets the first call's answer, and runs nothing."),
-        "heartbeat-interval": _flag("string", "Say on stderr that the work goes on, this often, in words."),
-        "heartbeat-ms": _flag("integer", "Say on stderr that the work goes on, this often, as JSON lines."),
+        "heartbeat-interval": _flag("string", "Report on stderr that the work is running, this often, as text."),
+        "heartbeat-ms": _flag("integer", "Report on stderr that the work is running, this often, as JSON lines."),
     }
     if spec.destructive:
-        flags["dry-run"] = _flag("boolean", "Say what would be done, and do nothing.")
+        flags["dry-run"] = _flag("boolean", "Show the planned action, and do nothing.")
     if spec.needs_confirmation:
-        flags[CONFIRM_FLAG] = _flag("boolean", "Do it. Without this it only says what would be done, exit code 2.")
+        flags[CONFIRM_FLAG] = _flag("boolean", "Do it. Without this it only shows the planned action, exit code 2.")
     if spec.interruption is not None and spec.interruption.detach:
-        flags["budget"] = _flag("string", "How long this call waits; the work goes on as a job after that.")
+        flags["budget"] = _flag("string", "How long this call waits; after that the work continues as a job.")
     elif spec.approval is not None:
         flags["budget"] = _flag("string", "How long this call waits for the operator; the proposal stays queued.")
     if spec.approval is not None and "justification" not in spec.input_schema.get("properties", {}):
@@ -192,8 +192,7 @@ def option_flags(spec: CommandSpec) -> dict[str, Any]:
 
 
 def data_schema(own: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of an envelope's data, of what the function returns: an object, an array or null is the data, a
-    bare value is named `result`."""
+    """Return the schema of an envelope's data from that of the result: a bare value is named `result`."""
     definitions = own.get("$defs", {})
     shape = _name_bare_value(_without(own, "$defs"), definitions)
     return {**shape, "$defs": definitions} if definitions else shape
@@ -221,7 +220,7 @@ _BARE = ("string", "integer", "number", "boolean")
 
 
 def resolve_schema(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema without references, and `X | None` as X: what a person types is the same."""
+    """Return the schema without references, and `X | None` as X."""
     for _ in range(16):  # a definition that refers to itself ends somewhere
         if "$ref" in schema:
             schema = {**definitions.get(schema["$ref"].rpartition("/")[2], {}), **_without(schema, "$ref")}
@@ -244,7 +243,7 @@ def _flag(kind: str, description: str) -> dict[str, Any]:
 
 
 def choices_of(schema: dict[str, Any]) -> list[str] | None:
-    """Return the values it may have, where they are words. JSON's own types speak for themselves."""
+    """Return the allowed values, where they are text."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is None or not all(isinstance(value, str) for value in values):
         return None
@@ -299,8 +298,7 @@ def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
 
 
 def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Group codes by their exit code. `raised` are those that a handler says itself, which has begun by then: what they
-    promise elsewhere is over."""
+    """Group codes by exit code. `raised` are those of a handler that has begun, so they do not promise `none`."""
     table: dict[str, Any] = {
         "0": {
             "name": "SUCCESS",
@@ -312,7 +310,7 @@ def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = 
     for code in dict.fromkeys([*codes, *raised]):
         entry = error_entry(code)
         ran = mutates and (entry.side_effects is not SideEffects.NONE or code in raised)
-        # One exit code may stand for several errors: it promises only what all of them keep.
+        # An exit code of several errors promises only what is true of all of them.
         row = table.setdefault(
             str(entry.exit_code),
             {
