@@ -74,13 +74,13 @@ UNUSED = {
     "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
     "shotclock plan flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
     "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO, "pydantic"},
-    "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
+    "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
     "shotclock inbox list --json": {
         *{*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO},
         *{"asyncio", "pydantic", "ruamel"},
     },
     "shotclock token list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
-    "shotclock job list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
+    "shotclock job list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
     "shotclock serve nowhere.py:app": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
     "program double 2": {
         *{*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO},
