@@ -455,13 +455,13 @@ def test_what_is_destructive_is_not_approved_without_a_person(shotclock: Any, va
 def test_what_is_destructive_is_approved_by_typing_its_name(terminal: Any) -> None:
     proposal = operation(policy=Policy(destructive=True), justification="nobody needs it")
     wrong = terminal("inbox", "approve", proposal.id)
-    wrong.shows("Type 'db/drop' to go on:")
+    wrong.shows("Type 'db/drop' to continue:")
     assert "nobody needs it" in wrong.text and 'table: "users"' in wrong.text
     wrong.types("yes\n")
     assert wrong.ends() == 4
     assert now(proposal).is_open
     right = terminal("inbox", "approve", proposal.id)
-    right.shows("to go on:")
+    right.shows("to continue:")
     right.types("db/drop\n")
     assert right.ends() == 0, right.text
     assert now(proposal).status is ProposalStatus.APPROVED
@@ -471,7 +471,7 @@ def test_a_person_who_takes_their_time_does_not_use_up_the_time_of_the_decision(
     proposal = operation(policy=Policy(destructive=True))
     program = "import shotclock.cli.inbox as i, shotclock.cli as c; i.TIMEOUT_MS = 2_000; c.run_program()"
     asked = terminal("inbox", "approve", proposal.id, program=program)
-    asked.shows("to go on:")
+    asked.shows("to continue:")
     time.sleep(2.1)  # the person
     asked.types("db/drop\n")
     assert asked.ends() == 0, asked.text
@@ -480,7 +480,7 @@ def test_a_person_who_takes_their_time_does_not_use_up_the_time_of_the_decision(
 def test_ctrl_c_at_the_question_decides_nothing(terminal: Any) -> None:
     proposal = operation(policy=Policy(destructive=True))
     asked = terminal("inbox", "approve", proposal.id)
-    asked.shows("to go on:")
+    asked.shows("to continue:")
     asked.types("\x03")
     assert asked.ends() == 130
     assert "Traceback" not in asked.text

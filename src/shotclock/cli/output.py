@@ -1,16 +1,18 @@
-"""The streams and the signals of a command line: what is written, who is asked, and what stops it.
+"""The streams and the signals of a command line.
 
-Data goes to stdout and everything else to stderr, without a traceback for a closed pipe. Ctrl-S, a window that hangs or
-a pipe that nobody reads holds no run. The signals that mean "stop" are heard over the whole life of the process:
+Data goes to stdout and everything else to stderr, without a traceback for a closed pipe. Ctrl-S, a hanging window or
+a reader that does not read never blocks a run. Stop signals are handled over the whole life of the process:
 
-    raise_on_stop      nothing has begun: leave where we are
-    StopListener         the work listens, and stops what it started; a second signal ends us at once
-    note_stops         the answer is being written, and is written once
-    ignore_stops       the answer is out
+    raise_on_stop      nothing has begun: leave at once
+    StopListener       the work listens, and stops its processes; a second signal ends the process at once
+    note_stops         the answer is being written, once
+    leave_soon         the answer is out
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import select
 import signal
@@ -22,6 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from ..core.clocks import format_duration
 from ..core.envelope import EX_IOERR, Envelope, Problem
+from ..core.errors import Ending
+from ..process.clock import pause
 from ..process.command_task import PIPE_ROOM
 from ..process.kill import STOP_SIGNALS
 
@@ -32,13 +36,15 @@ T = TypeVar("T")
 
 
 def wants_json(asked: bool, *, even_without_colour: bool = True) -> bool:
-    """Return whether to write JSON: when asked for, when stdout is no terminal, and where CI or NO_COLOR say that
-    nobody looks. For what has a plain rendering as well, NO_COLOR only says that there is no colour."""
+    """Return whether to write JSON: if asked for, without a terminal, in CI, and with NO_COLOR.
+
+    `even_without_colour` False: the answer has a plain rendering, so NO_COLOR only removes the colour.
+    """
     is_plain = even_without_colour and "NO_COLOR" in os.environ
     return asked or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
 
 
-# How long we wait for somebody to take our answer, in slices between which a signal is noticed.
+# The wait for a reader of the answer, in slices between which a signal is noticed.
 SLICE_MS = 100
 ANSWER_SLICES = 100
 
@@ -53,9 +59,9 @@ def emit(envelope: Envelope, heard: Sized = ()) -> int:
 
 
 def emit_text(answer: str, exit_code: int, heard: Sized = ()) -> int:
-    """Write the answer on stdout. Returns the exit code, which is the answer's own, whoever reads.
+    """Write the answer on stdout. Returns the answer's exit code, or EX_IOERR for a full disk or a closed stdout.
 
-    A reader that left early is told nothing and is not our failure; a full disk is, and so is a stdout that was closed.
+    A reader that left early is not a failure.
     """
     trouble: Exception | None = OSError("stdout is closed")
     if sys.stdout is not None:
@@ -67,27 +73,26 @@ def emit_text(answer: str, exit_code: int, heard: Sized = ()) -> int:
 
 
 def emit_help(text: str) -> None:
-    """Write help, which is not data: to stdout only where a person reads it."""
+    """Write help, which is not data: to stdout only on a terminal."""
     write_quietly(sys.stdout if is_terminal(sys.stdout) else sys.stderr, text)
 
 
 def say_line(text: str, *, after_child: bool = False, heard: Sized = ()) -> None:
-    """Write a line on stderr. After a child that may have left its last line open, it starts on a new one."""
+    """Write a line on stderr. `after_child`: start a new line, because the child may have left its last one open."""
     opening = "\n" if after_child and not _stderr_at_line_start() else ""
     write_quietly(sys.stderr, f"{opening}{text}\n", heard)
 
 
 def write_quietly(stream: TextIO | None, text: str, heard: Sized = ()) -> Exception | None:
-    """Write it all. What went wrong is returned, not raised.
+    """Write the whole text. Returns the error instead of raising it.
 
-    Somebody who holds the pipe and does not read must not hold us: without progress we wait no longer than
-    ANSWER_SLICES, and a signal (a longer `heard`) ends the wait at once.
+    A reader that holds the pipe without reading must not block us: the wait without progress ends after
+    ANSWER_SLICES, or at once with a signal (a longer `heard`).
     """
     if stream is None:
         return None
     try:
         stream.flush()
-        # A terminal that cannot show it all still shows the rest.
         _write_all(stream.fileno(), text.encode(stream.encoding or "utf-8", "replace"), heard)
     except (OSError, ValueError) as error:
         _point_to_null(stream)
@@ -104,7 +109,7 @@ def _write_all(fd: int, data: bytes, heard: Sized) -> None:
         if not poller.poll(SLICE_MS):
             waited += 1
             if waited >= ANSWER_SLICES or len(heard) > signals:
-                raise TimeoutError("nobody takes it")
+                raise TimeoutError("its reader does not read")
             continue
         waited = 0
         rest = rest[os.write(fd, rest[:PIPE_ROOM]) :]
@@ -115,7 +120,7 @@ def flush_quietly(stream: TextIO | None) -> None:
 
 
 def _point_to_null(stream: TextIO) -> None:
-    """Close the stream, so that the interpreter's own flush at exit does not complain a second time."""
+    """Redirect the stream, so that the interpreter's own flush at exit does not fail again."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):
@@ -123,8 +128,8 @@ def _point_to_null(stream: TextIO) -> None:
 
 
 def _stderr_at_line_start() -> bool:
-    """Return whether stderr is at the start of a line. Only a regular file can be asked for its last byte; elsewhere an
-    empty line is the lesser evil."""
+    """Return whether stderr is at the start of a line. Only a regular file has a readable last byte; elsewhere an empty
+    line is the lesser evil."""
     try:
         status = os.fstat(2)
         if stat.S_ISCHR(status.st_mode):
@@ -141,14 +146,15 @@ def _stderr_at_line_start() -> bool:
 
 
 def summary_line(envelope: Envelope) -> str:
-    """Write one line for a person at a terminal."""
+    """Return the outcome in one line, for a person at a terminal."""
     took = format_duration(int(str(envelope.meta["duration_ms"])))
     if envelope.error is None:
         line = f"shotclock: {envelope.ending} in {took}"
     else:
-        line = f"shotclock: {envelope.code}: {envelope.error['message']} ({envelope.ending}, {took})"
-        errors = envelope.error.get("errors")
-        if not errors:
+        ending = "failed" if envelope.ending == Ending.FINISHED else envelope.ending
+        line = f"shotclock: {envelope.code}: {envelope.error['message']} ({ending}, {took})"
+        # The output of a failed command is above, and the mistakes of a command line are in the message.
+        if not envelope.error.get("errors") and envelope.code != "COMMAND_FAILED":
             line += f"; {envelope.error['suggestion']}"
     for notice in envelope.warnings:
         line += f"\n  {notice['code']}: {notice['message']}"
@@ -164,16 +170,16 @@ def describe_page(data: dict[str, Any], name: str = "html") -> str:
 
 # --- terminals ------------------------------------------------------------------------------------------------
 
-# What a reader may be behind. One that has let so much lie is not going to read it.
+# Unread bytes after which a reader is given up.
 BEHIND_LIMIT = 4_000_000
-# How long the end waits for a reader that takes nothing at all.
+# The wait at the end for a reader that reads nothing.
 LAST_WORDS_MS = 1_000
-# How long we wait for somebody who may have left the terminal.
+# The wait for a person who may have left the terminal.
 ANSWER_LIMIT_S = 600.0
 
 
 class Outlet:
-    """A descriptor that takes lines at once and writes what it can."""
+    """A descriptor with a buffer: lines are accepted at once and written when the reader reads."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -181,16 +187,17 @@ class Outlet:
         self._poller = select.poll()
         self._poller.register(fd, select.POLLOUT)
 
-    def write(self, text: str) -> None:
-        """Take a text. Raises OSError: it is gone or full, or its reader does not keep up."""
+    def write(self, text: str) -> int:
+        """Accept a text. Raises OSError where the reader is gone or too far behind, or the disk is full."""
         self._rest += text.encode("utf-8", "replace")
         self._drain(0)
         if len(self._rest) > BEHIND_LIMIT:
             self._rest.clear()
-            raise OSError("whoever reads it does not keep up")
+            raise OSError("its reader does not keep up")
+        return len(text)
 
     def finish(self) -> bool:
-        """Write what is left. Returns whether all of it was taken."""
+        """Write the rest. Returns whether the reader took all of it."""
         try:
             self._drain(LAST_WORDS_MS)
         except OSError:
@@ -198,7 +205,7 @@ class Outlet:
         return not self._rest
 
     def _drain(self, wait_ms: int) -> None:
-        """Write for as long as something is taken within `wait_ms`."""
+        """Write as long as the reader takes something within `wait_ms`."""
         while self._rest and self._poller.poll(wait_ms):
             try:
                 del self._rest[: os.write(self._fd, self._rest[:PIPE_ROOM])]
@@ -209,26 +216,21 @@ class Outlet:
                 raise
 
 
-def screen_here() -> Screen | None:
-    """Return the terminal to draw on, None where lines are better: stderr is no terminal, cannot move its cursor, or
-    shall have no colour."""
+def find_screen() -> Screen | None:
+    """Return the terminal to draw on. None: stderr is not one, cannot move its cursor, or shall have no colour."""
     if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", "") or "NO_COLOR" in os.environ:
         return None
     try:
-        # A description of our own: without blocking, which on the shared one would be everybody's.
-        fd = os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # A description of our own: O_NONBLOCK on the shared one would affect other programs.
+        return Screen(os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError:
         return None
-    return Screen(fd)
 
 
-class Screen:
-    """A terminal as a file that takes everything at once and writes what it can."""
+class Screen(Outlet):
+    """A terminal as a file that never blocks."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._rest = b""
-        self.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    encoding = "utf-8"
 
     @property
     def is_behind(self) -> bool:
@@ -236,17 +238,12 @@ class Screen:
         return bool(self._rest)
 
     def write(self, text: str) -> int:
-        self._rest += text.encode(self.encoding, "replace")
+        self._rest += text.encode("utf-8", "replace")
         return len(text)
 
     def flush(self) -> None:
-        try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._fd, self._rest) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # it is gone; nobody looks any more
-            self._rest = b""
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._drain(0)
 
     def isatty(self) -> bool:
         return True
@@ -255,22 +252,21 @@ class Screen:
         return self._fd
 
     def close(self) -> None:
-        """Write what is left of a frame: it belongs before whatever is said next. Waits as long as any line would."""
+        """Write the rest of a frame before the next line, with the patience of any line."""
         self.flush()
-        rest, self._rest = self._rest, b""
         os.close(self._fd)
-        if rest:
-            write_quietly(sys.stderr, rest.decode(self.encoding, "replace"))
+        if self._rest:
+            write_quietly(sys.stderr, self._rest.decode("utf-8", "replace"))
 
 
 def confirm(name: str, expected: str) -> Problem | None:
-    """Have a person type back what is expected. Returns None where they did, otherwise why nothing runs."""
+    """Have a person type the expected text. Returns None where they did, otherwise the refusal."""
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
         message = f"{name} runs only after a person has typed {expected!r} at a terminal"
         return Problem("PERSON_REQUIRED", message, "validation", context={"expected": expected})
-    write_quietly(sys.stderr, f"{name} needs a person to confirm. Type {expected!r} to go on: ")
+    write_quietly(sys.stderr, f"{name} needs a confirmation. Type {expected!r} to continue: ")
     if not select.select([sys.stdin], [], [], ANSWER_LIMIT_S)[0]:
-        return Problem("PERSON_REQUIRED", f"{name}: nobody answered", "validation")
+        return Problem("PERSON_REQUIRED", f"{name}: no confirmation was typed", "validation")
     if sys.stdin.readline().rstrip("\n") == expected:
         return None
     return Problem("PERSON_REQUIRED", f"{name} was not confirmed", "validation")
@@ -278,15 +274,15 @@ def confirm(name: str, expected: str) -> Problem | None:
 
 # --- signals --------------------------------------------------------------------------------------------------
 
-# Some send a signal twice at once, to a process and to its group (`timeout` does): that is one wish, not two.
-ONE_WISH_S = 0.2
+# Some programs send a signal twice at once, to a process and to its group (`timeout` does): that is one request.
+ONE_REQUEST_S = 0.2
 
 signals_heard: list[int] = []
-"""Those that came, in their order."""
+"""The signals that came, in their order."""
 
 
 class Signalled(BaseException):
-    """A signal came before the work."""
+    """A stop signal before the work."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -301,21 +297,16 @@ def raise_on_stop() -> None:
 
 def note_stops() -> None:
     for number in _signals_to_hear():
-        signal.signal(number, _note)
-    # `StopListener` held them back when its loop ended, until somebody listens again.
+        signal.signal(number, lambda number, frame: signals_heard.append(number))
+    # `StopListener` blocked them when its loop ended, until the next handler is set.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def ignore_stops() -> None:
-    """Ignore them: the answer is out and the process about to end; the interpreter would give the signals their
-    defaults back."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 class StopListener:
-    """The first signal as a future of its name, from here on; one that came before and was lost in a finaliser or a
-    fork hook, where Python swallows exceptions, counts as well."""
+    """The first stop signal as a future of its name.
+
+    A signal that came before, and was lost in a finaliser or a fork hook where Python swallows exceptions, counts too.
+    """
 
     def __init__(self, on_second: Callable[[str], object] | None = None) -> None:
         """`on_second` is called with the name of a second signal, which then ends the process at once."""
@@ -334,23 +325,21 @@ class StopListener:
         return self.stop
 
     def __exit__(self, *_: object) -> None:
-        # The loop gives signals back to their defaults when it is closed. None may come in between.
+        # The loop restores the default handlers when it is closed. No signal may come in between.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
     def _hear(self, number: int) -> None:
-        if self.stop.done():
-            if (
-                self._loop.time() - self._heard_at > ONE_WISH_S
-            ):  # it means now: everything below us dies with our socket
-                for each in STOP_SIGNALS:  # a third signal must not wait for a slow reader
-                    signal.signal(each, signal.SIG_DFL)
-                if self._on_second is not None:
-                    self._on_second(signal.Signals(number).name)
-                os._exit(128 + number)
-            return
-        self._heard_at = self._loop.time()
-        signals_heard.append(number)
-        self.stop.set_result(signal.Signals(number).name)
+        name = signal.Signals(number).name
+        if not self.stop.done():
+            self._heard_at = self._loop.time()
+            signals_heard.append(number)
+            self.stop.set_result(name)
+        elif self._loop.time() - self._heard_at > ONE_REQUEST_S:
+            for each in STOP_SIGNALS:  # a third signal must not wait for a slow reader
+                signal.signal(each, signal.SIG_DFL)
+            if self._on_second is not None:
+                self._on_second(name)
+            os._exit(128 + number)  # every process below us dies with our socket
 
 
 class EarlyEnd(NamedTuple):
@@ -374,8 +363,7 @@ async def until_stopped(work: Coroutine[Any, Any, T], limit_s: float | None = No
 
 
 def _signals_to_hear() -> list[signal.Signals]:
-    """Return those we listen to. Whoever is started by nohup does not hear SIGHUP, and a script's background job not
-    SIGQUIT."""
+    """Return the signals to handle: not SIGHUP below nohup, nor SIGQUIT in a script's background job."""
     may_be_ignored = (signal.SIGHUP, signal.SIGQUIT)
     return [n for n in STOP_SIGNALS if n not in may_be_ignored or signal.getsignal(n) is not signal.SIG_IGN]
 
@@ -385,20 +373,16 @@ def _raise(number: int, frame: object) -> None:
     raise Signalled(number)
 
 
-def _note(number: int, frame: object) -> None:
-    signals_heard.append(number)
-
-
 # --- the end of the program -----------------------------------------------------------------------------------
-# A thread that nobody waits for, or an exit hook that hangs, would keep the process after its caller has the envelope.
+# A forgotten thread or a hanging exit hook would keep the process after its caller has the envelope.
 
-# What the program's own exit hooks may take. Together with the answer it stays below the 5 s of F-011.
+# The time of the program's own exit hooks. Together with the answer it stays below the 5 s of F-011.
 LEAVE_LIMIT_S = 3.0
 _STARTERS = ("runpy", "importlib")
 
 
 def is_the_end(package: str, frame: FrameType | None) -> bool:
-    """Return whether only the program itself waits for us to return: not a test, a REPL or a larger program."""
+    """Return whether only the program itself waits for us to return, and no test, REPL or larger program."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name != "__main__" and name.partition(".")[0] not in (package, *_STARTERS):
@@ -408,19 +392,17 @@ def is_the_end(package: str, frame: FrameType | None) -> bool:
 
 
 def leave_soon(code: int) -> None:
-    """End the program within LEAVE_LIMIT_S, with this exit code, whatever its exit hooks and threads do."""
-    import gc
-    import threading
+    """End the program within LEAVE_LIMIT_S with this exit code, whatever its exit hooks and threads do."""
+    import threading  # which `exec` does without
 
-    ignore_stops()
-    # Or the interpreter looks through all that was imported once more, before it ends.
+    for number in STOP_SIGNALS:  # the interpreter would restore their defaults
+        signal.signal(number, signal.SIG_IGN)
+    # Or the interpreter searches all that was imported for garbage once more.
     gc.freeze()
     gc.disable()
     threading.Thread(target=_leave, args=(code,), daemon=True).start()
 
 
 def _leave(code: int) -> None:
-    from ..process.clock import pause
-
     pause(LEAVE_LIMIT_S)
     os._exit(code)

@@ -38,11 +38,11 @@ from .output import (
     StopListener,
     emit,
     emit_text,
+    find_screen,
     is_terminal,
     note_stops,
     raise_on_stop,
     say_line,
-    screen_here,
     signals_heard,
     summary_line,
     write_quietly,
@@ -264,7 +264,7 @@ async def _show_changes(
         name, workflow = request.name, request.workflow
     elif isinstance(engine, EmbeddedEngine) and (run := engine.store.runs.get(run_id)) is not None:
         name, workflow = run.name, None if run.ended_at is not None else read_record(run, engine.store)[0]
-    screen = screen_here() if workflow is not None and isinstance(engine, EmbeddedEngine) else None
+    screen = find_screen() if workflow is not None and isinstance(engine, EmbeddedEngine) else None
     if screen is None or workflow is None or not isinstance(engine, EmbeddedEngine):
         async with _show_lines(events, alone) as watch:
             yield watch
