@@ -67,7 +67,7 @@ def test_a_person_reads_what_went(
     for name in ("CI", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     seen = on_terminal("prune", streams=("stdout", "stderr"), env=env)
-    assert "0 runs (0 B) and 0 proposals went" in str(seen)
+    assert "deleted 0 runs and 0 proposals" in str(seen)
 
 
 def test_a_run_cleans_up_after_itself_once_a_day(

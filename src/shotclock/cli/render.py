@@ -1,14 +1,14 @@
-"""Drawings of what the subcommands answer, for a person at a terminal.
+"""Drawings of the answers of subcommands, for a person at a terminal.
 
-Every text of a proposal is somebody else's: nothing of it reaches the terminal as a control character, and nothing is
-taken for markup.
+The texts of a proposal are foreign: none reaches the terminal as a control character or as markup.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from datetime import datetime
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -21,8 +21,10 @@ from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
 from .output import describe_page
 
-# Steps on a terminal. Of a longer run only those that say something are shown there.
+# Steps shown on a terminal; of a longer run only failed, running, repeated and critical ones.
 STEPS_SHOWN = 60
+# Decisions about the time of one step.
+NEWS_SHOWN = 10
 
 COLOURS = {
     Status.SUCCEEDED: "green",
@@ -41,35 +43,36 @@ _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold
 
 def print_answer(envelope: Envelope) -> None:
     """Draw the answer of a subcommand; without a drawing of its own, as JSON."""
-    console = Console(highlight=False)
+    console, data = Console(highlight=False), cast("Any", envelope.data)
     match envelope.meta["command"]:
         case "shotclock":
-            _version(envelope, console)
+            console.print(f"shotclock {data['version']}")
         case "errors":
-            _errors(envelope, console)
+            _errors(data, console)
         case "doctor":
-            _doctor(envelope, console)
+            _doctor(data, console)
         case "check":
-            _findings(envelope, console)
+            _findings(data, console)
         case "plan":
-            _plan(envelope, console)
+            _plan(data, console)
         case "prune":
-            _prune(envelope, console)
+            _prune(data, console)
+        case "report" if "runs" in data:
+            _run_list(data, console)
         case "report":
-            is_list = isinstance(envelope.data, dict) and "runs" in envelope.data
-            (_run_list if is_list else _run)(envelope, console)
+            _run(data, console)
         case _:
-            console.print(json.dumps(envelope.data, indent=2), soft_wrap=True)
+            console.print(json.dumps(data, indent=2), soft_wrap=True)
 
 
-def _prune(envelope: Envelope, console: Console) -> None:
-    data: Any = envelope.data
+def _prune(data: Any, console: Console) -> None:
     if "moved_to" in data:
         console.print(f"the store was moved to {data['moved_to']}", soft_wrap=True)
         return
     gone = data["deleted"]
-    verb = "would go" if data["dry_run"] else "went"
-    console.print(f"{gone['runs']} runs ({_bytes(gone['runs_bytes'])}) and {gone['proposals']} proposals {verb}")
+    verb = "would delete" if data["dry_run"] else "deleted"
+    size = f" ({_bytes(gone['runs_bytes'])})" if gone["runs"] else ""
+    console.print(f"{verb} {gone['runs']} runs{size} and {gone['proposals']} proposals")
     before, after = _bytes(data["file_bytes_before"]), _bytes(data["file_bytes"])
     console.print(f"{data['file']}: {before}" + ("" if data["dry_run"] else f", now {after}"), soft_wrap=True)
 
@@ -82,57 +85,39 @@ def _bytes(size: int) -> str:
     return f"{size:.3g} GB"
 
 
-def _version(envelope: Envelope, console: Console) -> None:
-    data: Any = envelope.data
-    console.print(f"shotclock {data['version']}")
-
-
-def _errors(envelope: Envelope, console: Console) -> None:
-    assert isinstance(envelope.data, dict)
-    errors, warnings = envelope.data["errors"], envelope.data["warnings"]
-    assert isinstance(errors, list) and isinstance(warnings, list)
-    if errors:
+def _errors(data: Any, console: Console) -> None:
+    if data["errors"]:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for title in ("error", "exit", "HTTP", "retry", "effects", "what it means"):
             table.add_column(title, justify="right" if title in ("exit", "HTTP") else "left")
-        for entry in errors:
-            meaning = Text(entry["summary"])
-            meaning.append(f"\n→ {entry['hint']}", style="dim")
-            retry = "yes" if entry["retryable"] else "no"
-            code = Text(entry["code"], style="bold")
-            numbers = (str(entry["exit_code"]), str(entry["http_status"]))
-            table.add_row(code, *numbers, retry, entry["side_effects"], meaning)
+        for entry in data["errors"]:
+            meaning = Text(entry["summary"]).append(f"\n→ {entry['hint']}", style="dim")
+            numbers = (str(entry["exit_code"]), str(entry["http_status"]), "yes" if entry["retryable"] else "no")
+            table.add_row(Text(entry["code"], style="bold"), *numbers, entry["side_effects"], meaning)
         console.print(table)
-    if warnings:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("warning")
-        table.add_column("what it means")
-        for entry in warnings:
+    if data["warnings"]:
+        table = Table("warning", "what it means", box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for entry in data["warnings"]:
             table.add_row(Text(entry["code"], style="bold"), entry["summary"])
-        if errors:
+        if data["errors"]:
             console.print()
         console.print(table)
 
 
-def _doctor(envelope: Envelope, console: Console) -> None:
-    assert isinstance(envelope.data, dict)
-    data: dict[str, list[dict[str, object]]] = envelope.data  # type: ignore[assignment]
+def _doctor(data: Any, console: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
     for check in data["checks"]:
-        mark, style = _MARKS[str(check["status"])]
-        name = str(check["name"]).replace("_", " ")
+        mark, style = _MARKS[check["status"]]
+        name = Text(check["name"].replace("_", " "), style="bold", no_wrap=True)
         table.add_row(Text(mark, style=style), name, Text(_plain(check["detail"])))
     console.print(table)
-    if "cannot_catch" not in data:  # of the devices alone
+    if "cannot_catch" not in data:  # `doctor ui`
         return
     swept = {each["pid"]: each["gone"] for each in data["swept"]}
     if data["leftovers"]:
         console.print(Text("\nleftovers", style="bold"))
     for left in data["leftovers"]:
-        overdue = format_duration(int(str(left["overdue_ms"])) // 1000 * 1000)
+        overdue = format_duration(left["overdue_ms"] // 1000 * 1000)
         if left["pid"] in swept:
             fate = "stopped" if swept[left["pid"]] else "still there"
         else:
@@ -141,59 +126,47 @@ def _doctor(envelope: Envelope, console: Console) -> None:
     console.print(Text("\nwhat it cannot catch", style="bold"))
     escapes = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     for escape in data["cannot_catch"]:
-        escapes.add_row(" •", Text(str(escape)))
+        escapes.add_row(" •", Text(escape))
     console.print(escapes)
 
 
 def _plain(text: object) -> str:
-    """Make a text safe: a process chooses its own command line, which must not reach a terminal as escape sequences."""
+    """Remove escape sequences: a process chooses its own command line."""
     return "".join(character if character.isprintable() else "?" for character in str(text))
 
 
-def _findings(envelope: Envelope, console: Console) -> None:
-    data: Any = envelope.data
+def _findings(data: Any, console: Console) -> None:
     for finding in data["findings"]:
         colour = "red" if finding["severity"] == "error" else "yellow"
         where = f"{finding['file']}:{finding['line']}:{finding['column']}: "
         hint = f" ({finding['suggestion']})" if "suggestion" in finding else ""
-        said = Text(where) + Text(finding["severity"], colour)
-        console.print(said + Text(f": {finding['field']}: {finding['message']}{hint}  [{finding['rule']}]"))
+        line = Text(where) + Text(finding["severity"], colour)
+        console.print(line + Text(f": {finding['field']}: {finding['message']}{hint}  [{finding['rule']}]"))
     if not data["findings"]:
-        console.print(Text(f"{data['file']}: nothing to say against it"))
+        console.print(Text(f"{data['file']}: OK"))
 
 
-def _plan(envelope: Envelope, console: Console) -> None:
-    data: Any = envelope.data
+def _plan(data: Any, console: Console) -> None:
     if "steps" in data:
         table = Table(box=None, pad_edge=False)
         for title in ("step", "type", "after", "timeout", "tries", "starts by", "ends by"):
-            table.add_column(
-                title, justify="right" if title in ("timeout", "tries", "starts by", "ends by") else "left"
-            )
-        on_path = set(data["critical_path"])
+            table.add_column(title, justify="left" if title in ("step", "type", "after") else "right")
         for step in data["steps"]:
-            style = "bold" if step["id"] in on_path else None
-            table.add_row(
-                step["id"],
-                step["type"],
-                " ".join(step["depends_on"]),
-                _clock(step["effective_timeout_ms"]),
-                str(step["attempts"]),
-                _clock(step["latest_start_ms"], "?"),
-                _clock(step["latest_end_ms"], "?"),
-                style=style,
-            )
+            names = (step["id"], step["type"], " ".join(step["depends_on"]))
+            timeout, tries = _clock(step["effective_timeout_ms"]), str(step["attempts"])
+            times = (_clock(step["latest_start_ms"], "?"), _clock(step["latest_end_ms"], "?"))
+            table.add_row(*names, timeout, tries, *times, style="bold" if step["id"] in data["critical_path"] else None)
         console.print(table)
         for step in data["steps"]:
             for line in _describe_early_clocks(step):
                 console.print(Text(f"  {step['id']}: {line}", "bright_black"))
         for name, repository in data["repositories"].items():
             console.print(Text(f"  {name}: repository {repository or 'unknown'}", "bright_black"))
-        worst = _clock(data["worst_case_ms"], "no end in sight")
-        limit = _clock(data["run_timeout_ms"])
-        console.print(Text(f"\nat worst {worst} along {' → '.join(data['critical_path'])}; the run has {limit}"))
+        worst, limit = _clock(data["worst_case_ms"], "no end in sight"), _clock(data["run_timeout_ms"])
+        path = " → ".join(data["critical_path"])
+        console.print(Text(f"\nat worst {worst} along {path}; the run has {limit}"))
     if data["findings"]:
-        _findings(envelope, console)
+        _findings(data, console)
 
 
 def _describe_early_clocks(step: dict[str, Any]) -> Iterator[str]:
@@ -212,8 +185,7 @@ def _clock(ms: int | None, otherwise: str = "no limit") -> str:
 # --- runs -----------------------------------------------------------------------------------------------------
 
 
-def _run_list(envelope: Envelope, console: Console) -> None:
-    data: Any = envelope.data
+def _run_list(data: Any, console: Console) -> None:
     if not data["runs"]:
         console.print(Text("no runs yet"))
     width = max((len(one_line(run["run_id"], 40)) for run in data["runs"]), default=0)
@@ -226,9 +198,8 @@ def _run_list(envelope: Envelope, console: Console) -> None:
         _print(console, line)
 
 
-def _run(envelope: Envelope, console: Console) -> None:
+def _run(data: Any, console: Console) -> None:
     """Draw a summary and the timeline, as wide as the terminal is."""
-    data: Any = envelope.data
     status = Status(data["status"])
     of = f" of {brief(data['budget_ms'])}" if data["budget_ms"] else ""
     title = Text(f"{MARKS[status]} {one_line(data['name'], 80)} {WORDS[status]}", f"bold {COLOURS[status]}")
@@ -245,17 +216,13 @@ def _run(envelope: Envelope, console: Console) -> None:
         _print(console, _row(step, names, room, end_ms))
         if step["why"]:
             _print(console, Text(f"    {one_line(step['why'], 200)}", COLOURS[Status(step["status"])]))
-        for told in step["overtime"][:NEWS_SHOWN]:
-            _print(console, Text(f"    ◔ +{brief(told['at_ms'])} {one_line(news_in_words(told), 200)}", "yellow"))
+        for news in step["overtime"][:NEWS_SHOWN]:
+            _print(console, Text(f"    ◔ +{brief(news['at_ms'])} {one_line(news_in_words(news), 200)}", "yellow"))
     if len(steps) < len(data["steps"]):
         _print(console, Text(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
     for name in ("html", "output_file"):
         if name in data:
-            console.print(Text(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, so that it can be copied
-
-
-# Of what was decided about the time of one step.
-NEWS_SHOWN = 10
+            console.print(Text(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, to be copied
 
 
 def _worth_showing(steps: list[dict[str, Any]], on_path: set[str]) -> list[dict[str, Any]]:
@@ -292,10 +259,10 @@ def _print(console: Console, line: Text) -> None:
 
 
 TOO_DIFFERENT = "the texts are too different to compare"
-# Of what a terminal shows of one text. All of it is in the envelope.
+# The part of one text that a terminal shows; the envelope has the rest.
 LINES_SHOWN = 2_000
 LINE_SHOWN = 2_000
-# Of a title in a list. Where the terminal is too narrow for that, other columns give way.
+# Other columns are dropped where the terminal is too narrow for this much of a title.
 LEAST_TITLE = 24
 NEVER = WallTime(LATEST_MS).iso()
 
@@ -309,18 +276,17 @@ DECISION_COLOURS = {
 }
 
 
-# What became of what was approved.
-RUNS = {
-    "not_started": "not run yet: whoever asked has to call again",
+RUN_STATES = {
+    "not_started": "not run yet: the agent has to call again",
     "running": "running",
     "succeeded": "succeeded",
     "failed": "failed",
-    "unknown": "began, and its process is gone: nobody knows how far it came",
+    "unknown": "started, but its process is gone: it may have done a part",
 }
 
 
 def draw_text(render: Callable[[Console], None], to_stderr: bool = False) -> str:
-    """Draw it as the terminal on that stream would show it."""
+    """Return a drawing as the terminal on that stream would show it."""
     console = Console(highlight=False, stderr=to_stderr)
     with console.capture() as captured:
         render(console)
@@ -328,7 +294,7 @@ def draw_text(render: Callable[[Console], None], to_stderr: bool = False) -> str
 
 
 def render_inbox(verb: str, data: dict[str, Any], console: Console, now: WallTime) -> None:
-    """Draw what came of one of the verbs."""
+    """Draw the answer of a verb of `inbox`."""
     match verb:
         case "list":
             render_list(data, console, now)
@@ -348,7 +314,7 @@ def render_inbox(verb: str, data: dict[str, Any], console: Console, now: WallTim
 def render_list(data: Any, console: Console, now: WallTime) -> None:
     proposals = data["proposals"]
     if not proposals:
-        console.print("nothing waits for a decision" if data["status"] == "pending" else "there are none")
+        console.print("no proposal waits for a decision" if data["status"] == "pending" else "no proposals")
         return
     columns: dict[str, list[Text]] = {name: [] for name in ("id", "title", "kind", "asked by", "age", "status")}
     for each in proposals:
@@ -373,7 +339,7 @@ def render_list(data: Any, console: Console, now: WallTime) -> None:
 
 
 def _print_columns(columns: dict[str, list[Text]], console: Console) -> None:
-    """Print a table: the title gets what the others leave, and the least needed of them give way to it."""
+    """Print a table. The title gets the remaining width, and the least important columns are dropped for it."""
     widths = {name: max(len(name), *(text.cell_len for text in texts)) for name, texts in columns.items()}
 
     def room() -> int:
@@ -395,7 +361,7 @@ def _print_columns(columns: dict[str, list[Text]], console: Console) -> None:
 
 
 def line_of(event: dict[str, Any], now: WallTime) -> Text:
-    """Draw a change, for whoever watches."""
+    """Return the line of a change."""
     each = event["proposal"]
     status = each["status"]
     text = Text.assemble(
@@ -408,7 +374,7 @@ def line_of(event: dict[str, Any], now: WallTime) -> Text:
     elif each["decided_by"] is not None:
         text.append(f"  by {one_line(each['decided_by'], 40)}", style="dim")
         if each["run"] is not None:
-            text.append(f"  {RUNS[each['run']['state']]}", style="dim")
+            text.append(f"  {RUN_STATES[each['run']['state']]}", style="dim")
     return text
 
 
@@ -447,9 +413,9 @@ def render_whole(data: Any, console: Console, now: WallTime) -> None:
 
 
 _SOURCES = {
-    "claim": "compared with what the agent said the file held when it asked: its word, not a look at the file",
+    "claim": "compared with the text that the agent claims the file had; the file itself was not read",
     "read": "compared with the file itself",
-    "nothing": "nobody says what is there now: all of it is shown as new",
+    "nothing": "the current text is unknown: all lines are shown as new",
 }
 
 
@@ -457,9 +423,9 @@ def _print_difference(console: Console, data: Any) -> None:
     file = data["shown"]["file"]
     console.print(Text(_SOURCES[file["source"]], style="dim"))
     if file["source"] == "claim" and data["diff"] and "\n@@ " in data["diff"].partition("\n@@ ")[2]:
-        console.print(Text("lines that the agent says are there already are left out", style="bold"))
+        console.print(Text("lines that the agent claims are there already are omitted", style="bold"))
     if file["contradicts"]:
-        console.print(Text("the agent says that the file holds something else now", style="bold red"))
+        console.print(Text("the agent claims a different current text", style="bold red"))
     if data["diff"] is None:
         console.print(Text(f"{one_line(data['file']['path'], 4_096)}: {TOO_DIFFERENT}; proposed is"))
         _print_text(console, data["file"]["proposed"])
@@ -487,8 +453,8 @@ def _print_run(console: Console, run: Any, *, unanswered: bool = False) -> None:
     at = "" if run["at"] is None else f" at {run['at']}"
     why = f": {run['code']} {one_line(run['message'] or '')}" if run["state"] == "failed" else ""
     style = {"succeeded": "green", "failed": "red", "unknown": "red"}.get(run["state"], "yellow")
-    how = "nobody decided, and it went on as its rules say: " if unanswered else ""
-    console.print(Text(f"{how}{RUNS[run['state']]}{at}{why}", style=style))
+    how = "expired undecided, and run as its rules allow: " if unanswered else ""
+    console.print(Text(f"{how}{RUN_STATES[run['state']]}{at}{why}", style=style))
 
 
 def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None:
@@ -497,8 +463,7 @@ def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None
 
 
 def _lines_to_show(text: str, console: Console, *, is_marked: bool = False) -> Iterator[str]:
-    """Yield the lines with everything in them made visible, unless they are marked already. `visible` leaves line ends
-    and tabs alone."""
+    """Yield the lines, with invisible characters made visible unless `is_marked`."""
     lines = text.split("\n") if text else []
     for line in lines[:LINES_SHOWN]:
         more = f"… {len(line) - LINE_SHOWN} more characters" if len(line) > LINE_SHOWN else ""
@@ -509,14 +474,14 @@ def _lines_to_show(text: str, console: Console, *, is_marked: bool = False) -> I
 
 
 def render_result(data: Any, console: Console) -> None:
-    """Draw what became of what was asked for."""
+    """Draw the outcome of a proposal."""
     status = data["status"]
     line = Text.assemble(
         (data["proposal_id"], "bold"), "  ", (status, DECISION_COLOURS[status]), "  ", one_line(data["title"])
     )
     console.print(line)
     if data.get("continue_command") is not None:
-        console.print(Text(f"  goes on with: {one_line(data['continue_command'], 2_000)}", style="dim"))
+        console.print(Text(f"  continue with: {one_line(data['continue_command'], 2_000)}", style="dim"))
     if status != "pending":
         _print_text(console, data["notes"])
     if data.get("run") is not None:
@@ -553,7 +518,7 @@ def render_audit(data: Any, console: Console) -> None:
     for entry in data["entries"]:
         render_entry(entry, console)
     if not data["entries"]:
-        console.print("there are no entries")
+        console.print("no entries")
 
 
 # --- how long ---------------------------------------------------------------------------------------------------
@@ -572,20 +537,16 @@ def _open_for(until: str, now: WallTime) -> str:
 
 
 def about(ms: int) -> str:
-    """Write a duration in the two largest units that say something: 45s, 12m, 3h10m, 2d4h."""
+    """Return a duration in its two largest units: 45s, 12m, 3h10m, 2d4h."""
     seconds = max(0, ms) // 1000
-    if seconds < 60:
-        return f"{seconds}s"
-    for unit_s, unit, smaller_s, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 60, "")):
+    for unit_s, unit, smaller_s, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m")):
         if seconds >= unit_s:
-            rest = seconds % unit_s // smaller_s if smaller else 0
+            rest = seconds % unit_s // smaller_s
             return f"{seconds // unit_s}{unit}" + (f"{rest}{smaller}" if rest else "")
-    raise AssertionError
+    return f"{seconds // 60}m" if seconds >= 60 else f"{seconds}s"
 
 
 def _ms_of(iso: str) -> int:
-    from datetime import datetime
-
     return round(datetime.fromisoformat(iso).timestamp() * 1000)
 
 
@@ -594,7 +555,7 @@ def _ms_of(iso: str) -> int:
 
 def render_tokens(tokens: list[dict[str, Any]], console: Console, now: WallTime) -> None:
     if not tokens:
-        console.print("there are no tokens")
+        console.print("no tokens")
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for title in ("id", "name", "role", "status", "age", "expires in"):

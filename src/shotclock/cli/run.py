@@ -1,4 +1,4 @@
-"""`shotclock run`: a workflow, from its file or from where it was cut off."""
+"""`shotclock run`: start a workflow, or resume a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -47,15 +48,15 @@ from .output import (
     summary_line,
     write_quietly,
 )
-from .parser import Mistakes, Subcommand, argument, duration, flag, option
+from .parser import Subcommand, argument, duration, flag, option
 from .report import FORMATS, ensure_writable, text_of, write_file
-from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options, problem_of
+from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
 from .workflow_files import read_run_duration
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
-# It is a word of the commands that go on with a run, and a part of other names.
+# An id is a word of commands that continue the run, and a part of other names.
 RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 
@@ -71,16 +72,14 @@ class RunOptions:
     force: bool = False
     events: str | None = None
     output: str | None = None
-    """What is written of the run, besides what a person sees: json, markdown or junit."""
     output_file: str | None = None
     budget_ms: int | None = None
-    """How long a person is waited for; 0 is for as long as it takes."""
+    """The wait for a person; 0 is without limit."""
     on: Address | None = None
-    """The engine that it is given to; None runs it here."""
+    """The engine that runs it; None runs it here."""
     queue: str | None = None
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
-    """Runs only the steps with one of these tags, and what they need."""
 
 
 # Half of it is the time that a worker may be silent.
@@ -128,8 +127,6 @@ def _control(
         for name, value in others.items()
         if value
     }
-    if extend is not None and wind_down is not None:
-        mistakes["wind-down"] = "either --extend or --wind-down: leave one out"
     if extend is not None and not by:
         mistakes["by"] = "--extend needs a duration, such as --extend RUN 30s or --extend RUN STEP 30s"
     if extend is None and by is not None:
@@ -142,8 +139,7 @@ def _control(
 
 
 def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
-    """Run a workflow and deliver its answer. `is_asked_for`: somebody wants the envelope alone, and is not told of
-    every change beside it."""
+    """Run a workflow and deliver its answer. `is_asked_for`: the caller wants only the envelope, and no lines."""
     try:
         done = _perform(asked, alone=is_asked_for or asked.output == "json", as_json=as_json)
     except Signalled as signalled:
@@ -151,7 +147,7 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
     except Failure as failure:
         done = outcome_of_error(failure)
         done.ending = Ending.NOT_STARTED
-    except Exception as error:  # ours; whoever waits for an envelope gets one
+    except Exception as error:  # a bug of ours: the caller still gets an envelope
         done = outcome_of_error(error)
     envelope = done if isinstance(done, Envelope) else answer_at_once("run", done, Clocks())
     note_stops()
@@ -159,28 +155,18 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
 
 
 def _make_findable() -> None:
-    """See to it that a step that says `shotclock` finds one: ours, where none is on PATH, since its own is often only
-    in a venv."""
+    """Put our own `shotclock` on the PATH of steps that find no other: it is often only in a venv."""
     beside = os.path.dirname(sys.executable)
-    path = os.environ.get("PATH", os.defpath)
-    if not _is_on("shotclock", path) and _is_on("shotclock", beside):
-        os.environ["PATH"] = f"{path}{os.pathsep}{beside}"
-
-
-def _is_on(name: str, path: str) -> bool:
-    """Return whether a program is on a path. `shutil` would say it as well, after importing four compressors."""
-    files = (os.path.join(folder, name) for folder in path.split(os.pathsep))
-    return any(os.path.isfile(file) and os.access(file, os.X_OK) for file in files)
+    if shutil.which("shotclock") is None and shutil.which("shotclock", path=beside):
+        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{beside}"
 
 
 def _perform(asked: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
-    """Return the answer of the run, or why there is none. Raises Signalled and Failure."""
+    """Return the envelope of the run, or the refusal. Raises Signalled and Failure."""
     raise_on_stop()
-    if mistakes := _find_mistakes(asked):
-        return Outcome(Ending.NOT_STARTED, problem_of(mistakes))
     _make_findable()
     if asked.output_file is not None:
-        ensure_writable(asked.output_file)  # before there is anything that could be lost
+        ensure_writable(asked.output_file)  # before there is a result to lose
     budget_ms = _budget_ms(asked)
     with open_engine(asked.on, asked.queue, asked.heartbeat_ms) as engine, _Events(asked, as_json) as events:
         request = asked.resume if asked.resume is not None else _read_request(asked)
@@ -190,9 +176,9 @@ def _perform(asked: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Out
 
 
 def _read_request(asked: RunOptions) -> RunRequest | Outcome:
-    """Return what to run, or why the file is refused."""
-    assert asked.flow is not None
-    loaded = load_or_refuse(asked.flow)
+    """Return the run to start, or the refusal of the file."""
+    file = Path(str(asked.flow)).absolute()
+    loaded = load_or_refuse(str(asked.flow))
     if isinstance(loaded, Outcome):
         return loaded
     findings = lint(loaded, timeout_ms=asked.timeout_ms, unattended=not is_terminal(sys.stdin))
@@ -201,32 +187,12 @@ def _read_request(asked: RunOptions) -> RunRequest | Outcome:
         refused.ending = Ending.NOT_STARTED
         return refused
     workflow = select_tagged(loaded.workflow, asked.tags) if asked.tags else loaded.workflow
-    return RunRequest(
-        workflow, str(Path(asked.flow).absolute()), Path(asked.flow).absolute().parent, inputs=asked.inputs,
-        timeout_ms=asked.timeout_ms, **({"run_id": asked.run_id} if asked.run_id else {}),
-    )  # fmt: skip
-
-
-def _find_mistakes(asked: RunOptions) -> Mistakes:
-    mistakes: Mistakes = []
-    if asked.run_id is not None and not RUN_ID.fullmatch(asked.run_id):
-        message = f"{one_line(asked.run_id, 40)!r}: letters, digits, `.`, `_` and `-`, up to 100 of them, no dash first"
-        mistakes.append({"field": "run-id", "message": message})
-    if asked.resume is not None:
-        given = {
-            "run-id": asked.run_id,
-            "input": asked.inputs,
-            "timeout": asked.timeout_ms,
-            "force": asked.force,
-            "tags": asked.tags,
-        }
-        said = "cannot be changed: a run that goes on has what it began with"
-        mistakes += [{"field": name, "message": said} for name, value in given.items() if value]
-    return mistakes
+    run_id = {"run_id": asked.run_id} if asked.run_id else {}
+    return RunRequest(workflow, str(file), file.parent, inputs=asked.inputs, timeout_ms=asked.timeout_ms, **run_id)
 
 
 def _budget_ms(asked: RunOptions) -> int | None:
-    """Return how long a person is waited for. Whoever sits at a terminal is that person. Raises Failure."""
+    """Return the wait for a person; without limit on a terminal, where that person is. Raises Failure."""
     if asked.budget_ms is not None:
         return asked.budget_ms or None
     return None if is_terminal(sys.stdin) else read_response_budget_ms()
@@ -246,12 +212,12 @@ async def _carry_out(
 
 
 class _Watch(NamedTuple):
-    """Whom to call when a step changes."""
+    """The callbacks of a run."""
 
     on_change: Callable[[StepState], None]
     on_news: Callable[[str, dict[str, Any]], None]
     aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    """Whoever draws leaves the terminal to somebody else while this is entered."""
+    """While it is entered, nothing is drawn: the terminal asks a question."""
 
 
 @contextlib.asynccontextmanager
@@ -283,7 +249,7 @@ async def _show_changes(
 
         def on_change(state: StepState) -> None:
             events.write(state)
-            if state.id in workflow.steps:  # and not one of a workflow inside
+            if state.id in workflow.steps:  # not a step of a nested workflow
                 view.note_change(state)
 
         def on_news(step: str, news: dict[str, Any]) -> None:
@@ -295,7 +261,7 @@ async def _show_changes(
 
 @contextlib.asynccontextmanager
 async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
-    """Tell of changes line by line, and the file of events."""
+    """Write changes line by line, and to the file of events."""
     lines = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
 
     def write_line(line: str) -> None:
@@ -303,7 +269,7 @@ async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
         if lines is not None:
             try:
                 lines.write(line + "\n")
-            except OSError:  # whoever read them has left, or does not keep up
+            except OSError:  # the reader has left, or does not keep up
                 lines = None
 
     def on_line(state: StepState) -> None:
@@ -333,8 +299,8 @@ class _Events:
         try:
             self._fd = os.open(path, flags, 0o666)
         except (OSError, ValueError) as error:
-            nobody = isinstance(error, OSError) and error.errno == errno.ENXIO
-            why = "nobody reads from it" if nobody else getattr(error, "strerror", None) or str(error)
+            has_no_reader = isinstance(error, OSError) and error.errno == errno.ENXIO
+            why = "it has no reader" if has_no_reader else getattr(error, "strerror", None) or str(error)
             raise Failure("FILE_UNWRITABLE", f"--events {path!r}: {why}") from None
         self._outlet = Outlet(self._fd)
 
@@ -346,12 +312,10 @@ class _Events:
             os.close(self._fd)
 
     def write(self, state: StepState) -> None:
-        if self._outlet is not None:
-            self._say("step", {"id": state.id, **state.to_answer()})
+        self._write("step", {"id": state.id, **state.to_answer()})
 
     def write_news(self, step: str, news: dict[str, Any]) -> None:
-        if self._outlet is not None:
-            self._say(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
+        self._write(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
 
     def leave_at_once(self, signal_name: str) -> None:
         """Answer a second signal. The steps die with this process, so their end is not verified."""
@@ -369,22 +333,22 @@ class _Events:
             say_line(summary_line(envelope), heard=signals_heard)
 
     def finish(self, envelope: Envelope) -> Envelope:
-        """Write the last line. That not all of them were taken is told by the envelope."""
+        """Write the last line. Adds a warning to the envelope where the reader did not take all lines."""
         if self._outlet is None:
             return envelope
         try:
-            self._say("run", {"ok": envelope.ok, "code": envelope.code, "exit_code": envelope.exit_code})
+            self._write("run", {"ok": envelope.ok, "code": envelope.code, "exit_code": envelope.exit_code})
             is_taken = self._outlet.finish()
         except OSError:
             is_taken = False
         if not is_taken and not any(note["code"] == "NOT_TOLD" for note in envelope.warnings):
-            envelope.warnings.append(warning("NOT_TOLD", "of the last changes: nobody took them"))
+            envelope.warnings.append(warning("NOT_TOLD", "the last changes were not read"))
         return envelope
 
-    def _say(self, event: str, said: dict[str, Any]) -> None:
-        assert self._outlet is not None
-        told = {"event": event, "at": wall_time().iso(), "run_id": self.run_id, **said}
-        self._outlet.write(json.dumps(told, default=str) + "\n")
+    def _write(self, event: str, data: dict[str, Any]) -> None:
+        if self._outlet is not None:
+            line = {"event": event, "at": wall_time().iso(), "run_id": self.run_id, **data}
+            self._outlet.write(json.dumps(line, default=str) + "\n")
 
 
 def _line(state: StepState) -> str:
@@ -423,11 +387,11 @@ def _deliver_on_streams(
         return emit(envelope, signals_heard)
     elif data.get("outputs"):
         write_quietly(sys.stdout, json.dumps(data["outputs"], indent=2, ensure_ascii=False) + "\n")
-    if as_json:  # the text has said it all
+    if as_json:  # the text is the whole answer
         return code
     if "run_id" in data:
         say_line(_closing_line(envelope, data, asked))
-    if envelope.error is not None and envelope.code != "STEPS_FAILED":  # that has just been said
+    if envelope.error is not None and envelope.code != "STEPS_FAILED":  # the closing line says so
         say_line(summary_line(envelope))
     else:
         for notice in envelope.warnings:
@@ -439,8 +403,8 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], asked: RunOptions) -
     if "continue_command" in data:
         name, waiting = one_line(data.get("name", data["run_id"]), 40), data.get("waiting", ())
         asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in waiting)
-        goes_on = "goes on" if envelope.ending == Ending.DETACHED else "has ended without an answer"
-        return f"◌ {name} {f'waits for a person:{asks}' if waiting else goes_on}\n  {data['continue_command']}"
+        state = "keeps running" if envelope.ending == Ending.DETACHED else "has ended without an answer"
+        return f"◌ {name} {f'waits for a person:{asks}' if waiting else state}\n  {data['continue_command']}"
     kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:
@@ -452,8 +416,7 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], asked: RunOptions) -
 
 
 def _text(envelope: Envelope, asked: RunOptions) -> str | None:
-    """Return what was asked for in place of the envelope. A run that was refused has a report, too: CI looks for
-    one."""
+    """Return the report in the format asked for. A refused run has one too, because CI expects it."""
     if asked.output in (None, "json"):
         return None
     report = unstarted(asked.flow or asked.resume or "run", envelope.to_dict(), wall_time())
@@ -477,6 +440,12 @@ def _read_pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _read_run_id(text: str) -> str:
+    if not RUN_ID.fullmatch(text):
+        raise ValueError(f"{one_line(text, 40)!r}: letters, digits, `.`, `_` and `-`, at most 100, no dash first")
+    return text
+
+
 def _read_tags(text: str) -> tuple[str, ...]:
     tags = tuple(tag.strip() for tag in text.split(","))
     if not all(tags):
@@ -484,6 +453,8 @@ def _read_tags(text: str) -> tuple[str, ...]:
     return tags
 
 
+# A resumed run keeps the values that it began with.
+_RESUME = ("--resume",)
 COMMANDS = {
     "run": Subcommand(
         "run",
@@ -501,6 +472,7 @@ COMMANDS = {
                 "RUN_ID",
                 "Ask a running workflow, or one of its steps, to end by itself and keep its partial result: "
                 "--wind-down RUN_ID [STEP].",
+                excludes=("--extend",),
             ),
             duration(
                 "--timeout",
@@ -508,9 +480,16 @@ COMMANDS = {
                 "milliseconds, from 1000 on.",
                 read=read_run_duration,
                 key="timeout_ms",
+                excludes=_RESUME,
             ),
-            option("--input", "NAME=VALUE", "The value of an input.", read=_read_pair, repeats=True),
-            option("--run-id", "ID", "The id of this run: letters, digits, `.`, `_` and `-`. RUN_TAKEN if it exists."),
+            option("--input", "NAME=VALUE", "The value of an input.", read=_read_pair, repeats=True, excludes=_RESUME),
+            option(
+                "--run-id",
+                "ID",
+                "The id of this run: letters, digits, `.`, `_` and `-`. RUN_TAKEN if it exists.",
+                read=_read_run_id,
+                excludes=_RESUME,
+            ),
             option(
                 "--resume",
                 "RUN_ID",
@@ -531,7 +510,7 @@ COMMANDS = {
                 "without limit, as on a terminal. Otherwise SHOTCLOCK_RESPONSE_TIMEOUT, or 30s.",
                 key="budget_ms",
             ),
-            flag("--force", "Run it although its timeouts cannot fit (`budget/…`)."),
+            flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
             option(
                 "--tags",
                 "A,B",
@@ -539,6 +518,7 @@ COMMANDS = {
                 "the steps that their reactions start. --resume keeps the selection.",
                 read=_read_tags,
                 default=(),
+                excludes=_RESUME,
             ),
             option("--queue", "NAME", "With --on: the queue of the workers that run it [shotclock].", needs="--on"),
             duration(
