@@ -683,7 +683,7 @@ def test_a_list_off_a_terminal_is_an_envelope_and_says_when_there_are_more(
 
 
 def test_a_list_on_a_terminal_is_a_table(terminal: Any) -> None:
-    assert "nothing waits" in (empty := terminal("inbox", "list"), empty.ends())[0].text
+    assert "no proposal waits" in (empty := terminal("inbox", "list"), empty.ends())[0].text
     proposal = a_file(policy=Policy(ttl_ms=7_200_000, destructive=True))
     ran = terminal("inbox", "list")
     assert ran.ends() == 0
