@@ -118,7 +118,7 @@ def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     seen = on_terminal("run", flow(STUBBORN), streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env=size)
     plain = ESCAPES.sub("", seen.screen)
     assert re.search(r"^.*a-name-tha…\S+  \d of 6 done, \d running .* left", plain, re.MULTILINE)
-    assert re.search(r"tidy +waits to be called for", plain)
+    assert re.search(r"tidy +runs only if a reaction starts it", plain)
     assert re.search(r"hang +out of time, stopping  0\.\ds of grace left", plain)
     assert re.search(r"gate +waits to be approved", plain) and not re.search(r"gate +out of time", plain)
     assert re.search(r"flaky +try 1 failed, tries again: connection refused", plain)

@@ -1,8 +1,8 @@
-"""The changes of an operator to a proposal: from a file, or in their own editor. What they wrote is never lost.
+"""The changes of an operator to a proposal, from a file or in an editor. The operator's text is never lost.
 
-edit ── look it over ──┬── nothing wrong ── decide ── the copy is removed
- ↑                     │                       └──── somebody was first: the copy stays, and is named
- └── told what is wrong┘
+edit ── check ──┬── valid ── decide ── the copy is removed
+ ↑              │              └──── another operator was first: the copy stays, and is named
+ └── mistakes ──┘
 """
 
 from __future__ import annotations
@@ -36,46 +36,46 @@ from ..store.home import create_private_file
 from ..store.store import Store
 from .output import ANSWER_LIMIT_S, is_terminal, say_line, write_quietly
 
-# Where nobody says which: the one that POSIX has everywhere.
+# POSIX has it everywhere.
 DEFAULT_EDITOR = "vi"
-# What a person may be shown of what is wrong, at once.
 MISTAKES_SHOWN = 10
-# Of an edited file: indented JSON is longer than what counts, and a longer file is told to be too long.
+# Indented JSON is longer than the JSON that counts; a longer file is refused.
 READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)
-# How long what was written and not decided is kept for whoever wrote it.
+# Undecided texts are kept this long for their author.
 KEPT_MS = 7 * 24 * 3600 * 1000
-# What comparing two files may take. Texts of many thousand lines that have little in common run this out.
+# The time to compare two files. Texts of many thousand lines with little in common exhaust it.
 DIFF_LIMIT_NS = 3_000_000_000
-# So many lines of a file are shown whole.
+# Files up to this length are shown whole.
 WHOLE_LINES = 1_000
-_AGAIN = "edit it again, or pass what it is to be with --file"
+_AGAIN = "edit it again, or pass the new text with --file"
 
 
 @record
 class Edit:
+    """An operator's text as a decision."""
+
     decision: Decision
     kept: str | None
-    """Where what was written is, for as long as it is not decided."""
+    """The file with the text, until it is decided."""
     is_done: bool = False
 
 
-class _Mistaken(Exception):
-    """Something is wrong with what was written; `str()` says what."""
+class _InvalidEdit(Exception):
+    """A mistake in the operator's text."""
 
 
 @contextlib.contextmanager
 def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
-    """Yield the decision for what the operator wrote, checked. Raises Failure. The copy is removed once it
-    `is_done`."""
+    """Yield the checked decision of the operator. Raises Failure. The copy is removed once it `is_done`."""
     _must_be_modifiable(proposal)
     if file is not None:
         try:
             yield Edit(_decision(proposal, read_text(file, "file"), notes), None)
-        except _Mistaken as mistaken:
+        except _InvalidEdit as mistaken:
             _refuse("file", str(mistaken))
         return
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout) and is_terminal(sys.stderr)):
-        message = "there is no terminal for an editor here: pass what it is to be with --file"
+        message = "there is no terminal for an editor here: pass the new text with --file"
         raise Failure("INPUT_REQUIRED", message, suggestion=f"shotclock inbox modify {proposal.id} --file FILE")
     copy = _new_copy(proposal)
     try:
@@ -84,7 +84,7 @@ def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[
         if not _was_touched(proposal, copy):
             _remove(copy)
             raise
-        message = f"{failure}; what you wrote is in {copy}"
+        message = f"{failure}; your text is in {copy}"
         hint = f"shotclock inbox modify {proposal.id} --file {shlex.quote(str(copy))}"
         raise Failure(failure.code, message, context={**failure.context, "edit": str(copy)}, suggestion=hint) from None
     yield made
@@ -93,8 +93,7 @@ def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[
 
 
 def read_text(path: str, field: str) -> str:
-    """Return a regular file's text. Raises Failure; never waits for a pipe that nobody writes to, nor reads without
-    end."""
+    """Return the text of a regular file. Raises Failure; never waits for a pipe without a writer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -104,7 +103,7 @@ def read_text(path: str, field: str) -> str:
         raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {why}") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Failure("FILE_UNREADABLE", f"--{field} {path!r} is no regular file")
+            raise Failure("FILE_UNREADABLE", f"--{field} {path!r} is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(READ_LIMIT + 1)
     except OSError as error:
@@ -133,7 +132,7 @@ def _proposed_text(proposal: Proposal) -> str:
 
 
 def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
-    """Return the decision that was written. Raises _Mistaken."""
+    """Return the decision with the operator's text. Raises _InvalidEdit."""
     if proposal.ask.file is not None:
         decision = Decision(ProposalStatus.MODIFIED, notes, file_text=text)
         same = text == proposal.ask.file.proposed
@@ -142,11 +141,11 @@ def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
         decision = Decision(ProposalStatus.MODIFIED, notes, arguments=arguments)
         same = canonical(arguments) == canonical(dict(proposal.ask.arguments or {}))
     if same:
-        raise _Mistaken(f"this is what was proposed: `shotclock inbox approve {proposal.id}` takes it as it is")
+        raise _InvalidEdit(f"the text is unchanged: use `shotclock inbox approve {proposal.id}`")
     if problems := problems_with_decision(proposal.ask, decision):
         lines = [f"{each['field']}: {each['message']}" for each in problems]
         more = [f"and {len(lines) - MISTAKES_SHOWN} more"] if len(lines) > MISTAKES_SHOWN else []
-        raise _Mistaken("; ".join(lines[:MISTAKES_SHOWN] + more))
+        raise _InvalidEdit("; ".join(lines[:MISTAKES_SHOWN] + more))
     return decision
 
 
@@ -154,14 +153,14 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         return parse_exact_arguments(text)
     except ValueError as error:
-        raise _Mistaken(str(error)) from None
+        raise _InvalidEdit(str(error)) from None
 
 
 # --- in the editor --------------------------------------------------------------------------------------------
 
 
 def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
-    """Open the editor until what was written can be decided, or the person has had enough. Raises Failure."""
+    """Open the editor until the text is valid or the person gives up. Raises Failure."""
     while True:
         _run_editor(proposal, copy)
         try:
@@ -169,7 +168,7 @@ def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
             if not _was_touched(proposal, copy):
                 text = _proposed_text(proposal)
             return _decision(proposal, text, notes)
-        except _Mistaken as mistaken:
+        except _InvalidEdit as mistaken:
             wrong = _refusal("file", str(mistaken))
         except Failure as failure:
             wrong = failure
@@ -183,7 +182,7 @@ def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
 
 
 def _was_touched(proposal: Proposal, copy: Path) -> bool:
-    """Return whether the copy was changed. Many editors end the last line, which nobody asked them to."""
+    """Return whether the copy was changed. The line end that many editors add to the last line does not count."""
     proposed = _proposed_text(proposal).encode("utf-8", "surrogatepass")
     try:
         written = copy.read_bytes()
@@ -193,8 +192,7 @@ def _was_touched(proposal: Proposal, copy: Path) -> bool:
 
 
 def _run_editor(proposal: Proposal, copy: Path) -> None:
-    """Run the editor until the proposal's own end, the one clock of a person who edits. Raises Failure unless it ended
-    well."""
+    """Run the editor until the proposal expires, which is the only limit of a person. Raises Failure if it fails."""
     command = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or DEFAULT_EDITOR
     try:
         words = shlex.split(command)
@@ -226,12 +224,12 @@ def _wants_to_go_on() -> bool:
     write_quietly(sys.stderr, "Enter opens the editor again, q leaves it: ")
     if not select.select([sys.stdin], [], [], ANSWER_LIMIT_S)[0]:
         return False
-    said = sys.stdin.readline()
-    return said.endswith("\n") and not said.strip().lower().startswith("q")
+    line = sys.stdin.readline()
+    return line.endswith("\n") and not line.strip().lower().startswith("q")
 
 
 def _new_copy(proposal: Proposal) -> Path:
-    """Make a copy where others cannot read it, with an ending that tells the editor what it is."""
+    """Make a private copy, with a suffix for the editor."""
     ending = re.search(r"\.[A-Za-z0-9]{1,10}$", proposal.ask.file.path) if proposal.ask.file is not None else None
     suffix = ".json" if proposal.ask.file is None else ending[0] if ending else ".txt"
     with Store.open() as store:
@@ -241,7 +239,7 @@ def _new_copy(proposal: Proposal) -> Path:
             if wall_ns() // NS_PER_MS - old.stat().st_mtime_ns // NS_PER_MS > KEPT_MS:
                 old.unlink()
     copy = folder / f"{proposal.id}-{os.getpid()}{suffix}"
-    _remove(copy)  # of a process that had our number before us
+    _remove(copy)  # of an earlier process with our pid
     descriptor = create_private_file(copy)
     with open(descriptor, "wb") as file:
         file.write(_proposed_text(proposal).encode("utf-8", "surrogatepass"))
@@ -261,13 +259,13 @@ def _refuse(field: str, message: str) -> NoReturn:
     raise _refusal(field, message)
 
 
-# --- what a proposed file would change ----------------------------------------------------------------------
+# --- the difference -------------------------------------------------------------------------------------------
 
 
 def difference(proposal: Proposal, compared: Compared) -> str | None:
-    """Return what would change in the file, as a unified diff. None: there is no file, or it takes too long.
+    """Return the change of the file as a unified diff. None: there is no file, or it takes too long.
 
-    Against what is only the asker's word all of it is shown, if it is not too long: what is the same may be new.
+    Against the asker's claim a file that is not too long is shown whole: claimed lines may be new.
     """
     file = proposal.ask.file
     if file is None:
@@ -289,7 +287,7 @@ def difference(proposal: Proposal, compared: Compared) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a text, with a mark where the last line has no end, as diff(1) does."""
+    """Split a text, and mark a last line without an end, as diff(1) does."""
     lines = text.split("\n")
     if lines[-1] == "":
         return lines[:-1]

@@ -1,7 +1,7 @@
-"""The view of a run on a terminal: each step, its clock running down, and what it waits for.
+"""The view of a run on a terminal: each step with its remaining time, or the steps that it waits for.
 
-Drawn on stderr from the run's own loop, so it may never wait for the terminal: one that takes nothing (Ctrl-S, a
-window that hangs) misses frames, and the clocks of the steps go on ringing on time.
+Drawn on stderr from the run's own loop, so it never waits for the terminal: one that does not read (Ctrl-S, a hanging
+window) misses frames, and the timeouts of the steps still fire on time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,26 +26,22 @@ from ..workflow.state import Status, StepState
 from .output import Screen
 from .render import COLOURS
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import IO, Any
-
 FRAMES_PER_S = 8
-# Lines of the terminal that are left alone: the prompt above, and where the cursor stands.
+# Lines of the terminal that stay free: the prompt above, and the line of the cursor.
 SPARE_LINES = 3
-# A name has a third of the line, and no more than that. The header's, what the counts leave it.
+# A name has a third of the line at most.
 NAME_SHARE = 3
 LONGEST_NAME = 44
 SHORTEST_NAME = 12
 BAR_WIDTH = 16
-# Finished steps that are shown beside those that run, where not all have room: so that it is seen to move.
+# Finished steps shown beside the running ones where not all steps fit.
 FINISHED_SHOWN = 3
-# Finished steps that are listed when the run is over. Of more, only what went wrong is.
+# Finished steps listed at the end of the run; of more, only the failed ones.
 LISTED_AT_END = 30
 
 
 class View:
-    """The view of one run. `note_change` takes note; the frames are drawn by a task of the loop while it is entered."""
+    """The view of one run. A task of the loop draws its frames while it is entered."""
 
     def __init__(
         self,
@@ -55,8 +51,7 @@ class View:
         deadline_at: Callable[[], WallTime | None],
         known: Iterable[StepState] = (),
     ) -> None:
-        """Make a view. `deadline_at` is asked once the run has begun. `known` is what an earlier process did of this
-        run."""
+        """`deadline_at` is called once the run has begun. `known`: the steps that an earlier process ran."""
         self._screen = screen
         self._name = name
         self._deadline_at = deadline_at
@@ -65,7 +60,7 @@ class View:
         self._per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
         self._begun = asyncio.Event()
         self._news: dict[str, dict[str, Any]] = {}
-        """The last that was decided about the time of each step that runs."""
+        """The last decision about the time of each running step."""
         self._states: dict[str, StepState] = {}
         self._clocks: dict[str, _TryClock] = {}
         self._running: dict[str, None] = {}
@@ -80,13 +75,11 @@ class View:
                 self._states[state.id], self._finished[state.id] = state, None
         self._began_ns = monotonic_ns()
         self._console = Console(file=cast("IO[str]", screen), force_terminal=True, highlight=False, markup=False)
-        # Whoever is killed while it is drawn should not leave the terminal without its cursor.
+        # A process killed while drawing must not leave the terminal without its cursor.
         self._console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
         self._live: Live | None = None
         self._drawing: asyncio.Task[None] | None = None
         self._stopped_ns: int | None = None
-
-    # --- what happens -------------------------------------------------------------------------------------
 
     def note_change(self, state: StepState) -> None:
         name = state.id
@@ -103,13 +96,13 @@ class View:
             self._clocks[name] = _TryClock()
 
     def note_news(self, name: str, news: dict[str, Any]) -> None:
-        """Take note of what was decided about the time of a step; without a name, of the run."""
+        """Note a decision about the time of a step; without a name, of the run."""
         self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}
         if not name and news["event"] == "overtime" and self._deadline_ns is not None:
             self._deadline_ns += news["granted_ms"] * 1_000_000
 
     def note_stop(self) -> None:
-        """Take note that everything that runs now is being stopped."""
+        """Note that all running steps are being stopped."""
         self._stopped_ns = monotonic_ns()
 
     def clear(self) -> None:
@@ -122,17 +115,17 @@ class View:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._drawing is not None
-        self._drawing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._drawing
+        if self._drawing is not None:
+            self._drawing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._drawing
         self._stop()
         self._list_finished()
         self._screen.close()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave the terminal to somebody else for a while, for a question to a person."""
+        """Leave the terminal free for a question to a person."""
         drawing, self._drawing = self._drawing, None
         self._stop()
         try:
@@ -141,21 +134,15 @@ class View:
             self._drawing = drawing
 
     async def _draw(self) -> None:
-        """Draw frames until it is cancelled."""
+        """Draw frames until cancelled."""
         await self._begun.wait()  # bounded by the run: it cancels us
         remaining = await asyncio.to_thread(self._remaining_ms)
         self._deadline_ns = None if remaining is None else monotonic_ns() + remaining * 1_000_000
         while True:
             if self._drawing is not None and not self._screen.is_behind:
                 if self._live is None:
-                    self._live = Live(
-                        console=self._console,
-                        auto_refresh=False,
-                        transient=True,
-                        redirect_stdout=False,
-                        redirect_stderr=False,
-                        vertical_overflow="crop",
-                    )
+                    options: Any = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+                    self._live = Live(console=self._console, transient=True, vertical_overflow="crop", **options)
                     self._live.start()
                 self._live.update(self.frame(monotonic_ns()), refresh=True)
             await asyncio.sleep(1 / FRAMES_PER_S)
@@ -194,8 +181,7 @@ class View:
         return Group(*lines)
 
     def _choose_steps(self, room: int) -> list[str]:
-        """Return what went wrong of late, what has just ended, what runs and what comes next, as far as there is
-        room."""
+        """Return the latest failed, the last finished, the running and the next steps that fit."""
         running = list(self._running)[: max(1, room * 2 // 3)]
         latest = list(reversed(self._finished))
         bad = [name for name in latest if self._states[name].status.is_bad][: max(1, room // 4)]
@@ -208,7 +194,7 @@ class View:
         return chosen[:room]
 
     def _next(self) -> list[str]:
-        """Return what waits, those that wait for the least first."""
+        """Return the waiting steps, those with the fewest open dependencies first."""
         waiting = [name for name in self._graph if name not in self._states and name not in self._on_call]
         return sorted(waiting, key=lambda name: len(self._open_groups(name)))
 
@@ -231,7 +217,7 @@ class View:
     def _waiting(self, name: str) -> Text:
         line = self._begin_line(name, Status.PENDING)
         if name in self._on_call:
-            return line.append("waits to be called for", "bright_black")
+            return line.append("runs only if a reaction starts it", "bright_black")
         groups = self._open_groups(name)
         names = ["|".join(_shorten(other, self._width) for other in group) for group in groups[:4]]
         waits = ", ".join(names) + (", …" if len(groups) > 4 else "")
@@ -311,14 +297,13 @@ class View:
 
 
 class _TryClock:
-    """The time at which the try that runs began, seen from outside: tries are counted, but nobody calls when one
-    starts."""
+    """The start of the current try. The state only counts tries, so it is noticed by looking."""
 
     def __init__(self) -> None:
         self.began_ns = monotonic_ns()
         self._attempt = 0
         self._before: object = None
-        """The error of the try before this one; another one is this one's own."""
+        """The error of the previous try; any other error belongs to the current one."""
         self._seen: object = None
 
     def look(self, state: StepState, now_ns: int) -> None:
@@ -333,14 +318,14 @@ class _TryClock:
 
 
 def _find_reactions(workflow: WorkflowFile) -> set[str]:
-    """Return the steps that only start when a reaction names them."""
+    """Return the steps that only reactions start."""
     reactions = [each for step in workflow.steps.values() for each in (step.on_fail, step.on_success) if each]
     waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
     return {name for reaction in reactions for name in reaction.run} - waited_for
 
 
 def _shorten(name: str, width: int) -> str:
-    """Shorten a name in the middle: names that begin alike mostly differ at their ends."""
+    """Shorten a name in the middle, because names that begin alike mostly differ at their ends."""
     flat = one_line(name)
     if len(flat) <= width:
         return flat
@@ -368,5 +353,5 @@ def _draw_countdown(left_ms: int, of_ms: int) -> Text:
 
 
 def _format_ticking(ms: int) -> str:
-    """Write a duration with one digit, so that it moves and does not flicker."""
+    """Return a duration with one digit, which moves without flickering."""
     return f"{ms / 1000:.1f}s" if ms < 60_000 else brief(ms // 1000 * 1000)
