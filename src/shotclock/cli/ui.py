@@ -23,16 +23,7 @@ from ..ui.payload import Execution, parse_payload, read_execution
 from ..ui.verbs import VERBS, Input, build
 from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
 from .parser import CommandTable, Option, Subcommand, argument, duration, flag, option
-from .subcommand import (
-    JSON,
-    TIMEOUT_MS,
-    ChildWork,
-    admit_call,
-    answer_at_once,
-    conclude,
-    deliver,
-    run_table,
-)
+from .subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, answer_at_once, conclude, deliver
 
 DEVICE_VARIABLE = "SHOTCLOCK_UI_DEVICE"
 # The limit for a payload on stdin. A writer that keeps the pipe open reaches it.
@@ -193,10 +184,9 @@ def _device(name: str | None) -> str:
 def _start(device: str | None, idle: int) -> Callable[[bool], int]:
     def body() -> Envelope:
         request = client.DeviceRequest(_device(device), "start")
-        if (connection := client.try_connect(request.device)) is None:
-            connection = client.start_daemon(request.device, idle_ms=idle or client.DEFAULT_IDLE_MS)
+        if not client.is_running(request.device):
+            client.start_daemon(request.device, idle_ms=idle or client.DEFAULT_IDLE_MS).close()
             request.has_started = True
-        connection.close()
         return request.run(client.RESULT_MARGIN_MS)
 
     return lambda as_json: _manage("ui start", client.START_LIMIT_MS * 2, body, as_json)
@@ -323,4 +313,4 @@ TABLE = CommandTable(
     "verb",
 )
 
-COMMANDS = {"ui": Subcommand("ui", main=partial(run_table, TABLE))}
+COMMANDS = {"ui": TABLE}

@@ -248,10 +248,8 @@ async def execute_async(device: str, payload: object, **options: Any) -> Envelop
 
 def find_status(device: str) -> Envelope | None:
     """Return the status of a device's daemon, or None where none runs. Raises Failure."""
-    connection = try_connect(device)
-    if connection is None:
+    if not is_running(device):
         return None
-    connection.close()
     until_ns = monotonic_ns() + STATUS_LIMIT_MS * 1_000_000
     return DeviceRequest(device, "status").run(STATUS_LIMIT_MS, until_ns=until_ns)
 
@@ -261,10 +259,8 @@ def stop(device: str) -> bool:
 
     Blocks for RESULT_MARGIN_MS and then STOP_LIMIT_MS. Raises Failure where a process survives.
     """
-    connection = try_connect(device)
-    if connection is None:
+    if not is_running(device):
         return False
-    connection.close()
     try:
         DeviceRequest(device, "stop").run(RESULT_MARGIN_MS)
     except Failure as failure:
@@ -284,6 +280,14 @@ def try_connect(device: str) -> socket.socket | None:
         return connect(f"{stem_of(device)}.sock", CONNECT_LIMIT_S)
     except OSError:
         return None
+
+
+def is_running(device: str) -> bool:
+    """Return whether a daemon of this device listens."""
+    connection = try_connect(device)
+    if connection is not None:
+        connection.close()
+    return connection is not None
 
 
 def kill_daemon(device: str, connection: socket.socket) -> dict[str, object] | None:

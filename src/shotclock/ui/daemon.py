@@ -93,8 +93,7 @@ def main(device: str, idle_ms: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:  # another daemon serves, starts or ends
-            if (other := client.try_connect(device)) is not None:
-                other.close()
+            if client.is_running(device):
                 return
             pause(LOCK_PAUSE_S)
     else:
