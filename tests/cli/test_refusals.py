@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shotclock.cli import exec as exec_command
-from shotclock.cli import index, main, ui
+from shotclock.cli import index, main
 from shotclock.cli.parser import CommandTable, Option, Subcommand, read
-from shotclock.cli.subcommand import find_work, read_verb
+from shotclock.cli.subcommand import find_work
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -92,7 +92,7 @@ def test_wrong_inputs_of_a_workflow_inside_another_have_the_same_shape(tmp_path:
 
 # Called, these would serve, watch, start devices or stop processes of others: their words are only read.
 ONLY_READ = {"serve", "worker", "engine", "doctor", "watch"}
-LOADED = {name: index.load(name) for name in index.MODULES if name not in ("exec", "ui")}
+LOADED = {name: index.load(name) for name in index.MODULES if name != "exec"}
 
 
 def spellings_of(parameter: Option) -> list[list[str]]:
@@ -125,7 +125,7 @@ def command_lines(largest: int, most_pairs: int) -> Iterator[tuple[list[str], bo
     chance = random.Random(21)
     for size in range(largest + 1):
         found: list[tuple[list[str], bool]] = []
-        for name, loaded in {**LOADED, "ui": ui.TABLE}.items():
+        for name, loaded in LOADED.items():
             for command in loaded.commands if isinstance(loaded, CommandTable) else [loaded]:
                 may_be_called = name != "ui" and name not in ONLY_READ and command.name not in ONLY_READ
                 verb = [command.name] if isinstance(loaded, CommandTable) else []
@@ -137,8 +137,6 @@ def command_lines(largest: int, most_pairs: int) -> Iterator[tuple[list[str], bo
 def only_read(words: list[str]) -> None:
     if words[0] == "exec":
         exec_command.parse([*words[1:], "--", "true"])
-    elif words[0] == "ui":
-        read_verb(ui.TABLE, words[1:], ui._check, names_verb=True, check_rest=ui._check_execution)
     else:
         loaded = LOADED[words[0]]
         command = loaded.find(words[1]) if isinstance(loaded, CommandTable) else loaded

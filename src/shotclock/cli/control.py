@@ -16,7 +16,7 @@ from ..runtime.call import Outcome
 from ..runtime.control_channel import ask
 from .output import signals_heard, write_quietly
 from .parser import Subcommand, option
-from .subcommand import JSON, Work, timeout_option
+from .subcommand import JSON, ChildWork, timeout_option
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
@@ -26,7 +26,7 @@ LONGEST_WAIT_S = 24 * 3600.0
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
 
 
-def request_overtime(by: int, reason: str, timeout: int) -> Work:
+def request_overtime(by: int, reason: str, timeout: int) -> ChildWork:
     """Request overtime for the call that this command was started for."""
 
     def body() -> Outcome:
@@ -35,7 +35,7 @@ def request_overtime(by: int, reason: str, timeout: int) -> Work:
         except Failure as failure:
             return refusal_outcome(failure)
 
-    return Work("overtime", body, timeout, True, _show_overtime)
+    return ChildWork("overtime", body, timeout, True, _show_overtime)
 
 
 def _request_overtime(by_ms: int, reason: str) -> Outcome:
@@ -68,7 +68,7 @@ def control_run(
     within_ms: int | None = None,
     reason: str = "",
     on: Address | None = None,
-) -> Work:
+) -> ChildWork:
     """Extend a run or one of its steps, or wind it down if no time is named."""
 
     def body() -> Outcome:
@@ -85,7 +85,7 @@ def control_run(
         except Failure as failure:
             return refusal_outcome(failure)
 
-    return Work(name, body, mutates=True, show=show_control)
+    return ChildWork(name, body, mutates=True, show=show_control)
 
 
 def show_control(envelope: Envelope) -> None:

@@ -440,6 +440,3 @@ def _wrap(text: str, width: int = HELP_WIDTH) -> list[str]:
         else:
             lines += [*textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False), ""]
     return lines[:-1]
-
-
-Command = Subcommand  # until cli/ui.py uses the new name

@@ -328,6 +328,3 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
 
         say_line(visible(summary_line(envelope)), heard=signals_heard)
     return envelope.exit_code
-
-
-Work = ChildWork  # until cli/control.py uses the name
