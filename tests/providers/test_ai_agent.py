@@ -270,7 +270,7 @@ def test_of_an_answer_with_more_calls_than_are_allowed_none_runs() -> None:
     assert caller.calls == []
 
 
-@pytest.mark.parametrize("arguments", ['{"another": 1}', "[" * 200_000, '{"result":' + "[" * 150 + "]" * 150 + "}"])
+@pytest.mark.parametrize("arguments", ['{"another": 1}', "[" * 200_000])
 def test_an_answer_that_never_is_what_was_asked_for_is_the_output_after_two_corrections(arguments: str) -> None:
     """Its value, or its text where readers do not take that."""
 
@@ -310,18 +310,6 @@ def test_a_model_may_correct_an_answer_that_does_not_fit_its_schema() -> None:
     never = Caller().run(answer('"three"'), output_schema=schema)
     assert (never["output"], never["usage"]["requests"]) == ({"count": "three"}, 3)
     assert Caller(stopping=True).run(answer('"three"'), output_schema=schema)["usage"]["requests"] == 1
-
-
-def test_arguments_nested_deeper_than_readers_go_are_refused_and_the_tool_does_not_run() -> None:
-    async def nest(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
-        if returned(messages):
-            yield f"told: {returned(messages)[-1].content}"
-        else:
-            yield {0: DeltaToolCall("look", '{"deep": ' + "[" * 150 + "]" * 150 + "}")}
-
-    caller = Caller()
-    assert "nested" in caller.run(nest, tools=[LOOK])["output"]
-    assert caller.calls == []
 
 
 def test_of_many_calls_in_one_answer_only_some_run_at_a_time() -> None:

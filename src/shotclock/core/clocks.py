@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import total_ordering
 from operator import attrgetter
 from typing import Any, overload
 
@@ -354,6 +355,7 @@ LATEST_MS = 253_402_300_799_999
 
 
 @value
+@total_ordering
 class WallTime:
     """Milliseconds since the epoch, UTC."""
 
@@ -389,15 +391,6 @@ class WallTime:
 
     def __lt__(self, other: object) -> bool:
         return self.ms < other.ms if isinstance(other, WallTime) else NotImplemented
-
-    def __le__(self, other: object) -> bool:
-        return self.ms <= other.ms if isinstance(other, WallTime) else NotImplemented
-
-    def __gt__(self, other: object) -> bool:
-        return self.ms > other.ms if isinstance(other, WallTime) else NotImplemented
-
-    def __ge__(self, other: object) -> bool:
-        return self.ms >= other.ms if isinstance(other, WallTime) else NotImplemented
 
     def iso(self) -> str:
         """Return the instant as `2026-11-15T00:00:00.000Z`."""

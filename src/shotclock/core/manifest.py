@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from typing import Any
 
-from .catalogue import BUDGET_VARIABLE, CONFIRMATION, Catalogue, CommandSpec
+from .catalogue import BUDGET_VARIABLE, CONFIRMATION, Catalogue, CommandSpec, JsonSchema
 from .errors import RAISED_CODES, SideEffects, error_entry
 
 SCHEMA_VERSION = "3.21"
@@ -67,7 +67,7 @@ _TYPES = {"string", "integer", "number", "boolean", "array", "object"}
 _POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
-def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, Any]:
+def build_manifest(catalogue: Catalogue, framework_version: str) -> JsonSchema:
     """Return the manifest of an app: every command, flag, exit code and error."""
     commands = {spec.hyphenated: _command(spec) for spec in catalogue.commands}
     commands["manifest"] = _builtin_command("This list: every command, flag and exit code.")
@@ -84,7 +84,7 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
         }
         for verb, description in verbs.items():
             commands[f"job {verb}"] = _job_command(verb, description)
-    body: dict[str, Any] = {
+    body: JsonSchema = {
         "schema_version": SCHEMA_VERSION,
         "framework_version": framework_version,
         "commands": commands,
@@ -105,14 +105,12 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> dict[str, An
             },
         ],
     }
-    import hashlib
-
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {**body, "etag": digest[:32]}
 
 
-def _command(spec: CommandSpec) -> dict[str, Any]:
-    properties: dict[str, Any] = spec.input_schema.get("properties", {})
+def _command(spec: CommandSpec) -> JsonSchema:
+    properties: JsonSchema = spec.input_schema.get("properties", {})
     required = set(spec.input_schema.get("required", ()))
     definitions = spec.input_schema.get("$defs", {})
     flags = {
@@ -121,7 +119,7 @@ def _command(spec: CommandSpec) -> dict[str, Any]:
         if name != "dry_run"
     }
     flags |= option_flags(spec)
-    entry: dict[str, Any] = {
+    entry: JsonSchema = {
         "description": spec.description or spec.name,
         "danger_level": "destructive" if spec.destructive else "mutating" if spec.mutates else "safe",
         "idempotent": spec.idempotent or not spec.mutates,
@@ -168,7 +166,7 @@ def flag_name(parameter: str) -> str:
     return parameter.strip("_").replace("_", "-") or parameter
 
 
-def option_flags(spec: CommandSpec) -> dict[str, Any]:
+def option_flags(spec: CommandSpec) -> JsonSchema:
     """Return the options that follow from a command's declaration."""
     flags = {
         "validate-only": _flag("boolean", "Check the arguments and run nothing."),
@@ -191,14 +189,14 @@ def option_flags(spec: CommandSpec) -> dict[str, Any]:
     return flags
 
 
-def data_schema(own: dict[str, Any]) -> dict[str, Any]:
+def data_schema(own: JsonSchema) -> JsonSchema:
     """Return the schema of an envelope's data from that of the result: a bare value is named `result`."""
     definitions = own.get("$defs", {})
     shape = _name_bare_value(_without(own, "$defs"), definitions)
     return {**shape, "$defs": definitions} if definitions else shape
 
 
-def _name_bare_value(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _name_bare_value(schema: JsonSchema, definitions: JsonSchema) -> JsonSchema:
     for choice in ("anyOf", "oneOf"):
         if choice in schema:
             options = [_name_bare_value(option, definitions) for option in schema[choice]]
@@ -219,7 +217,7 @@ def _name_bare_value(schema: dict[str, Any], definitions: dict[str, Any]) -> dic
 _BARE = ("string", "integer", "number", "boolean")
 
 
-def resolve_schema(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def resolve_schema(schema: JsonSchema, definitions: JsonSchema) -> JsonSchema:
     """Return the schema without references, and `X | None` as X."""
     for _ in range(16):  # a definition that refers to itself ends somewhere
         if "$ref" in schema:
@@ -234,15 +232,15 @@ def resolve_schema(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[
     return schema
 
 
-def _without(schema: dict[str, Any], key: str) -> dict[str, Any]:
+def _without(schema: JsonSchema, key: str) -> JsonSchema:
     return {name: value for name, value in schema.items() if name != key}
 
 
-def _flag(kind: str, description: str) -> dict[str, Any]:
+def _flag(kind: str, description: str) -> JsonSchema:
     return {"type": kind, "required": False, "description": description}
 
 
-def choices_of(schema: dict[str, Any]) -> list[str] | None:
+def choices_of(schema: JsonSchema) -> list[str] | None:
     """Return the allowed values, where they are text."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is None or not all(isinstance(value, str) for value in values):
@@ -250,9 +248,9 @@ def choices_of(schema: dict[str, Any]) -> list[str] | None:
     return list(values)
 
 
-def _flag_of(schema: dict[str, Any], definitions: dict[str, Any], required: bool) -> dict[str, Any]:
+def _flag_of(schema: JsonSchema, definitions: JsonSchema, required: bool) -> JsonSchema:
     kind = schema.get("type")
-    entry: dict[str, Any] = {
+    entry: JsonSchema = {
         "type": kind if kind in _TYPES else "string",
         "required": required,
         "description": str(schema.get("description") or schema.get("title") or ""),
@@ -266,7 +264,7 @@ def _flag_of(schema: dict[str, Any], definitions: dict[str, Any], required: bool
     return entry
 
 
-def _positional(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any] | None:
+def _positional(name: str, schema: JsonSchema, required: bool) -> JsonSchema | None:
     kind = schema.get("type", "string")
     variadic = kind == "array"
     if variadic:
@@ -281,7 +279,7 @@ def _positional(name: str, schema: dict[str, Any], required: bool) -> dict[str, 
     return entry
 
 
-def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
+def _exit_codes(spec: CommandSpec) -> JsonSchema:
     codes = [*COMMON_CODES]
     if spec.interruption is not None:
         codes += ["INCOMPLETE", "JOB_LOST"]
@@ -297,9 +295,9 @@ def _exit_codes(spec: CommandSpec) -> dict[str, Any]:
     return _by_exit_code(codes, mutates=spec.mutates, raised=raised)
 
 
-def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = ()) -> dict[str, Any]:
+def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = ()) -> JsonSchema:
     """Group codes by exit code. `raised` are those of a handler that has begun, so they do not promise `none`."""
-    table: dict[str, Any] = {
+    table: JsonSchema = {
         "0": {
             "name": "SUCCESS",
             "description": "It was done.",
@@ -330,7 +328,7 @@ def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = 
     return table
 
 
-def _builtin_command(description: str) -> dict[str, Any]:
+def _builtin_command(description: str) -> JsonSchema:
     return {
         "description": description,
         "danger_level": "safe",
@@ -343,7 +341,7 @@ def _builtin_command(description: str) -> dict[str, Any]:
     }
 
 
-def _job_command(verb: str, description: str) -> dict[str, Any]:
+def _job_command(verb: str, description: str) -> JsonSchema:
     codes = ["ARG_ERROR", "TIMEOUT", "INTERNAL_ERROR", "STORE_BUSY", "STORE_UNUSABLE"]
     entry = {**_builtin_command(description), "danger_level": "mutating" if verb == "cancel" else "safe"}
     if verb != "list":

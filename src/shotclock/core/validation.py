@@ -140,10 +140,10 @@ class Part:
     def model_validate(cls, written: Any) -> Self:
         """Return the part of a written object. Raises ValidationError with all problems."""
         problems: Problems = []
-        made = _shape_of_part(cls).check(written, (), problems)
+        part: Any = _shape_of_part(cls).check(written, (), problems)
         if problems:
             raise ValidationError(cls.__name__, problems)
-        return made  # type: ignore[no-any-return]
+        return part  # type: ignore[no-any-return]
 
     def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]:
         """Return the part as a file could contain it; with `exclude_unset`, without keys that were not written."""
@@ -172,7 +172,7 @@ class Shape:
     has_title = True
     """Whether a key of this shape has a title in the JSON Schema."""
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         raise NotImplementedError
 
     def schema(self, definitions: Definitions) -> Schema:
@@ -188,7 +188,7 @@ def _note(problems: Problems, kind: str, loc: Loc, message: str, value: object, 
 
 
 class _Anything(Shape):
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         return value
 
     def schema(self, definitions: Definitions) -> Schema:
@@ -209,7 +209,7 @@ class _Scalar(Shape):
         self._kind = kind
         self._name, self._problem, self._wanted = _SCALARS[kind]
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         if type(value) is self._kind:
             return value
         return _note(problems, self._problem, loc, f"Input should be {self._wanted}", value)
@@ -221,7 +221,7 @@ class _Scalar(Shape):
 class _WholeText(_Scalar):
     """Text of a file, without half characters."""
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         try:
             if type(value) is str and not value.isascii():
                 value.encode()
@@ -234,16 +234,17 @@ class _WholeText(_Scalar):
 class _PlainFloat(_Scalar):
     """Float of an argument, which may be written as an integer."""
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
-        is_exact = type(value) is int and abs(value) <= _EXACT_AS_FLOAT
-        return float(value) if is_exact else super().check(value, loc, problems)
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
+        if type(value) is int and abs(value) <= _EXACT_AS_FLOAT:
+            return float(value)
+        return super().check(value, loc, problems)
 
 
 class _Choice(Shape):
     def __init__(self, choices: tuple[str, ...]) -> None:
         self._choices = choices
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         if type(value) is str and value in self._choices:
             return value
         quoted = [repr(choice) for choice in self._choices]
@@ -260,7 +261,7 @@ class _Nullable(Shape):
         self._inside = inside
         self.has_title = inside.has_title
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         return None if value is None else self._inside.check(value, loc, problems)
 
     def schema(self, definitions: Definitions) -> Schema:
@@ -277,7 +278,7 @@ class _Either(Shape):
     def __init__(self, members: list[Shape]) -> None:
         self._members = members
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         noted: Problems = []
         for member in self._members:
             wrong: Problems = []
@@ -296,7 +297,7 @@ class _ListOf(Shape):
     def __init__(self, item: Shape) -> None:
         self._item = item
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         if type(value) is not list:
             return _note(problems, "list_type", loc, "Input should be a valid list", value)
         return [self._item.check(item, (*loc, place), problems) for place, item in enumerate(value)]
@@ -309,7 +310,7 @@ class _DictOf(Shape):
     def __init__(self, key: Shape, item: Shape) -> None:
         self._key, self._item = key, item
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         if type(value) is not dict:
             return _note(problems, "dict_type", loc, "Input should be a valid dictionary", value)
         checked = {}
@@ -334,28 +335,26 @@ class _Limited(Shape):
         self._inside, self._limits = inside, limits
         self._pattern = None if limits.pattern is None else re.compile(limits.pattern)
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
-        value = self._inside.check(value, loc, problems)
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
+        checked: Any = self._inside.check(value, loc, problems)
+        if checked is _WRONG or (exceeded := self._find_exceeded(checked)) is None:
+            return checked
+        return _note(problems, exceeded[0], loc, exceeded[1], checked)
+
+    def _find_exceeded(self, value: Any) -> tuple[str, str] | None:
         limits = self._limits
-        if value is _WRONG:
-            return value
         if limits.ge is not None and value < limits.ge:
-            return _note(
-                problems, "greater_than_equal", loc, f"Input should be greater than or equal to {limits.ge}", value
-            )
+            return "greater_than_equal", f"Input should be greater than or equal to {limits.ge}"
         if limits.le is not None and value > limits.le:
-            return _note(problems, "less_than_equal", loc, f"Input should be less than or equal to {limits.le}", value)
-        is_text = type(value) is str
+            return "less_than_equal", f"Input should be less than or equal to {limits.le}"
         if limits.min_length is not None and len(value) < limits.min_length:
-            kind = "string_too_short" if is_text else "too_short"
-            return _note(problems, kind, loc, f"should have at least {limits.min_length}", value)
+            kind = "string_too_short" if type(value) is str else "too_short"
+            return kind, f"should have at least {limits.min_length}"
         if limits.max_length is not None and len(value) > limits.max_length:
-            message = f"String should have at most {limits.max_length} characters"
-            return _note(problems, "string_too_long", loc, message, value)
+            return "string_too_long", f"String should have at most {limits.max_length} characters"
         if self._pattern is not None and self._pattern.search(value) is None:
-            message = f"String should match pattern '{limits.pattern}'"
-            return _note(problems, "string_pattern_mismatch", loc, message, value)
-        return value
+            return "string_pattern_mismatch", f"String should match pattern '{limits.pattern}'"
+        return None
 
     def schema(self, definitions: Definitions) -> Schema:
         inside = self._inside.schema(definitions)
@@ -373,7 +372,7 @@ class _Called(Shape):
         self._inside, self._function = inside, function
         self.has_title = inside.has_title
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         called = self._function
         if isinstance(called, Before):
             value = _call(called.function, value, loc, problems)
@@ -387,7 +386,7 @@ class _Called(Shape):
         return (self._inside if written_as is None else _shape(written_as)).schema(definitions)
 
 
-def _call(function: Callable[[Any], Any], value: Any, loc: Loc, problems: Problems) -> Any:
+def _call(function: Callable[[Any], Any], value: object, loc: Loc, problems: Problems) -> object:
     try:
         return function(value)
     except ValueError as error:
@@ -400,7 +399,7 @@ class _Tagged(Shape):
     def __init__(self, key: str, parts: Mapping[str, type[Part]]) -> None:
         self._key, self._parts = key, parts
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         if type(value) is not dict:
             message = "Input should be a valid dictionary or object to extract fields from"
             return _note(problems, "model_attributes_type", loc, message, value)
@@ -449,7 +448,7 @@ class _PartShape(Shape):
         shapes = {name: (_shape(hints[name]), info.limits) for name, info in self.part.model_fields.items()}
         return {name: shape if limits == Limits() else shape.limit(limits) for name, (shape, limits) in shapes.items()}
 
-    def check(self, value: Any, loc: Loc, problems: Problems) -> Any:
+    def check(self, value: object, loc: Loc, problems: Problems) -> object:
         part = self.part
         if type(value) is part:
             return value

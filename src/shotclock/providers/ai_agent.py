@@ -60,6 +60,7 @@ from pydantic_core import SchemaValidator, core_schema
 
 from ..core.clocks import format_duration
 from ..core.errors import Failure
+from ..core.json_values import read_json
 from ..process.context import Context
 from .ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
 from .ai_schema import as_object, find_value_flaw
@@ -82,8 +83,6 @@ MOST_REASONS = 10
 PART_SIZE = 2_000
 # Bytes of memory of this process, where an SDK keeps more than the limits above. Its modules take 80 MiB.
 MEMORY_LIMIT = 1024**3
-# Levels of nesting in an answer or in arguments: JSON parsers refuse more.
-MOST_NESTED = 100
 # Characters of a provider's message in ours.
 MESSAGE_SHOWN = 2_000
 
@@ -218,8 +217,6 @@ class AgentRun:
         """Request corrections of an invalid answer, at most CORRECTIONS; the caller reports a remaining flaw."""
         if self._is_wrapped and "result" not in output:
             raise ModelRetry("give the answer as `result`")
-        if is_nested_deeper(output, MOST_NESTED):
-            raise ModelRetry(f"the answer is nested more than {MOST_NESTED} deep: give it flatter")
         if self._corrected < CORRECTIONS and not self._ctx.stopping and self._may_send:
             flaw = find_value_flaw(self._task["output_schema"], output["result"] if self._is_wrapped else output)
             if flaw is not None:
@@ -550,10 +547,9 @@ def _read_answer(response: ModelResponse) -> Any:
     answer = response.tool_calls[0].args if response.tool_calls else response.text
     text = answer if isinstance(answer, str) else json.dumps(answer)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text).value
+    except ValueError:  # also for JSON that is nested too deeply
         return text
-    return text if is_nested_deeper(value, MOST_NESTED) else value
 
 
 def _find_too_long(error: BaseException) -> BaseException | None:
@@ -594,19 +590,6 @@ def _size_of(event: object) -> int:
     return 0
 
 
-def is_nested_deeper(value: object, most: int) -> bool:
-    """Return whether a value has more levels of lists and objects."""
-    level = [value]
-    for _ in range(most + 1):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-    return any(isinstance(each, dict | list) for each in level)
-
-
 class _Tools(AbstractToolset[None]):
     """The tools of the agent. Its caller runs them."""
 
@@ -640,8 +623,6 @@ class _Tools(AbstractToolset[None]):
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
         """Call a tool. Raises ToolFailed with a message for the model, and Failure where the conversation is full."""
-        if is_nested_deeper(tool_args, MOST_NESTED):
-            raise ToolFailed(f"not run: its arguments are nested more than {MOST_NESTED} deep")
         async with self._turns:
             result = await self._ask_for(name, tool_args)
         self._count(result)
