@@ -20,7 +20,6 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -121,14 +120,18 @@ class Connections:
                 continue
             connection = self._make()
             self._open.add(connection)
-            connecting = loop.create_task(loop.connect_accepted_socket(partial(_same, connection), accepted))
+            connecting = loop.create_task(self._connect(connection, accepted))
             self._connecting.add(connecting)
-            connecting.add_done_callback(partial(self._note_connected, connection))
+            connecting.add_done_callback(self._connecting.discard)
 
-    def _note_connected(self, connection: Connection, connecting: asyncio.Task[Any]) -> None:
-        self._connecting.discard(connecting)
-        if connecting.cancelled() or connecting.exception() is not None:  # the client has left already
+    async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        except OSError:  # the client has left already
             self.forget(connection)
+        except asyncio.CancelledError:
+            self.forget(connection)
+            raise
 
     def _drop_incomplete(self) -> bool:
         """Make room for one connection. Returns False where all of them wait for an answer."""
@@ -157,10 +160,6 @@ class Connections:
     def forget(self, connection: Connection) -> None:
         self._open.discard(connection)
         self._incomplete.pop(connection, None)
-
-
-def _same(connection: Connection) -> Connection:
-    return connection
 
 
 class Connection(H11Protocol):

@@ -45,6 +45,7 @@ from .schema import (
     ToolPart,
     WorkflowFile,
     ai_steps,
+    calls_of,
     find_unset_variables,
     find_wrong_defaults,
     is_template,
@@ -356,11 +357,9 @@ def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
     """Yield the steps that run only when another step calls them, where that step never starts either."""
     calls: dict[str, list[str]] = {}
     callers: dict[str, list[str]] = {}
-    for step_id, step in workflow.steps.items():
-        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
-            for name in (*reaction.run, reaction.goto or step_id) if reaction is not None else ():
-                calls.setdefault(step_id, []).append(name)
-                callers.setdefault(name, []).append(step_id)
+    for step_id, name in calls_of(workflow):
+        calls.setdefault(step_id, []).append(name)
+        callers.setdefault(name, []).append(step_id)
     waiting = on_demand(workflow)
     reached = {name for name in workflow.steps if name not in waiting}
     left = list(reached)

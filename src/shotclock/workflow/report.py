@@ -6,6 +6,7 @@ interrupted has a report as well.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -20,7 +21,7 @@ from ..core.value_types import as_dict, replace, value
 from ..core.visible_text import one_line, visible
 from ..store.runs import Run, StepRecord
 from .plan import Groups, Plan, PlannedStep, needs, plan_of
-from .schema import WorkflowFile
+from .schema import WorkflowFile, calls_of
 from .state import Reason, Status
 
 # Characters of a step's output in a report. All of it is in the envelope of the run.
@@ -286,14 +287,9 @@ def _find_position(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int
 def _callers(run: Run) -> dict[str, set[str]]:
     """Return, by step, the steps whose `on_fail` or `on_success` calls it."""
     callers: dict[str, set[str]] = {}
-    try:
-        steps = WorkflowFile.model_validate(run.workflow).steps
-    except (ValidationError, ValueError):
-        return callers
-    for name, step in steps.items():
-        for reaction in (step.on_fail, step.on_success):
-            for called in () if reaction is None else reaction.run:
-                callers.setdefault(called, set()).add(name)
+    with contextlib.suppress(ValidationError, ValueError):
+        for name, called in calls_of(WorkflowFile.model_validate(run.workflow)):
+            callers.setdefault(called, set()).add(name)
     return callers
 
 

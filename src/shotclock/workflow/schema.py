@@ -122,6 +122,14 @@ class WorkflowFile(Part):
     """The name of its tool in a file that imports it."""
 
 
+def calls_of(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
+    """Yield each step with each step that its `on_fail` and `on_success` run or return to."""
+    for name, step in workflow.steps.items():
+        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
+            if reaction is not None:
+                yield from ((name, called) for called in (*reaction.run, *([reaction.goto] if reaction.goto else ())))
+
+
 # --- inputs -------------------------------------------------------------------------------------------------
 
 # Characters of a refused value in a message.

@@ -19,37 +19,60 @@ SCRIPT_FILE_PROGRAMS = {"sed", "gsed", "make", "gmake"}
 CONTAINERS = {"docker", "podman", "kubectl"}
 
 
-class Options(NamedTuple):
+class Letters(NamedTuple):
     """The options of a program that runs its arguments, by their letters."""
 
     valued: str = ""
-    """Options whose value is the next word."""
+    """Letters whose value is the next word."""
     code: str = ""
-    """Options that take a script."""
+    """Letters that take a script."""
     operands: int = 0
     """Words between the options and the command of a runner."""
     last: str = ""
-    """Options that end the options."""
+    """Letters that end the options."""
 
 
 RUNNERS = {
-    **dict.fromkeys(("command", "builtin", "coproc", "nohup", "setsid", "busybox"), Options()),
-    **{"env": Options("uCa", "S"), "exec": Options("a"), "sudo": Options("CDghpRrTtUu"), "doas": Options("Cu")},
-    **{"nice": Options("n"), "ionice": Options("cnpPu"), "chrt": Options("TPD", operands=1), "time": Options("fo")},
-    **{"timeout": Options("ks", operands=1), "taskset": Options(operands=1), "flock": Options("Ew", "c", 1)},
-    **{"chroot": Options(operands=1), "unshare": Options("GRSw"), "nsenter": Options("tSG"), "stdbuf": Options("ieo")},
-    **{"xargs": Options("adEILnPs"), "strace": Options("aeEIoOpPsSuX")},
+    **dict.fromkeys(("command", "builtin", "coproc", "nohup", "setsid", "busybox"), Letters()),
+    **{
+        "env": Letters("uCa", "S"),
+        "exec": Letters("a"),
+        "sudo": Letters("CDghpRrTtUu"),
+        "doas": Letters("Cu"),
+    },
+    **{
+        "nice": Letters("n"),
+        "ionice": Letters("cnpPu"),
+        "chrt": Letters("TPD", operands=1),
+        "time": Letters("fo"),
+    },
+    **{
+        "timeout": Letters("ks", operands=1),
+        "taskset": Letters(operands=1),
+        "flock": Letters("Ew", "c", 1),
+    },
+    **{
+        "chroot": Letters(operands=1),
+        "unshare": Letters("GRSw"),
+        "nsenter": Letters("tSG"),
+        "stdbuf": Letters("ieo"),
+    },
+    **{"xargs": Letters("adEILnPs"), "strace": Letters("aeEIoOpPsSuX")},
 }
 _LANGUAGES = {
-    **{"python": Options("WX", "c", last="cm"), "perl": Options("eEI", "eE"), "ruby": Options("erICE", "e")},
-    **dict.fromkeys(("node", "nodejs"), Options("eprC", "ep")),
-    **{"php": Options("rBREdczS", "rBRE"), "lua": Options("el", "e")},
-    **dict.fromkeys(("bun", "deno", "osascript", "Rscript"), Options("e", "e")),
+    **{
+        "python": Letters("WX", "c", last="cm"),
+        "perl": Letters("eEI", "eE"),
+        "ruby": Letters("erICE", "e"),
+    },
+    **dict.fromkeys(("node", "nodejs"), Letters("eprC", "ep")),
+    **{"php": Letters("rBREdczS", "rBRE"), "lua": Letters("el", "e")},
+    **dict.fromkeys(("bun", "deno", "osascript", "Rscript"), Letters("e", "e")),
 }
 _SHELL_OPTIONS, _AWK_OPTIONS, _SSH_OPTIONS = (
-    Options("oO", "c"),
-    Options("vFfeil", "e"),
-    Options("bcDEeFIiJLlmOopQRSWwBP"),
+    Letters("oO", "c"),
+    Letters("vFfeil", "e"),
+    Letters("bcDEeFIiJLlmOopQRSWwBP"),
 )
 # Long options that take a script in the next word or after `=`.
 _CODE_WORDS = {"--eval", "--print", "--command", "--run", "--split-string", "--session-command", "--source"}
@@ -64,7 +87,7 @@ _RUNNING_MODULES = {"timeit", "pdb", "trace", "cProfile", "profile", "code", "as
 NEVER_READING = {"echo", "printf", "curl", "wget"}
 # `perl -n` and `perl -p` run a file name that ends in `|`, and `-a` and `-F` imply `-n`.
 _PERL_LOOP = re.compile(r"-(?![MmI])[\w.]*[napF]")
-# Options that make an interpreter read its standard input after the script.
+# Letters that make an interpreter read its standard input after the script.
 _INTERACTIVE = re.compile(r"-(?![WXl])[A-Za-z]*i[A-Za-z]*|--interactive")
 _STANDARD_INPUT = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
 # With one of these, an interpreter only prints something.
@@ -121,7 +144,7 @@ def _letters(options: Sequence[Word]) -> set[str]:
     return options_of([option for option in options if not option.text.startswith("--")])
 
 
-def split_words(words: Sequence[Word], known: Options) -> tuple[list[Word], list[tuple[str, Word]], list[Word]]:
+def split_words(words: Sequence[Word], known: Letters) -> tuple[list[Word], list[tuple[str, Word]], list[Word]]:
     """Return the options of a program, the values of its options with their option, and the other words.
 
     A word that begins with a value may be an option, and counts as one.
@@ -150,7 +173,7 @@ def split_words(words: Sequence[Word], known: Options) -> tuple[list[Word], list
     return options, values, list(words[number:])
 
 
-def _find_last(text: str, known: Options) -> re.Match[str] | None:
+def _find_last(text: str, known: Letters) -> re.Match[str] | None:
     """Return the option in a cluster that ends the options, and the value that is attached to it."""
     if not known.last or text[1:2] in ("W", "X"):
         return None
@@ -306,7 +329,7 @@ def find_script_reader(words: Sequence[Word]) -> Reader | None:
     return (name, stream) if stream else None
 
 
-def _scripts_of(runner: Options, words: Sequence[Word]) -> Iterator[Word]:
+def _scripts_of(runner: Letters, words: Sequence[Word]) -> Iterator[Word]:
     """Yield the scripts that the options of a runner take, as in `env -S` and `flock lock -c`."""
     options, values, rest = split_words(words, runner)
     more, also, rest = split_words(rest[runner.operands :], runner)

@@ -15,7 +15,7 @@ from ..core.value_types import field, replace, value
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
-from .schema import CONDITIONS, WorkflowFile, is_template
+from .schema import CONDITIONS, WorkflowFile, calls_of, is_template
 from .templates import condition_expression, environment_for, is_simple, names_in, with_subscripts
 
 if TYPE_CHECKING:
@@ -392,11 +392,8 @@ def _templates_in(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
 def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
     """Return, by step, the steps that have ended when it starts: those it waits for and those that call it."""
     before = {name: needs(groups) for name, groups in graph_of(workflow).items()}
-    for name, step in workflow.steps.items():
-        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
-            if reaction is not None:
-                for called in (*reaction.run, *((reaction.goto,) if reaction.goto else ())):
-                    before.setdefault(called, set()).add(name)
+    for name, called in calls_of(workflow):
+        before.setdefault(called, set()).add(name)
     return before
 
 

@@ -50,29 +50,22 @@ def bounded_memory() -> Iterator[None]:
 
 def find_misfit(schema: dict[str, Any], value: Any) -> str | None:
     """Return why a value does not fit a JSON Schema, or None. Raises Failure where that takes too much memory."""
-    from jsonschema import SchemaError
+    from jsonschema import Draft202012Validator, SchemaError
+    from referencing import Registry
     from referencing.exceptions import Unresolvable
 
     try:
         with bounded_memory():
-            return _find_misfit(schema, value)
+            Draft202012Validator.check_schema(schema)
+            # With an empty registry, nothing is fetched.
+            errors = Draft202012Validator(schema, registry=Registry()).iter_errors(value)
+            return next((f"{problem.json_path}: {problem.message[:200]}" for problem in errors), None)
     except SchemaError as error:
         return f"it is not a JSON Schema: {error.message[:200]}"
     except Unresolvable as error:
         return f"its $ref cannot be followed: {str(error)[:200]}"
     except MemoryError:
         raise Failure("OUTPUT_INVALID", TOO_MUCH) from None
-
-
-def _find_misfit(schema: dict[str, Any], value: Any) -> str | None:
-    from jsonschema import Draft202012Validator
-    from referencing import Registry
-
-    Draft202012Validator.check_schema(schema)
-    # With an empty registry, nothing is fetched.
-    validator = Draft202012Validator(schema, registry=Registry())
-    problem = next(iter(validator.iter_errors(value)), None)
-    return None if problem is None else f"{problem.json_path}: {problem.message[:200]}"
 
 
 # Characters of text that one template may build. A template that is one plain name returns the value itself.

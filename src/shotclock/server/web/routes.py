@@ -21,7 +21,6 @@ read is dropped. A stream ends when its token is revoked or its session ends.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -62,8 +61,7 @@ if TYPE_CHECKING:
     from ...temporal.front_end import FrontEnd
 
 HEARTBEAT_S = 15.0
-# Changes that are read ahead for one reader, and the time that a reader may take for one piece.
-MOST_WAITING = 256
+# For a reader to take one piece.
 TAKEN_WITHIN_S = 20.0
 MOST_STREAMS = 256
 MOST_STREAMS_EACH = 24
@@ -118,13 +116,11 @@ class _EventStream:
     def __init__(
         self, inbox: Inbox, request: Request, after: int | None, ending: asyncio.Event, engine: FrontEnd | None
     ) -> None:
-        self._engine = engine
-        self._inbox = inbox
+        self._changes = aiter(inbox.changes(after))
         self._request = request
         self._principal = principal_of(request)
-        self._after = after
         self._ending = ending
-        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
+        self._engine = engine
 
     async def run(self, receive: Receive, send: Send) -> None:
         headers = [
@@ -133,56 +129,39 @@ class _EventStream:
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        tasks = [
-            asyncio.ensure_future(work)
-            for work in (self._read(), self._write(send), _until_gone(receive), self._ending.wait())
-        ]
+        ends = [asyncio.ensure_future(work) for work in (_until_gone(receive), self._ending.wait())]
+        change = asyncio.ensure_future(anext(self._changes))
+        text = event("hello", {"now": wall_time().iso(), "engine": describe_engine(self._engine, self._principal)})
         try:
             # Unbounded on purpose: a stream lasts until its reader leaves or does not read, or the server stops.
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=TAKEN_WITHIN_S)
-        with contextlib.suppress(OSError, TimeoutError):
+            while not any(task.done() for task in ends):
+                if text:
+                    if not await is_still_known(self._request):
+                        break
+                    async with asyncio.timeout(TAKEN_WITHIN_S):
+                        await send({"type": "http.response.body", "body": text, "more_body": True})
+                await asyncio.wait([change, *ends], timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                if change.done():
+                    text = self._describe(change.result())
+                    change = asyncio.ensure_future(anext(self._changes))
+                else:
+                    text = event("alive", {"engine": describe_engine(self._engine, self._principal)})
             async with asyncio.timeout(TAKEN_WITHIN_S):
                 await send({"type": "http.response.body", "body": b""})
-        for task in tasks:
-            error = task.exception() if task.done() and not task.cancelled() else None
-            if error is not None and not isinstance(error, _TooSlow | OSError):
-                raise error
+        except (TimeoutError, OSError, StopAsyncIteration):
+            pass  # the reader does not read or has left, or the inbox is closed
+        finally:
+            for task in (change, *ends):
+                task.cancel()
+            await asyncio.wait([change, *ends], timeout=TAKEN_WITHIN_S)
 
-    async def _read(self) -> None:
-        hello = {"now": wall_time().iso(), "engine": describe_engine(self._engine, self._principal)}
-        await self._waiting.put(event("hello", hello))
-        async for change in self._inbox.changes(self._after):
-            proposal = change if isinstance(change, Summary) else change.proposal
-            if not self._principal.may_see(proposal):
-                continue
-            name = "proposal" if isinstance(change, Summary) else "reminder"
-            # Waits for the reader, which `_write` bounds.
-            await self._waiting.put(event(name, summary(proposal, self._principal), proposal.seq))
-
-    async def _write(self, send: Send) -> None:
-        while True:  # not with wait_for, which may swallow a cancellation in Python 3.11
-            try:
-                async with asyncio.timeout(HEARTBEAT_S):
-                    text = await self._waiting.get()
-            except TimeoutError:
-                text = event("alive", {"engine": describe_engine(self._engine, self._principal)})
-            while not self._waiting.empty():
-                text += self._waiting.get_nowait()
-            if not await is_still_known(self._request):
-                return
-            try:
-                async with asyncio.timeout(TAKEN_WITHIN_S):
-                    await send({"type": "http.response.body", "body": text, "more_body": True})
-            except TimeoutError:
-                raise _TooSlow from None
-
-
-class _TooSlow(Exception):
-    """The reader does not read."""
+    def _describe(self, change: Summary | Any) -> bytes:
+        """Return the event for a change, or nothing where the principal may not see it."""
+        proposal = change if isinstance(change, Summary) else change.proposal
+        if not self._principal.may_see(proposal):
+            return b""
+        name = "proposal" if isinstance(change, Summary) else "reminder"
+        return event(name, summary(proposal, self._principal), proposal.seq)
 
 
 async def _until_gone(receive: Receive) -> None:
