@@ -113,10 +113,10 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     ),
     "two swapped": (
         lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],
-        "entry 3 (line 4) stands after entry 4: they were reordered",
+        "entry 3 (line 4) comes after entry 4: they were reordered",
     ),
-    "turned round": (lambda lines: lines[::-1], "entry 7 (line 2) stands after entry 8: they were reordered"),
-    "one repeated": (lambda lines: [*lines, lines[4]], "entry 5 stands in the file again (line 9)"),
+    "turned round": (lambda lines: lines[::-1], "entry 7 (line 2) comes after entry 8: they were reordered"),
+    "one repeated": (lambda lines: [*lines, lines[4]], "entry 5 is in the file again (line 9)"),
     "one invented": (lambda lines: [*lines, changed(lines[7], seq=9)], "entry 9 (line 9) is not in the store"),
     "something else": (lambda lines: [*lines[:4], b"\x00\xff not json\n", *lines[4:]], "line 5 is not an entry"),
     "an empty line": (lambda lines: [*lines[:4], b"\n", *lines[4:]], "line 5 is not an entry"),
@@ -170,7 +170,10 @@ def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
         ("UPDATE proposals SET asked_by = 'bob' WHERE status = 'approved'", "is not what its entries say"),
         ("UPDATE proposals SET created_at = 1 WHERE status = 'pending'", "is not what its entries say"),
         ("UPDATE proposals SET used_at = used_at - 1 WHERE used_at > 0", "is not what its entries say"),
-        ("UPDATE proposals SET outcome = '[true,1,null,null]' WHERE used_at > 0", "is not what its entries say"),
+        (
+            "UPDATE proposals SET outcome = json_object('ok', 1, 'at', 1) WHERE used_at > 0",
+            "is not what its entries say",
+        ),
         ("UPDATE proposals SET key = 'k' WHERE status = 'pending'", "is not what its entries say"),
         (
             'UPDATE asks SET ask = replace(ask, \'"justification":""\', \'"justification":"sure"\')',
@@ -238,7 +241,7 @@ def test_an_anchor_elsewhere_tells_of_a_tail_that_was_cut_and_of_a_trail_that_wa
         connection.execute("UPDATE audit_filed SET seq = 7")
         connection.commit()
         (problem,) = trail.check_anchor(anchor)
-        assert str(problem) == "entry 8 was there when it was anchored (line 1), and is gone"
+        assert str(problem) == "entry 8 was anchored (line 1) and is gone"
         # Or somebody else decided it: the chain is written anew from there.
         from shotclock.store.audit import append
 

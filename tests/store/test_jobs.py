@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shotclock.core.clocks import WallTime
-from shotclock.core.value_types import replace
+from shotclock.core.value_types import as_dict, replace
 from shotclock.store import jobs
 from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobProgress, JobState
 from shotclock.store.store import Store
@@ -453,7 +453,8 @@ class JobsAgainstAModel(RuleBasedStateMachine):
                 before.unit,
                 self.now if grew else before.at,
             )
-            job = self.change(job, progress=kept, heartbeat_at=self.now)
+            shown = {f"progress_{name}": value for name, value in as_dict(kept).items()}
+            job = self.change(job, **shown, heartbeat_at=self.now)
         assert got == job.progress
 
     @rule(index=st.integers(0, 50), how=st.sampled_from(["finish", "mark_lost"]), by=st.integers(-1, 0))

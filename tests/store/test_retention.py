@@ -19,13 +19,13 @@ from shotclock.inbox.inbox import Inbox
 from shotclock.store.home import StoreBusy, StoreUnusable
 from shotclock.store.proposals import NewProposal
 from shotclock.store.retention import (
-    BY_THE_WAY,
     DAY_MS,
+    IN_PASSING,
     Retention,
     move_aside,
     parse_size,
     prune,
-    prune_by_the_way,
+    prune_in_passing,
     read_retention,
 )
 from shotclock.store.runs import NewRun, StepRecord
@@ -221,20 +221,20 @@ def test_the_file_shrinks_by_what_went(store: Store, home: Path) -> None:
 
 
 def test_it_is_done_by_the_way_once_a_day_and_bounded(store: Store) -> None:
-    for number in range(BY_THE_WAY + 10):
+    for number in range(IN_PASSING + 10):
         end(store, f"r{number}", ago(100), a=1)
-    prune_by_the_way(store, {"SHOTCLOCK_KEEP_RUNS_FOR": "nonsense"}, ago(2), is_alive)
-    assert len(runs_left(store)) == BY_THE_WAY + 10
-    prune_by_the_way(store, {}, NOW, is_alive)
+    prune_in_passing(store, {"SHOTCLOCK_KEEP_RUNS_FOR": "nonsense"}, ago(2), is_alive)
+    assert len(runs_left(store)) == IN_PASSING + 10
+    prune_in_passing(store, {}, NOW, is_alive)
     assert len(runs_left(store)) == 10
-    prune_by_the_way(store, {}, NOW + 60_000, is_alive)
+    prune_in_passing(store, {}, NOW + 60_000, is_alive)
     assert len(runs_left(store)) == 10
-    prune_by_the_way(store, {}, NOW + 2 * 3_600_000, is_alive)  # there was more to do
+    prune_in_passing(store, {}, NOW + 2 * 3_600_000, is_alive)  # there was more to do
     assert len(runs_left(store)) == 0
     end(store, "later", ago(100), a=1)
-    prune_by_the_way(store, {}, NOW + 20 * 3_600_000, is_alive)
+    prune_in_passing(store, {}, NOW + 20 * 3_600_000, is_alive)
     assert len(runs_left(store)) == 1
-    prune_by_the_way(store, {}, NOW + 27 * 3_600_000, is_alive)
+    prune_in_passing(store, {}, NOW + 27 * 3_600_000, is_alive)
     assert len(runs_left(store)) == 0
 
 

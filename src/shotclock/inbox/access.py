@@ -1,16 +1,19 @@
-"""Principals, their roles and their tokens: agents propose and look after their own, operators decide.
+"""Principals, their roles and their tokens: agents propose, operators decide.
 
-A token reads `shotclock_ROLE_ID_SECRET`. The id finds it, the secret proves it; kept is only the hash of the whole,
-which needs no salt, because nobody can try all secrets of 256 bits.
+A token reads `shotclock_ROLE_ID_SECRET`. The id finds it, the secret proves it. Only the hash of the whole is stored;
+it needs no salt, because secrets of 256 bits cannot be tried.
 
 docs/design.md: R43.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import pwd
 import re
+import secrets
 from enum import StrEnum
 
 from ..core.clocks import MAX_MS, WallTime
@@ -23,8 +26,12 @@ from .audit_file import AuditFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
 _TOKEN = re.compile(r"shotclock_(?:agent|operator)_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
-_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
-_NOBODY = "0" * 64
+_NO_DIGEST = "0" * 64
+
+
+def make_id(length: int) -> str:
+    """Return a random id of letters and digits that are not confused with each other."""
+    return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(length))
 
 
 class Role(StrEnum):
@@ -34,16 +41,16 @@ class Role(StrEnum):
 
 @value
 class Principal:
-    """Somebody who acts on the inbox, with the role that says what they may do."""
+    """User or agent that acts on the inbox, with a role."""
 
     name: str
     role: Role
     via: str = field(default="", compare=False)
-    """Through what they act, for the trail: the command line, HTTP, an MCP client."""
+    """The surface, for the audit trail: the command line, HTTP, an MCP client."""
 
     @classmethod
     def local(cls) -> Principal:
-        """Return whoever runs this process: the store is this user's, so there is nothing to be kept from them."""
+        """Return the user of this process as an operator: the store is this user's own."""
         try:
             return cls(pwd.getpwuid(os.getuid()).pw_name, Role.OPERATOR)
         except KeyError:  # a container may run as a user that has no name
@@ -51,25 +58,25 @@ class Principal:
 
     @property
     def owner(self) -> str | None:
-        """Return the name that their jobs and keys are kept under. None: the user whose store it is."""
+        """Return the owner of their jobs and keys. None: the user of the store."""
         return None if self == Principal.local() else self.name
 
     @property
     def sees_jobs_of(self) -> str | None:
-        """Return the owner whose jobs they see: an agent its own. None: everybody's."""
+        """Return the owner whose jobs they see: an agent its own. None: all jobs."""
         return self.name if self.role is Role.AGENT else None
 
     def may_see(self, proposal: Proposal | Summary) -> bool:
         return self.role is Role.OPERATOR or proposal.asked_by == self.name
 
     def must_be_operator(self, to: str = "decide") -> None:
-        """Raise Failure unless they are an operator: before anything is read or looked up, so that nothing can be
-        learnt from the refusal."""
+        """Raise Failure unless they are an operator. Call it before anything is read, so that the refusal reveals
+        nothing."""
         if self.role is not Role.OPERATOR:
             raise Failure("NOT_ALLOWED", f"{self.name} is an agent: agents propose, operators {to}")
 
 
-# Nobody's name: no token can be issued for it.
+# No token can be issued for this name.
 ANONYMOUS = Principal("(anonymous)", Role.AGENT)
 
 
@@ -78,7 +85,7 @@ class Issued:
     """A token that was just made, with its text."""
 
     text: str
-    """To be shown once: it is not kept anywhere."""
+    """To be shown once: it is not stored."""
     token: Token
 
 
@@ -90,8 +97,7 @@ class Access:
         self._file = AuditFile(store)
 
     def issue(self, name: str, role: Role, by: Principal, now: WallTime, *, ttl_ms: int | None = None) -> Issued:
-        """Make a token. Raises Failure for a name that is none or that a living token has, and unless an operator
-        asks."""
+        """Make a token. Raises Failure for an invalid name or that of an active token, and unless an operator asks."""
         by.must_be_operator("issue tokens")
         role = Role(role)
         problems = []
@@ -101,9 +107,7 @@ class Access:
             problems.append({"field": "ttl_ms", "message": "must be from 1 ms to ten years"})
         if problems:
             raise refusal(problems)
-        import secrets  # as hashlib and hmac below: slow to import, and most programs read no token
-
-        id = "".join(secrets.choice(_LETTERS) for _ in range(8))
+        id = make_id(8)
         text = f"shotclock_{role}_{id}_{secrets.token_urlsafe(32)}"
         token = Token(id, name, role, _digest(text), now, None if ttl_ms is None else now + ttl_ms)
         self._tokens.add(token, by.name)
@@ -111,29 +115,25 @@ class Access:
         return Issued(text, token)
 
     def tokens(self) -> list[Token]:
-        """Return the oldest first, with those that are revoked or expired."""
+        """Return the tokens, the oldest first, including revoked and expired ones."""
         return self._tokens.list()
 
     def revoke(self, id_or_name: str, by: Principal, now: WallTime) -> list[Token]:
-        """Revoke tokens by id or name and return them; none if there is no such token, or it was revoked before."""
+        """Revoke tokens by id or name and return those that were not revoked before."""
         by.must_be_operator("revoke tokens")
         revoked = self._tokens.revoke(id_or_name, by.name, now)
         self._file.catch_up_if_possible()
         return revoked
 
     def authenticate(self, text: str, now: WallTime) -> Principal | None:
-        """Return whose token this is; None for whatever is not a living one, without saying why."""
+        """Return the principal of an active token; None for any other text, without a reason."""
         match = _TOKEN.fullmatch(text)
         token = None if match is None else self._tokens.get(match[1])
-        import hmac
-
-        proven = hmac.compare_digest(_NOBODY if token is None else token.digest, _digest(text))
+        proven = hmac.compare_digest(_NO_DIGEST if token is None else token.digest, _digest(text))
         if token is None or not proven or not token.is_active(now):
             return None
         return Principal(token.name, Role(token.role))
 
 
 def _digest(text: str) -> str:
-    import hashlib
-
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -36,7 +36,7 @@ from ..core.proposal import (
     digest,
     result_of,
 )
-from ..core.proposal_checks import FILE_LIMIT, TITLE_LIMIT
+from ..core.proposal_checks import TITLE_LIMIT
 from ..core.redaction import HIDDEN
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
@@ -53,6 +53,7 @@ from .person_wait import (
     read_response_budget_ms,
     refusal_outcome,
 )
+from .proposal_json import read_text_file
 
 # The one parameter beside the text that a command with an approved file may have.
 JUSTIFICATION = "justification"
@@ -371,22 +372,3 @@ def digest_of_file(path: str) -> str:
         return NO_SUCH_FILE
     except (OSError, ValueError) as error:
         return f"unreadable: {getattr(error, 'strerror', None) or error}"
-
-
-def read_text_file(path: str) -> str | None:
-    """Return the text of a file; None if it does not exist. Raises Failure if it is too large or not text."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise Failure("FILE_UNREADABLE", f"{path} is not an ordinary file")
-            content = file.read(FILE_LIMIT + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Failure("FILE_UNREADABLE", f"{path}: {error.strerror}") from None
-    if len(content) > FILE_LIMIT:
-        raise Failure("FILE_UNREADABLE", f"{path} is larger than {FILE_LIMIT} bytes, the most that is shown")
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise Failure("FILE_UNREADABLE", f"{path} is not text in UTF-8") from None

@@ -1,19 +1,19 @@
 """The audit trail as a file: one JSON line per entry, only ever appended to.
 
-The entries are made in the store, in the transaction of what they are about. They come to the file after the commit,
-under a lock on the file. Whoever was killed in between has lost nothing: the next one catches up, and finishes a line
-that was cut off in the middle. The store remembers how far the file had come, so entries that are gone from its end
-were taken away, not forgotten.
+The entries are made in the store, in the transaction of their change. They are appended to the file after the commit,
+under a lock on the file. A process that is killed in between loses nothing: the next one catches up, and completes a
+line that was cut off. The store remembers how far the file had come, so entries missing at its end were removed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..core.clocks import WallTime
@@ -27,11 +27,11 @@ from ..store.proposals import StoredProposal
 from ..store.store import AUDIT_FILE_NAME, Store
 
 ENTRIES_AT_ONCE = 500
-# Five seconds in all. Others append for milliseconds; somebody who verifies a huge file would run this out, and then
-# the next change catches up.
+# Five seconds in all. Others append for milliseconds; the check of a huge file exhausts this, and then the next change
+# catches up.
 LOCK_ATTEMPTS = 250
 LOCK_PAUSE_S = 0.02
-# Of a file of anchors: a hundred thousand of them.
+# The size of a file of anchors: a hundred thousand of them.
 ANCHOR_LIMIT = 16_000_000
 
 
@@ -40,16 +40,16 @@ class Head:
     """The last entry of the trail."""
 
     seq: int
-    """How many entries there are."""
+    """The number of entries."""
     hash: str
 
 
 @value
 class AuditProblem:
-    """One thing that is wrong with the audit trail."""
+    """One defect of the audit trail."""
 
     place: str
-    """`file`, `store`, `proposal`, `token` or `anchor`: the line, the entry, or what does not fit its entries."""
+    """`file`, `store`, `proposal`, `token` or `anchor`."""
     message: str
     seq: int | None = None
     line: int | None = None
@@ -66,21 +66,18 @@ class AuditFile:
         self.path: Path = store.home / AUDIT_FILE_NAME
 
     def catch_up_if_possible(self) -> None:
-        """Catch up, and ignore a failure: the change itself is done and kept, so a file that cannot be written now must
-        not make it fail."""
-        try:
+        """Catch up, and ignore a failure: the change itself is stored, and `verify` reports the defect."""
+        with suppress(OSError, Failure):
             self.catch_up()
-        except (OSError, Failure):
-            pass  # verifying says what is wrong with it
 
     def catch_up(self) -> None:
-        """Append every entry that is not in the file to it, and bring it to the disk."""
+        """Append every missing entry to the file, and write it to the disk."""
         if self._store.audit.list_unfiled(1):
             with self._hold_lock() as descriptor:
                 self._append(descriptor)
 
     def verify(self) -> list[AuditProblem]:
-        """Return everything that was removed, changed, reordered or cut off; empty if the trail is whole."""
+        """Return everything that was removed, changed, reordered or cut off; empty if the trail is intact."""
         problems: list[AuditProblem] = []
         try:
             with self._hold_lock() as descriptor:
@@ -94,8 +91,7 @@ class AuditFile:
         return problems
 
     def check_anchor(self, anchor: Path) -> list[AuditProblem]:
-        """Return what the trail no longer has of what it had when it was anchored. Raises Failure for an unreadable
-        file."""
+        """Return the anchored entries that are gone or changed. Raises Failure for an unreadable file."""
         problems: list[AuditProblem] = []
         for number, line in enumerate(_read_anchors(anchor), 1):
             try:
@@ -106,7 +102,7 @@ class AuditFile:
                 problems.append(AuditProblem("anchor", f"line {number} of {anchor} is not an anchor", None, number))
                 continue
             if seq and (not found or found[0].seq != seq):
-                message = f"entry {seq} was there when it was anchored (line {number}), and is gone"
+                message = f"entry {seq} was anchored (line {number}) and is gone"
                 problems.append(AuditProblem("anchor", message, seq, number))
             elif seq and found[0].hash != hash:
                 message = f"entry {seq} is not the one that was anchored (line {number}): the trail was rewritten"
@@ -114,7 +110,7 @@ class AuditFile:
         return problems
 
     def anchor(self, anchor: Path, now: WallTime) -> Head:
-        """Append the head of the trail to a file that is kept elsewhere. Raises Failure where that cannot be."""
+        """Append the head of the trail to a file that is kept elsewhere. Raises Failure if it cannot be written."""
         head = self.head()
         line = canonical({"at": now.iso(), "seq": head.seq, "hash": head.hash}) + "\n"
         try:
@@ -141,11 +137,9 @@ class AuditFile:
             for attempt in range(LOCK_ATTEMPTS):
                 if attempt:
                     pause(LOCK_PAUSE_S)
-                try:
+                with suppress(BlockingIOError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except BlockingIOError:
-                    continue
             else:
                 raise Failure("STORE_BUSY", "others kept the audit file locked for too long")
             try:
@@ -157,12 +151,10 @@ class AuditFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        try:
+        with suppress(FileExistsError):
             os.close(create_private_file(self.path))
             sync_directory(self.path.parent)
-        except FileExistsError:
-            pass
-        # Opening a pipe that somebody put there would wait for ever.
+        # O_NONBLOCK: opening a pipe in its place would wait for ever.
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(self.path, flags)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -182,8 +174,6 @@ class AuditFile:
 
     def _check_store(self, problems: list[AuditProblem]) -> dict[int, bytes]:
         """Check the chain of entries in the store. Return the hashes of the lines that should be in the file."""
-        import hashlib  # slow to import, and only used to verify
-
         lines: dict[int, bytes] = {}
         previous, last = NOTHING_BEFORE, 0
         for entry in self._entries():
@@ -203,8 +193,6 @@ class AuditFile:
             problems.append(AuditProblem("file", f"others than its owner may use {self.path}"))
         seen: set[int] = set()
         highest = 0
-        import hashlib
-
         with open(descriptor, "rb", closefd=False) as file:
             file.seek(0)
             for number, line in enumerate(file, 1):
@@ -218,9 +206,9 @@ class AuditFile:
                 elif hashlib.sha256(line).digest() != lines[seq]:
                     message = f"entry {seq} (line {number}) was changed"
                 elif seq in seen:
-                    message = f"entry {seq} stands in the file again (line {number})"
+                    message = f"entry {seq} is in the file again (line {number})"
                 elif seq < highest:
-                    message = f"entry {seq} (line {number}) stands after entry {highest}: they were reordered"
+                    message = f"entry {seq} (line {number}) comes after entry {highest}: they were reordered"
                 if message is not None:
                     problems.append(AuditProblem("file", message, seq, number))
                 seen.add(seq)
@@ -233,26 +221,23 @@ class AuditFile:
             _report_missing(problems, "file", first, end, cut=end == filed)
 
     def _check_proposals(self, problems: list[AuditProblem]) -> None:
-        """Check that the proposals are what their entries say."""
+        """Compare each proposal with its entries."""
         ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
         for id in sorted(ids):
-            # Each with its entries, as they were in one instant: others go on deciding.
+            # Each with its entries in one instant: others continue to decide.
             try:
-                kept = self._store.proposals.with_entries(id)
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # of what is no row of ours
+                stored = self._store.proposals.with_entries(id)
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # not a valid row
                 problems.append(AuditProblem("proposal", f"proposal {id} cannot be read: it was changed"))
                 continue
-            proposal = kept.proposal
             history = _ProposalHistory()
-            for entry in kept.entries:
+            for entry in stored.entries:
                 history.apply(entry, problems)
-            if history.is_forgotten and proposal is None:
-                continue
-            if proposal is None:
+            if stored.proposal is None and not history.is_forgotten:
                 problems.append(AuditProblem("proposal", f"proposal {id} is gone from the store"))
-            elif not history.fits(kept, proposal):
+            elif stored.proposal is not None and not history.fits(stored, stored.proposal):
                 message = f"proposal {id} is not what its entries say: it was changed"
-                problems.append(AuditProblem("proposal", message, proposal.seq))
+                problems.append(AuditProblem("proposal", message, stored.proposal.seq))
         before = (0, 0, "")
         for id, created, made in self._store.proposals.list_order():
             if made is None:
@@ -264,8 +249,8 @@ class AuditFile:
                 before = max(before, (created, made, id))
 
     def _check_tokens(self, problems: list[AuditProblem]) -> None:
-        """Check that the tokens are what their entries say."""
-        digests = self._store.tokens.digests()  # first: what others issue from here on has no digest yet
+        """Compare each token with its entries."""
+        digests = self._store.tokens.digests()  # first: tokens issued from here on are not in it
         recorded: dict[str, str | None] = {}
         for entry in self._entries():
             if entry.action in ("token-issued", "token-revoked"):
@@ -302,7 +287,7 @@ _ENDS = frozenset(status.value for status in ProposalStatus if not status.is_ope
 
 
 class _ProposalHistory:
-    """State of one proposal as its entries give it."""
+    """State of one proposal according to its entries."""
 
     def __init__(self) -> None:
         self.status = ProposalStatus.PENDING
@@ -314,38 +299,36 @@ class _ProposalHistory:
         self.row: str | None = None
         """Digest of the row after its last change."""
         self.is_forgotten = False
-        """What was asked and decided is too old to be kept; these entries are."""
+        """Whether the proposal was deleted by its age."""
 
     def apply(self, entry: Entry, problems: list[AuditProblem]) -> None:
-        """Take over what an entry says; add a problem where it cannot follow those before it."""
+        """Apply an entry; add a problem if it cannot follow those before it."""
+        details, message = entry.details, None
         if entry.action in _ENDS:
             if not self.status.is_open:
                 message = f"entry {entry.seq} ends proposal {entry.proposal} a second time"
-                problems.append(AuditProblem("store", message, entry.seq))
-            self.status = ProposalStatus(entry.action)
-            self.decision = entry.details.get("decision")
+            self.status, self.decision = ProposalStatus(entry.action), details.get("decision")
         elif entry.action == "proposed":
-            self.action_hash = entry.details.get("action_hash")
-            self.ask = entry.details.get("ask")
-        elif entry.action == "taken-over":  # from the store of another machine, where its other entries are
-            self.status = ProposalStatus(entry.details["status"])
-            self.action_hash, self.ask = entry.details.get("action_hash"), entry.details.get("ask")
-            self.decision, self.used = entry.details.get("decision"), bool(entry.details.get("used"))
+            self.action_hash, self.ask = details.get("action_hash"), details.get("ask")
+        elif entry.action == "taken-over":  # from the store of another machine, which has its other entries
+            self.status = ProposalStatus(details["status"])
+            self.action_hash, self.ask = details.get("action_hash"), details.get("ask")
+            self.decision, self.used = details.get("decision"), bool(details.get("used"))
         elif entry.action == "forgotten":
             if self.status.is_open:
                 message = f"entry {entry.seq} forgets proposal {entry.proposal} before it was decided"
-                problems.append(AuditProblem("store", message, entry.seq))
             self.is_forgotten = True
         elif entry.action == "used":
             if self.used:
                 message = f"entry {entry.seq} uses the approval {entry.proposal} a second time"
-                problems.append(AuditProblem("store", message, entry.seq))
             self.used = True
-        self.expires_at = entry.details.get("expires_at", self.expires_at)
-        self.row = entry.details.get("row")
+        if message is not None:
+            problems.append(AuditProblem("store", message, entry.seq))
+        self.expires_at = details.get("expires_at", self.expires_at)
+        self.row = details.get("row")
 
-    def fits(self, kept: StoredProposal, proposal: Proposal) -> bool:
-        """Return whether the proposal is what its entries say."""
+    def fits(self, stored: StoredProposal, proposal: Proposal) -> bool:
+        """Return whether the proposal is in this state."""
         decision = None if proposal.decision is None else digest(proposal.decision.as_json())
         return (
             self.status is proposal.status
@@ -353,15 +336,15 @@ class _ProposalHistory:
             and self.decision == decision
             and self.expires_at == proposal.expires_at.iso()
             and self.used == (proposal.used_at is not None)
-            and kept.summary == proposal.summary
-            and self.ask == kept.ask
-            and self.row == kept.row
+            and stored.summary == proposal.summary
+            and self.ask == stored.ask
+            and self.row == stored.row
         )
 
 
 def _missing_text(descriptor: int, lines: list[bytes]) -> bytes:
-    """Return what of these lines is not at the end of the file. A killed process may have left any part of them
-    there."""
+    """Return the part of these lines that is not at the end of the file. A killed process may have left any part of
+    them there."""
     window = 2 * max(map(len, lines)) + 1  # the last line and a piece of the next, if they are ours
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, window, max(0, size - window))

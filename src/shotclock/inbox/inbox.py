@@ -1,18 +1,21 @@
-"""The inbox, as every surface uses it: propose, wait, look, decide.
+"""The inbox, for every surface: propose, wait, look, decide.
 
-Everything that touches the store runs on one thread of the inbox's own, in the order it was asked for, so that
-neither the event loop nor the loop's other threads wait for the disk. Entries of the audit trail are written to their
-file on the same thread, behind what is already in line, so that a burst of changes is one write.
+Everything that uses the store runs on one thread of the inbox's own, in order, so that neither the event loop nor its
+other threads wait for the disk. Entries of the audit trail are written to their file on the same thread, after the work
+that is already queued, so that a burst of changes is one write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,53 +38,51 @@ from ..core.redaction import HIDDEN, looks_secret
 from ..core.value_types import value
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive, this_process
+from ..runtime.command_runner import run_shielded
 from ..store.audit import Entry
 from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
+from ..store.retention import prune_in_passing
 from ..store.store import Store
-from .access import Principal
+from .access import Principal, make_id
 from .audit_file import AuditFile, AuditProblem
 from .person_wait import read_inbox_limits
 from .watcher import Watcher
 
-# How long closing waits for what is in line. Each is bounded by the store's own waits; a stuck disk would run this out.
+# Closing waits this long for queued work. Each piece is bounded by the store's own waits; a stuck disk exhausts this.
 CLOSE_LIMIT_S = 15.0
-# How long a cancellation waits for a proposal that is being written. Others who keep the store busy run this out.
+# A cancellation waits this long for a proposal that is being written. A busy store exhausts this.
 WRITTEN_LIMIT_S = 2.0
-# A watcher who was told of nothing looks for itself after this long.
+# A watcher that was not woken looks for itself after this long.
 CHANGES_LOOK_S = 15.0
-# A wait without an end is made of pieces of this; only how often the store is looked at depends on it.
+# A wait without an end is made of pieces of this.
 LONGEST_WAIT_MS = 3_600_000
-# What is too old is not looked for while those wait for whom the process was started, but when it has run for so long,
-# or ends.
+# Pruning starts when the process has run this long, or ends, so that it does not delay the first callers.
 PRUNE_AFTER_MS = 60_000
-# What is read for a watcher at once.
+# Changes that are read for a watcher at once, and proposals of one transaction.
 CHANGES_AT_ONCE = 100
-# What is proposed in one transaction, at most.
 PROPOSED_AT_ONCE = 100
-# Of the store's directory: what the digests of hidden values are made with. 64 bits of a digest are shown.
+# The key of the digests of hidden values, in the store's directory. 64 bits of a digest are shown.
 KEY_FILE = "approvals.key"
 HIDDEN_DIGITS = 16
-# Of an error's message, as it is kept with the proposal.
+# The part of an error's message that is kept with the proposal.
 OUTCOME_SHOWN = 500
-_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
 T = TypeVar("T")
 
 
 @value
 class Reminder:
-    """A proposal that is about to expire, and nobody has decided."""
+    """A proposal that is about to expire undecided."""
 
     proposal: Summary
 
 
 class Inbox:
-    """Proposals of one store. May be used from several event loops. What is refused is a Failure with a registered
-    code."""
+    """Proposals of one store, for several event loops. A refused request is a Failure with a registered code."""
 
     def __init__(self, store: Store, limits: InboxLimits | None = None) -> None:
-        """Raise Failure where the environment holds no valid limit of how many may be open."""
+        """Raise Failure if the environment holds no valid limit of open proposals."""
         self._limits = limits or read_inbox_limits()
         self._store = store
         self._proposals = store.proposals
@@ -89,14 +90,14 @@ class Inbox:
         self._watcher = Watcher(store.proposals, self._file_soon)
         self._file = AuditFile(store)
         self._lock = threading.Lock()
-        self._asked: deque[tuple[NewProposal, Future[Proposal]]] = deque()
+        self._queued: deque[tuple[NewProposal, Future[Proposal]]] = deque()
         self._filing = False
         self._closed = False
         self._key: bytes | None = None
         self._prune_at = Deadline.after_ms(monotonic_ns(), PRUNE_AFTER_MS)
 
     async def close(self) -> None:
-        """Close the inbox: whoever still waits gets the proposal as it was. The store stays open."""
+        """Close the inbox: callers that still wait get the proposal as it was. The store stays open."""
         with self._lock:
             if self._closed:
                 return
@@ -105,7 +106,7 @@ class Inbox:
         self._thread.shutdown(wait=False)
         await asyncio.wait([asyncio.wrap_future(last)], timeout=CLOSE_LIMIT_S)
 
-    # --- for those who ask ----------------------------------------------------------------------------------
+    # --- for agents -----------------------------------------------------------------------------------------
 
     async def propose(
         self,
@@ -115,37 +116,37 @@ class Inbox:
         key: str | None = None,
         since: WallTime | None = None,
         outlives_asker: bool = True,
+        on_found: Callable[[Proposal], None] | None = None,
     ) -> Proposal:
-        """Return the proposal that answers this call: one that is open, a decision that still holds, or a new one.
+        """Return the proposal that answers this call: an open one, one whose decision is still valid, or a new one.
 
-        `since`: whatever was asked under the key from then on answers it, also one that has expired meanwhile.
-        Raises Failure (INBOX_FULL) where a new one would be one too many. A cancellation that comes while it is being
-        written is passed on after that, with the `proposal`: it is there, and whoever asked has to know. One that is
-        not to outlive its asker is withdrawn then.
+        `since`: a proposal under the key from then on answers it, even an expired one. Raises Failure (INBOX_FULL) if
+        too many are open. A cancellation while the proposal is being written is raised after that; if the proposal is
+        not to outlive its asker, it is withdrawn then. `on_found` is called with the proposal in either case and may
+        raise Failure.
         """
-        import secrets  # as those below: slow to import, and most programs propose nothing
-
-        id = "p-" + "".join(secrets.choice(_LETTERS) for _ in range(10))
         answer: Future[Proposal] = Future()
         with self._lock:
             self._must_not_be_closed()
-            self._asked.append((NewProposal(id, ask, by.name, key, since), answer))
+            self._queued.append((NewProposal(f"p-{make_id(10)}", ask, by.name, key, since), answer))
             self._thread.submit(self._propose_next)
         try:
-            return await asyncio.wrap_future(answer)
-        except asyncio.CancelledError as cancelled:
+            proposal = await asyncio.wrap_future(answer)
+        except asyncio.CancelledError:
             if answer.cancel():  # before it was begun
                 raise
-            if not outlives_asker:  # behind it on our thread, and before whatever closes us
+            if not outlives_asker:  # queued behind the writing, and before the closing
                 self._do_later(lambda: self._proposals.withdraw(answer.result(0).id, by.name, wall_time()))
                 raise
-            from ..runtime.command_runner import run_shielded
-
             written = asyncio.wrap_future(answer)
             await run_shielded(asyncio.wait([written], timeout=WRITTEN_LIMIT_S))
-            if written.done() and written.exception() is None:
-                cancelled.proposal = written.result()  # type: ignore[attr-defined]
+            if written.done() and written.exception() is None and on_found is not None:
+                with suppress(Failure):  # the cancellation comes first
+                    on_found(written.result())
             raise
+        if on_found is not None:
+            on_found(proposal)
+        return proposal
 
     async def wait(self, proposal_id: str, wait_ms: int) -> Proposal:
         """Return the proposal once it is not pending any more, or as it is when the time is up.
@@ -170,7 +171,7 @@ class Inbox:
                 bell.cancel()
 
     async def wait_until(self, proposal: Proposal, deadline: Deadline | None) -> Proposal:
-        """Wait as `wait` does, until a deadline; None waits for as long as people take, or the proposal's own end."""
+        """Wait as `wait` does, until a deadline or, without one, until the proposal ends."""
         while proposal.is_open:
             left_ms = LONGEST_WAIT_MS if deadline is None else deadline.remaining_ms(monotonic_ns())
             if left_ms <= 0:
@@ -179,14 +180,13 @@ class Inbox:
         return proposal
 
     async def withdraw(self, proposal_id: str, by: Principal) -> Proposal:
-        """Withdraw a proposal. Raises Failure unless by whoever proposed it."""
+        """Withdraw a proposal. Raises Failure unless its own agent does."""
         return await self._change(lambda: self._proposals.withdraw(proposal_id, by.name, wall_time()))
 
     async def use(self, proposal_id: str, action_hash: str, *, unanswered: bool = False) -> bool:
-        """Use this approval of exactly that action: once, and nobody after us. Return False where it is not ours to act
-        on. `unanswered`: nobody answered, and its rules let it go on.
+        """Use this approval of exactly that action, once. Return False if it cannot be used.
 
-        Whoever uses it owes a `record_outcome`.
+        `unanswered`: it expired, and its policy continues without an answer. The caller owes a `record_outcome`.
         """
 
         def work() -> bool:
@@ -206,46 +206,38 @@ class Inbox:
         return await self._do(work)
 
     def record_outcome(self, proposal_id: str, code: str | None, message: str = "") -> None:
-        """Record what became of what was approved; without a code it succeeded. Nobody waits for it but `close`."""
-        outcome = ActionOutcome(
-            code is None, wall_time(), code, shorten(message, OUTCOME_SHOWN) if code is not None else None
-        )
-
+        """Record the outcome of an approved action, without waiting; without a code it succeeded."""
+        shown = None if code is None else shorten(message, OUTCOME_SHOWN)
+        outcome = ActionOutcome(code is None, wall_time(), code, shown)
         self._do_later(lambda: self._proposals.record_outcome(proposal_id, outcome))
 
     def withdraw_unneeded(self, proposal_id: str, by: Principal) -> None:
-        """Withdraw what nobody waits for any more, unless it was just decided. Nobody waits for this but `close`."""
+        """Withdraw a proposal that no caller awaits any more, without waiting, unless it was just decided."""
         self._do_later(lambda: self._proposals.withdraw(proposal_id, by.name, wall_time()))
 
     def _do_later(self, change: Callable[[], object]) -> None:
         def work() -> None:
-            try:
+            with suppress(Failure):  # it is recorded already, or the store cannot be used: the action itself is done
                 change()
-            except Failure:  # it is known already, or the store cannot be used: what was done is done
-                return
-            self._announce_change()
+                self._announce_change()
 
         with self._lock:
             if not self._closed:
                 self._thread.submit(work)
 
     async def digest_of_hidden(self, text: str) -> str:
-        """Return a digest that tells hidden values apart without showing them. Keyed, so that nobody finds a short one
-        by trying."""
-
-        import hashlib
-        import hmac
+        """Return a digest that distinguishes hidden values without showing them. It is keyed, so that short values
+        cannot be found by trying."""
 
         def work() -> str:
             if self._key is None:
                 self._key = load_private_key(make_private_directory(self._store.home) / KEY_FILE)
-            return hmac.new(self._key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[
-                :HIDDEN_DIGITS
-            ]
+            digest = hmac.new(self._key, text.encode("utf-8", "surrogatepass"), hashlib.sha256)
+            return digest.hexdigest()[:HIDDEN_DIGITS]
 
         return await self._do(work)
 
-    # --- for those who decide -------------------------------------------------------------------------------
+    # --- for operators --------------------------------------------------------------------------------------
 
     async def decide(
         self,
@@ -256,8 +248,10 @@ class Inbox:
         action_hash: str | None = None,
         confirmation: str | None = None,
     ) -> Proposal:
-        """Record a decision. Of two at once one wins, and the other is told who. `action_hash` is that of what the
-        person was shown."""
+        """Record a decision. Of two at once one wins, and the other one's Failure names the winner.
+
+        `action_hash` is that of the action that the person was shown.
+        """
         by.must_be_operator("decide")
 
         def work() -> Proposal:
@@ -279,15 +273,15 @@ class Inbox:
         by.must_be_operator("extend")
         return await self._change(lambda: self._proposals.extend(proposal_id, by_ms, by.name, wall_time()))
 
-    # --- looking --------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
     async def get(self, proposal_id: str) -> Proposal | None:
         return await self._do(lambda: self._look(proposal_id))
 
     async def changes(self, after_seq: int | None = None) -> AsyncIterator[Summary | Reminder]:
-        """Yield each proposal as it is after it changed, for ever; several changes at once are one.
+        """Yield each proposal as it is after a change, until the inbox is closed; several changes at once are one.
 
-        `after_seq` is the `seq` of the last one seen, None means from now on. Ends when the inbox is closed.
+        `after_seq` is the `seq` of the last one seen; None starts now.
         """
         seq = await self._do(self._proposals.last_seq) if after_seq is None else after_seq
         while True:
@@ -307,11 +301,11 @@ class Inbox:
                 yield Reminder(proposal) if action == "reminded" else proposal
 
     async def history(self, proposal_id: str) -> list[Entry]:
-        """Return what the audit trail holds about it, the oldest first."""
+        """Return the entries of the audit trail about a proposal, the oldest first."""
         return await self._do(lambda: self._store.audit.of(proposal_id))
 
     async def verify_audit(self) -> list[AuditProblem]:
-        """Return what is wrong with the audit trail; nothing, if it is whole."""
+        """Return the problems of the audit trail; empty if it is intact."""
         return await self._do(self._file.verify)
 
     # --- on the inbox's own thread --------------------------------------------------------------------------
@@ -327,27 +321,27 @@ class Inbox:
             raise Failure("SHUTTING_DOWN", "the inbox is closed")
 
     def _propose_next(self) -> None:
-        """Propose all that are in line by now, because a transaction of many waits for the disk once."""
+        """Propose everything that is queued by now, because one transaction of many waits for the disk once."""
         with self._lock:
-            asked = [self._asked.popleft() for _ in range(min(len(self._asked), PROPOSED_AT_ONCE))]
-        asked = [(new, answer) for new, answer in asked if answer.set_running_or_notify_cancel()]
-        fitting: list[tuple[NewProposal, Future[Proposal]]] = []
+            queued = [self._queued.popleft() for _ in range(min(len(self._queued), PROPOSED_AT_ONCE))]
+        queued = [(new, answer) for new, answer in queued if answer.set_running_or_notify_cancel()]
+        valid: list[tuple[NewProposal, Future[Proposal]]] = []
         try:
-            for new, answer in asked:
+            for new, answer in queued:
                 if problems := problems_with(new.ask) + problems_with_key(new.key):
                     answer.set_exception(refusal(problems))
                 else:
-                    fitting.append((new, answer))
-            if not fitting:
+                    valid.append((new, answer))
+            if not valid:
                 return
-            found = self._proposals.attach_or_create_all([new for new, _ in fitting], wall_time(), self._limits)
+            found = self._proposals.attach_or_create_all([new for new, _ in valid], wall_time(), self._limits)
         except BaseException as error:
-            for _, answer in asked:
+            for _, answer in queued:
                 if not answer.done():
                     answer.set_exception(error)
             return
         self._announce_change()
-        for (_, answer), attached in zip(fitting, found, strict=True):
+        for (_, answer), attached in zip(valid, found, strict=True):
             if isinstance(attached, Failure):
                 answer.set_exception(attached)
             else:
@@ -358,7 +352,7 @@ class Inbox:
             try:
                 return work()
             finally:
-                self._announce_change()  # a refusal may have found it expired
+                self._announce_change()  # a refusal may have expired it
 
         return await self._do(changing)
 
@@ -394,9 +388,9 @@ class Inbox:
             if self._filing or self._closed:
                 return
             self._filing = True
-            self._thread.submit(self._bring_to_file)
+            self._thread.submit(self._write_file)
 
-    def _bring_to_file(self) -> None:
+    def _write_file(self) -> None:
         with self._lock:
             self._filing = False
         self._file.catch_up_if_possible()
@@ -409,11 +403,9 @@ class Inbox:
         self._prune()
 
     def _prune(self) -> None:
-        from ..store.retention import prune_by_the_way
+        prune_in_passing(self._store, os.environ, wall_time(), is_alive)
 
-        prune_by_the_way(self._store, os.environ, wall_time(), is_alive)
-
-    # --- last, because from here on its name is not the built-in type's ---------------------------------------
+    # --- last: from here on `list` is this method and not the built-in type -----------------------------------
 
     async def list(
         self,
@@ -424,7 +416,7 @@ class Inbox:
         limit: int = 200,
         before_seq: int | None = None,
     ) -> list[Summary]:
-        """Return the one that changed last first. `ended`: only those that are not pending any more."""
+        """Return the proposals, the last changed first. `ended`: only those that are not pending any more."""
 
         def work() -> list[Summary]:
             self._end_due()
@@ -440,18 +432,19 @@ def _time_out(waiter: asyncio.Future[Proposal | None]) -> None:
         waiter.set_result(None)
 
 
-# What a person is shown of the values that are hidden.
+# --- hidden values ------------------------------------------------------------------------------------------------
+
 HIDDEN_VALUES = "hidden values, by digest"
 EDITED = "a text with a hidden value can be left as it is, or replaced, but not edited"
 
 
 async def hide_secrets(inbox: Inbox, redact: Callable[[str], str], value: Any, place: str, hidden: list[str]) -> Any:
-    """Return it without its secrets. Each text that had one is told in `hidden`, by a digest of all of it."""
+    """Return a value without its secrets. Each text that had one is added to `hidden`, by a digest of all of it."""
     if isinstance(value, Mapping):
         shown: dict[str, Any] = {}
         for name, each in value.items():
             label = await hide_secrets(inbox, redact, str(name), f"a name in {place}", hidden)
-            if label in shown:  # two that differ in what is hidden
+            if label in shown:  # two that differ in their hidden parts
                 label = f"{label} ({len(shown)})"
             if place == "environment" and looks_secret(name):  # however short it is
                 shown[label] = HIDDEN
@@ -470,11 +463,11 @@ async def hide_secrets(inbox: Inbox, redact: Callable[[str], str], value: Any, p
 
 
 def restore_hidden(decided: Any, shown: Any, real: Any) -> Any:
-    """Return what was decided, with each hidden text that was left as it was shown as it really is."""
+    """Return the decided value with the real text in place of each hidden one that was not changed."""
     if isinstance(decided, dict) and isinstance(shown, dict) and isinstance(real, Mapping):
         return {name: restore_hidden(each, shown.get(name), real.get(name)) for name, each in decided.items()}
     if isinstance(decided, list) and isinstance(shown, list) and isinstance(real, list):
-        known = [*zip(shown, real, strict=True), *[(None, None)] * len(decided)]
-        return [restore_hidden(each, *pair) for each, pair in zip(decided, known, strict=False)]
+        pairs = [*zip(shown, real, strict=True), *[(None, None)] * len(decided)]
+        return [restore_hidden(each, *pair) for each, pair in zip(decided, pairs, strict=False)]
     is_hidden = isinstance(shown, str) and HIDDEN in shown and decided == shown
     return real if is_hidden and isinstance(real, str) else decided

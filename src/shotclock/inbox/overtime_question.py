@@ -1,34 +1,32 @@
-"""The question of overtime to a person: may a long call go on, and for how much longer?
+"""The question of overtime to a person: how much longer may a call run?
 
-An ordinary question of the inbox, with what can be granted as its choices. It is open for as long as somebody waits for
-the answer, and withdrawn when nobody does any more.
+It is an ordinary question of the inbox, with the possible extensions as its choices. It is withdrawn when its caller
+stops waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.clocks import format_duration
-from ..core.proposal import Kind, Policy, ProposalRequest, ProposalStatus
+from ..core.overtime import OvertimeDecision
+from ..core.proposal import Kind, Policy, ProposalRequest
 from ..runtime.call import Call
 from .access import Principal
-from .inbox import LONGEST_WAIT_MS, Inbox
-
-if TYPE_CHECKING:
-    from ..core.overtime import OvertimeDecision
+from .inbox import Inbox
 
 DECLINE = "no more time"
-# What is shown of the call's own reason and of its output.
+# The parts of the call's own reason and of its output that are shown.
 REASON_SHOWN = 1000
 OUTPUT_SHOWN = 1500
 
 
 async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[str, Any]) -> OvertimeDecision:
-    """Ask in the inbox whether a call may have overtime, and return what is decided. Bounded by whoever asks: the
-    question is withdrawn with a cancellation. Raises Failure where there is no usable inbox."""
-    from ..core.overtime import OvertimeDecision
+    """Ask in the inbox whether a call may have overtime, and return the decision.
 
+    The caller bounds the wait: a cancellation withdraws the question. Raises Failure without a usable inbox.
+    """
     assert call.overtime is not None
     policy, inbox, by = call.overtime.policy, inbox_of(), Principal.local()
     choices = _choices(summary, policy.share_ms)
@@ -37,38 +35,36 @@ async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[st
         f"More time for {call.name}?"[:200],
         _describe(summary),
         choices=tuple(choices),
-        # A question that was answered before is another one: the id of the call and what it has had are in its text.
         policy=Policy(ttl_ms=max(1, policy.observer_timeout_ms), deciders=policy.deciders),
     )
+    # A new key for every question of a call: an earlier answer must not be found again.
     key = f"overtime/{call.request_id}/{len(call.overtime.requests)}"
     proposal = await inbox.propose(ask, by, key=key, outlives_asker=False)
     try:
-        while proposal.is_open:
-            proposal = await inbox.wait(proposal.id, LONGEST_WAIT_MS)  # bounded by whoever asks, and by its own end
+        proposal = await inbox.wait_until(proposal, None)
     finally:
         if proposal.is_open:
             inbox.withdraw_unneeded(proposal.id, by)
     decision = proposal.decision
-    notes = "" if decision is None else decision.notes
-    who = proposal.decided_by or "nobody"
-    if decision is None or proposal.status is ProposalStatus.EXPIRED:
-        return OvertimeDecision(failed=True, reason="nobody answered in time")
+    if decision is None:
+        return OvertimeDecision(failed=True, reason="the question was not answered in time")
     granted_ms = choices.get(decision.answer, 0) if isinstance(decision.answer, str) else 0
-    return OvertimeDecision(granted_ms, f"{notes} ({who})" if notes else f"decided by {who}")
+    by_name = proposal.decided_by
+    return OvertimeDecision(granted_ms, f"{decision.notes} ({by_name})" if decision.notes else f"decided by {by_name}")
 
 
 def _choices(summary: dict[str, Any], share_ms: int) -> dict[str, int]:
-    """Return what can be answered: what is granted at a time, as much as there is, what was asked for, or nothing."""
+    """Return the possible answers: the requested time, one share, all that is left, or nothing."""
     most_ms = int(summary["most_ms"])
     amounts = sorted({min(most_ms, ms) for ms in (summary.get("asked_ms") or share_ms, share_ms, most_ms)})
     return {f"{format_duration(ms)} more": ms for ms in amounts if ms > 0} | {DECLINE: 0}
 
 
 def _describe(summary: dict[str, Any]) -> str:
-    """Say what a person should know about the call."""
+    """Return the facts about the call for the person."""
     lines = [f"It has run for {format_duration(summary['elapsed_ms'])}."]
     if summary["remaining_ms"] is not None:
-        lines[0] += f" It is stopped in {format_duration(summary['remaining_ms'])}, whatever is decided."
+        lines[0] += f" It is stopped in {format_duration(summary['remaining_ms'])}, whatever you decide."
     if summary.get("reason"):
         lines.append(f"It asks for more itself: {summary['reason'][:REASON_SHOWN]}")
     if summary["granted_ms"]:

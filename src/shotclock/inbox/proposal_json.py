@@ -1,15 +1,14 @@
 """Proposals as JSON: those that are shown, over HTTP and by the command line, and those that come in.
 
-All texts are somebody else's: whoever shows them must not take them for markup. `shown` holds those that a person
-reads, with what cannot be seen marked, so that every surface shows the same. Numbers are text in there: what reads JSON
-as JavaScript does would round them.
-
-Everything that is wrong with what comes in is reported at once.
+All texts come from outside and are not markup. `shown` has those that a person reads, with invisible characters marked,
+so that every surface shows the same. Numbers are text in there: JavaScript would round them.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,6 +18,7 @@ from ..core.proposal import (
     Decision,
     Kind,
     Policy,
+    Problems,
     Proposal,
     ProposalRequest,
     ProposalStatus,
@@ -26,41 +26,28 @@ from ..core.proposal import (
     Summary,
     refusal,
 )
+from ..core.proposal_checks import FILE_LIMIT
+from ..core.record_json import to_json
 from ..core.value_types import fields_of, replace
 from ..core.visible_text import visible
 from .access import Principal, Role
 from .person_wait import run_of
 
-# What only we say about a proposal: where it is done, that we do it ourselves, and what we have read.
-_OURS = frozenset(("surroundings", "dispatched", "was_read"))
-_ASK = frozenset(fields_of(ProposalRequest)) - _OURS
+# Fields that only Shotclock sets.
+_OWN = frozenset(("surroundings", "dispatched", "was_read"))
+_ASK = frozenset(fields_of(ProposalRequest)) - _OWN
 _POLICY = frozenset(fields_of(Policy)) | {"ttl", "remind"}
 _DECISION = frozenset(fields_of(Decision)) | {"arguments_text"}
-_FILE = frozenset(fields_of(ProposedFile)) - _OURS
+_FILE = frozenset(fields_of(ProposedFile)) - _OWN
 
 
-class _Mistakes:
-    """Problems of a request that came in."""
-
-    def __init__(self) -> None:
-        self.found: list[dict[str, str]] = []
-
-    def say(self, field: str, message: str) -> None:
-        self.found.append({"field": field, "message": message})
-
-    def refuse_unknown(self, body: Mapping[str, Any], known: frozenset[str], where: str = "") -> None:
-        for name in sorted(body.keys() - known):
-            self.say(f"{where}{name[:100]}", "there is no such field")
-
-    def refuse(self) -> None:
-        if self.found:
-            raise refusal(self.found)
+# --- in -----------------------------------------------------------------------------------------------------------
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
     """Parse a body. Raises Failure unless it is a JSON object."""
     try:
-        body = json.loads(content, parse_constant=_no_constant)
+        body = json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise mistake("body", f"is not JSON: {error}") from None
     if not isinstance(body, dict):
@@ -69,7 +56,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
 
 def read_number(value: object, field: str, least: int, most: int) -> int:
-    """Return a whole number that may be written as text. Raises Failure unless it is in these limits."""
+    """Return a whole number that may be written as text. Raises Failure unless it is within these limits."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         value = int(value)
     if type(value) is not int or not least <= value <= most:
@@ -79,25 +66,17 @@ def read_number(value: object, field: str, least: int, most: int) -> int:
 
 
 def read_request(body: dict[str, Any]) -> ProposalRequest:
-    """Read a proposal. Its kind may be left out where what is there says it. Lengths and the like are the inbox's to
-    check."""
-    mistakes = _Mistakes()
-    mistakes.refuse_unknown(body, _ASK)
+    """Read a proposal. Its kind may be left out if it follows from the other fields. The inbox checks the values.
+
+    Raises Failure that names every unknown field and every part that is not an object.
+    """
+    problems = _unknown_fields(body, _ASK)
     kind = body.get("kind", "file" if body.get("file") else "operation" if body.get("operation") else "question")
-    if kind not in list(Kind):  # which takes what cannot be hashed as well
-        mistakes.say("kind", f"must be one of {', '.join(Kind)}")
-        kind = Kind.QUESTION
-    file, policy = _file(body.get("file"), mistakes), _policy(body.get("policy"), mistakes)
-    for name in ("title", "justification", "operation"):
-        if not isinstance(body.get(name), str | None):
-            mistakes.say(name, "must be text")
-    for name in ("arguments", "input_schema"):
-        if not isinstance(body.get(name), dict | None):
-            mistakes.say(name, "must be an object")
-    choices = body.get("choices") or []
-    if not isinstance(choices, list):
-        mistakes.say("choices", "must be a list")
-    mistakes.refuse()
+    if kind not in list(Kind):  # a list, because an unhashable kind must not raise TypeError
+        problems.append({"field": "kind", "message": f"must be one of {', '.join(Kind)}"})
+    file, policy = _read_file(body.get("file"), problems), _read_policy(body.get("policy"), problems)
+    if problems:
+        raise refusal(problems)
     return ProposalRequest(
         Kind(kind),
         body.get("title") or "",
@@ -105,78 +84,68 @@ def read_request(body: dict[str, Any]) -> ProposalRequest:
         operation=body.get("operation"),
         arguments=body.get("arguments"),
         file=file,
-        choices=tuple(choices),
+        choices=_as_tuple(body.get("choices")),
         default=body.get("default"),
         input_schema=body.get("input_schema"),
         policy=policy,
     )
 
 
-def _file(body: object, mistakes: _Mistakes) -> ProposedFile | None:
+def _read_file(body: object, problems: Problems) -> ProposedFile | None:
     if body is None:
         return None
-    if not isinstance(body, dict) or not all(isinstance(body.get(name), str) for name in ("path", "proposed")):
-        mistakes.say("file", "must be an object with path and proposed, both text")
+    if not isinstance(body, dict) or not {"path", "proposed"} <= body.keys():
+        problems.append({"field": "file", "message": "must be an object with path and proposed, both text"})
         return None
-    mistakes.refuse_unknown(body, _FILE, "file.")
-    if not isinstance(body.get("current"), str | None):
-        mistakes.say("file.current", "must be text")
+    problems += _unknown_fields(body, _FILE, "file.")
     return ProposedFile(body["path"], body["proposed"], body.get("current"))
 
 
-def _policy(body: object, mistakes: _Mistakes) -> Policy:
-    """Read a policy, with durations as people write them (`ttl`, `remind`) beside milliseconds."""
+def _read_policy(body: object, problems: Problems) -> Policy:
+    """Read a policy, with durations such as 5m (`ttl`, `remind`) beside milliseconds."""
     if body is None:
         return Policy()
     if not isinstance(body, dict):
-        mistakes.say("policy", "must be an object")
+        problems.append({"field": "policy", "message": "must be an object"})
         return Policy()
-    mistakes.refuse_unknown(body, _POLICY, "policy.")
+    problems += _unknown_fields(body, _POLICY, "policy.")
     values = {name: value for name, value in body.items() if name in _POLICY}
-    for name in ("ttl", "remind"):
-        if name in values:
-            try:
-                values[f"{name}_ms"] = parse_duration_ms(values.pop(name))
-            except DurationError as error:
-                mistakes.say(f"policy.{name}", str(error))
-    deciders = values.get("deciders") or []
-    if not isinstance(deciders, list):
-        mistakes.say("policy.deciders", "must be a list of names")
-        deciders = []
-    if mistakes.found:
-        return Policy()
-    return Policy(**{**values, "deciders": tuple(deciders)})
+    for name in values.keys() & {"ttl", "remind"}:
+        try:
+            values[f"{name}_ms"] = parse_duration_ms(values.pop(name))
+        except DurationError as error:
+            problems.append({"field": f"policy.{name}", "message": str(error)})
+    return Policy(**{**values, "deciders": _as_tuple(values.get("deciders"))})
+
+
+def _as_tuple(value: Any) -> Any:
+    """Return a list as a tuple, nothing as an empty one, and other values for the inbox to refuse."""
+    return tuple(value or ()) if isinstance(value, list | None) else value
 
 
 def read_decision(body: dict[str, Any]) -> Decision:
-    """Read a decision. Raises Failure that names every problem of its fields."""
-    mistakes = _Mistakes()
-    mistakes.refuse_unknown(body, _DECISION)
+    """Read a decision. Raises Failure that names every problem of its fields; the inbox checks the values."""
+    problems = _unknown_fields(body, _DECISION)
     status = str(body.get("status"))
     if status not in set(ProposalStatus):
-        mistakes.say("status", "must be approved, modified or rejected")
-    if not isinstance(body.get("notes", ""), str):
-        mistakes.say("notes", "must be text")
-    if not isinstance(body.get("arguments"), dict | None):
-        mistakes.say("arguments", "must be an object")
-    if not isinstance(body.get("file_text"), str | None):
-        mistakes.say("file_text", "must be text")
-    values = {name: value for name, value in body.items() if name != "arguments_text"}
-    if body.get("arguments_text") is not None:  # exact, where a program would round what it reads as numbers
+        problems.append({"field": "status", "message": "must be approved, modified or rejected"})
+    values = {name: value for name, value in body.items() if name in fields_of(Decision)}
+    if body.get("arguments_text") is not None:  # exact, where a program would round numbers
         try:
             values["arguments"] = parse_exact_arguments(body["arguments_text"])
         except ValueError as error:
-            mistakes.say("arguments", str(error))
-    mistakes.refuse()
+            problems.append({"field": "arguments", "message": str(error)})
+    if problems:
+        raise refusal(problems)
     return Decision(**{**values, "status": ProposalStatus(status)})
 
 
 def parse_exact_arguments(text: object) -> dict[str, Any]:
-    """Parse edited arguments. Raises ValueError that says what is wrong with them."""
+    """Parse edited arguments. Raises ValueError with the reason."""
     if not isinstance(text, str):
         raise ValueError("must be text")
     try:
-        parsed = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_once)
+        parsed = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeated)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is not JSON: {error}") from None
     if not isinstance(parsed, dict):
@@ -184,35 +153,43 @@ def parse_exact_arguments(text: object) -> dict[str, Any]:
     return parsed
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("it names one thing twice")
+        raise ValueError("it has a name twice")
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _unknown_fields(body: Mapping[str, Any], names: frozenset[str], prefix: str = "") -> Problems:
+    unknown = sorted(body.keys() - names)
+    return [{"field": f"{prefix}{name[:100]}", "message": "there is no such field"} for name in unknown]
 
 
 def mistake(field: str, message: str) -> Failure:
     return refusal([{"field": field, "message": message}])
 
 
+# --- out ----------------------------------------------------------------------------------------------------------
+
+
 class Compared(NamedTuple):
-    """Text that a proposed file is compared with, and who gave it."""
+    """Text that a proposed file is compared with, and its source."""
 
     before: str | None
     source: str
-    """`read` (by us), `claim` (of whoever asks), or `nothing`: there is no such file, or nobody says."""
+    """`read` (by Shotclock), `claim` (of the agent), or `nothing`: there is no such file, or its text is unknown."""
     contradicts: bool = False
-    """Whoever asks says that the file holds something else than it does."""
+    """Whether the file holds another text than the agent claims."""
 
 
 def compared_with(proposal: Proposal, principal: Principal) -> Compared:
-    """Return what to compare a proposed file with: the file itself where it is on this machine and can be read.
+    """Return the text to compare a proposed file with: that of the file itself if it is on this machine.
 
-    Reads the file, which may block. Only for operators: an agent must not learn from us what a file holds.
+    Reads the file, which may block, and only for operators: an agent must not learn the content of a file.
     """
     file = proposal.ask.file
     if file is None:
@@ -220,37 +197,44 @@ def compared_with(proposal: Proposal, principal: Principal) -> Compared:
     claimed = Compared(file.current, "nothing" if file.current is None else "read" if file.was_read else "claim")
     if file.was_read or not proposal.is_open or principal.role is not Role.OPERATOR or not file.path.startswith("/"):
         return claimed
-    from .approval import read_text_file
-
     try:
-        found = read_text_file(file.path)
-    except (Failure, ValueError):  # no text, or a path that no file can have
+        text = read_text_file(file.path)
+    except (Failure, ValueError):  # not text, or an impossible path
         return claimed
-    return claimed if found is None else Compared(found, "read", found != file.current)
+    return claimed if text is None else Compared(text, "read", text != file.current)
+
+
+def read_text_file(path: str) -> str | None:
+    """Return the text of a file; None if it does not exist. Raises Failure if it is too large or not text."""
+    try:
+        # O_NONBLOCK: opening a pipe must not wait for its writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Failure("FILE_UNREADABLE", f"{path} is not an ordinary file")
+            content = file.read(FILE_LIMIT + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Failure("FILE_UNREADABLE", f"{path}: {error.strerror}") from None
+    if len(content) > FILE_LIMIT:
+        raise Failure("FILE_UNREADABLE", f"{path} is larger than {FILE_LIMIT} bytes, the most that is shown")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise Failure("FILE_UNREADABLE", f"{path} is not text in UTF-8") from None
 
 
 def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
-    """Return what a list shows of a proposal, for this principal."""
+    """Return the fields that a list shows of a proposal to this principal."""
+    plain = {name: each for name, each in to_json(proposal).items() if name not in ("deciders", "runner", "outcome")}
+    for name in ("created_at", "expires_at", "decided_at", "used_at"):
+        at = getattr(proposal, name)
+        plain[name] = None if at is None else at.iso()
     is_decider = not proposal.deciders or principal.name in proposal.deciders
-    run = run_of(proposal, proposal.dispatched)
+    run = run_of(proposal, plain.pop("dispatched"))
     return {
-        "id": proposal.id,
-        "seq": proposal.seq,
-        "kind": proposal.kind.value,
-        "title": proposal.title,
-        "operation": proposal.operation,
-        "path": proposal.path,
-        "asked_by": proposal.asked_by,
-        "status": proposal.status.value,
-        "destructive": proposal.destructive,
-        "created_at": proposal.created_at.iso(),
-        "expires_at": proposal.expires_at.iso(),
-        "decided_by": proposal.decided_by,
-        "decided_at": None if proposal.decided_at is None else proposal.decided_at.iso(),
-        "decided_via": proposal.decided_via,
-        "used_at": None if proposal.used_at is None else proposal.used_at.iso(),
+        **plain,
         "run": run,
-        "notes": proposal.notes,
         "may_decide": principal.role is Role.OPERATOR and is_decider,
         "shown": _mark_all(
             {
@@ -266,11 +250,12 @@ def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
 
 
 def whole(proposal: Proposal, principal: Principal, compared: Compared | None = None) -> dict[str, Any]:
-    """Return all of a proposal, for this principal."""
+    """Return all fields of a proposal for this principal."""
     ask, decision = proposal.ask, proposal.decision
     about = summary(proposal.summary, principal)
     if compared is None:
         compared = compared_with(proposal, Principal(principal.name, Role.AGENT))
+    confirmation = ask.confirmation if ask.policy.destructive else None
     shown = {
         **about["shown"],
         **_mark_all(
@@ -279,7 +264,7 @@ def whole(proposal: Proposal, principal: Principal, compared: Compared | None = 
                 "deciders": list(ask.policy.deciders),
                 "choices": list(ask.choices),
                 "default": None if ask.default is None else _plain(ask.default),
-                "confirmation": ask.confirmation if ask.policy.destructive else None,
+                "confirmation": confirmation,
                 "notes": None if decision is None else decision.notes,
                 "answer": None if decision is None or decision.answer is None else _plain(decision.answer),
             }
@@ -301,7 +286,7 @@ def whole(proposal: Proposal, principal: Principal, compared: Compared | None = 
         **ask.as_json(),
         "arguments_text": arguments_text(ask.arguments),
         "action_hash": proposal.action_hash,
-        "confirmation": ask.confirmation if ask.policy.destructive else None,
+        "confirmation": confirmation,
         "decision": None if decision is None else decision.as_json(),
         "shown": shown,
         "form": form(ask, ask.arguments or {}),
@@ -311,26 +296,25 @@ def whole(proposal: Proposal, principal: Principal, compared: Compared | None = 
 
 
 def modified_text(ask: ProposalRequest, decision: Decision) -> str:
-    """Return what would be done instead: the text of the action, or of the file."""
+    """Return the modified action or file as text."""
     if ask.file is not None:
         return visible(decision.file_text or "")
     return replace(ask, arguments=decision.arguments).text
 
 
 def arguments_text(arguments: Mapping[str, Any] | None) -> str | None:
-    """Return them as exact JSON to be edited; it comes back as text, too."""
+    """Return arguments as exact JSON text for an editor."""
     return None if arguments is None else _json(dict(arguments))
 
 
 def form(ask: ProposalRequest, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields with which arguments are edited one by one. Every value in it is JSON as text."""
+    """Return the fields of a form for arguments. Every value in it is JSON as text."""
     schema = ask.input_schema or {}
     properties, required = schema.get("properties"), schema.get("required")
-    known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+    declared: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
     fields = []
-    for name in [*arguments, *(name for name in known if name not in arguments)]:
-        declared = known.get(name)
-        about: Mapping[str, Any] = declared if isinstance(declared, Mapping) else {}
+    for name in [*arguments, *(name for name in declared if name not in arguments)]:
+        about: Mapping[str, Any] = declared[name] if isinstance(declared.get(name), Mapping) else {}
         options, kind, description = about.get("enum"), about.get("type"), about.get("description")
         if kind is None and name in arguments:
             kind = _kind_of(arguments[name])

@@ -1,8 +1,8 @@
-"""Waiting for what somebody else does with a proposal, at the price of a future.
+"""Watching of proposals for changes, at the price of one future per waiter.
 
-One thread per inbox, and only while anybody waits, looks whether the database changed: 40 times a second, and at once
-after a change of our own. It also ends what is past its end. A waiter is registered *before* it reads the proposal,
-so whatever is committed after its reading is seen by a look that finds it registered.
+One thread per inbox, running only while there are waiters, looks at the database for changes: 40 times a second, and at
+once after a change of this process. It also expires proposals. A waiter is registered *before* it reads the proposal,
+so a change committed after its reading is found by a look that finds the waiter registered.
 
 docs/design.md: R42.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
@@ -20,9 +21,9 @@ from ..process.clock import wall_time
 from ..store.proposals import Feed, Proposals
 
 LOOK_S = 0.025
-# Somebody who waits again right away finds the thread still there.
+# A caller that waits again right away finds the thread still running.
 LINGER_LOOKS = 40
-# How long closing waits for the thread, which may be in the middle of a transaction. A stuck disk would run this out.
+# Closing waits this long for the thread, which may be inside a transaction. A stuck disk exhausts this.
 STOP_LIMIT_S = 5.0
 # Changes of proposals that are read at once.
 CHANGES_AT_ONCE = 1_000
@@ -31,8 +32,7 @@ ProposalFuture = asyncio.Future[Proposal | None]
 
 
 class Watcher:
-    """Thread that looks for changes while anybody waits. It calls `on_expiry` when proposals were ended or reminded
-    of."""
+    """Thread that looks for changes while there are waiters. It calls `on_expiry` after expiries and reminders."""
 
     def __init__(self, proposals: Proposals, on_expiry: Callable[[], None]) -> None:
         self._proposals = proposals
@@ -45,9 +45,9 @@ class Watcher:
         self._closed = False
 
     def register(self, proposal_id: str | None) -> ProposalFuture:
-        """Return a future that gets the proposal once it is not pending any more; None when we are closed.
+        """Return a future for the proposal once it is not pending any more; None when the watcher is closed.
 
-        Without an id: with None after any change of any proposal.
+        Without an id the future gets None after any change of any proposal.
         """
         waiter: ProposalFuture = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -58,7 +58,7 @@ class Watcher:
         return waiter
 
     def unregister(self, proposal_id: str | None, waiter: ProposalFuture) -> None:
-        """Forget a future that nobody waits for any more."""
+        """Remove a future that is not awaited any more."""
         with self._lock:
             registered = self._waiters.get(proposal_id)
             if registered is not None:
@@ -67,23 +67,22 @@ class Watcher:
                     del self._waiters[proposal_id]
 
     def start(self) -> None:
-        """Start the thread: after registering and before reading, never by two threads at once. Opens the feed: it may
+        """Start the thread, after registering and before reading; not from two threads at once. Opening the feed may
         block."""
         with self._lock:
             if self._thread is not None or self._closed:
                 return
-        if self._feed is None:
-            self._feed = self._proposals.feed()
+        feed = self._feed = self._feed or self._proposals.feed()
         with self._lock:
             if not self._closed:
-                self._thread = threading.Thread(target=self._watch, name="shotclock-inbox", daemon=True)
+                self._thread = threading.Thread(target=self._watch, args=(feed,), name="shotclock-inbox", daemon=True)
                 self._thread.start()
 
     def look_now(self) -> None:
         self._wake.set()
 
     def close(self) -> None:
-        """Stop the thread and tell everybody who waits. Blocks, for a bounded time."""
+        """Stop the thread and resolve all waiters. Blocks for a bounded time."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -93,41 +92,38 @@ class Watcher:
         with self._lock:
             waiting, self._waiters = self._waiters, {}
         for registered in waiting.values():
-            _tell(registered, None)
+            _resolve_all(registered, None)
         if self._feed is not None and (thread is None or not thread.is_alive()):
             self._feed.close()
 
     # --- in the thread --------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _watch(self, feed: Feed) -> None:
         try:
-            self._look_while_anybody_waits()
+            self._look_while_awaited(feed)
         finally:
             with self._lock:
-                if self._thread is threading.current_thread():  # a bug ended it: the next who waits starts another
+                if self._thread is threading.current_thread():  # a bug ended it: the next waiter starts another
                     self._thread = None
 
-    def _look_while_anybody_waits(self) -> None:
-        assert self._feed is not None
+    def _look_while_awaited(self, feed: Feed) -> None:
         idle_looks = 0
         due_at: WallTime | None = None
-        due_known = False
+        is_due_read = False
         while True:
             pause_s = LOOK_S
-            try:
-                if not due_known:
-                    due_at, due_known = self._feed.next_due_at(), True
+            with suppress(Failure):  # a busy or broken store: waiters have deadlines of their own, and we look again
+                if not is_due_read:
+                    due_at, is_due_read = feed.next_due_at(), True
                 now = wall_time()
                 if due_at is not None and now >= due_at:
-                    due_known = False
+                    is_due_read = False
                     if self._proposals.end_due(now):
                         self._on_expiry()
-                if self._pass_on(self._feed):
-                    due_known = False
-                if due_at is not None and due_known:
+                if self._pass_on(feed):
+                    is_due_read = False
+                if due_at is not None and is_due_read:
                     pause_s = min(LOOK_S, max(0.0, (due_at - wall_time()) / 1000))
-            except Failure:
-                pass  # a busy or broken store: those who wait have clocks of their own, and we look again
             self._wake.wait(pause_s)
             self._wake.clear()
             with self._lock:
@@ -137,40 +133,38 @@ class Watcher:
                     return
 
     def _pass_on(self, feed: Feed) -> bool:
-        """Tell those who wait what changed. Return whether anything did."""
+        """Resolve the waiters of changed proposals. Return whether there was a change."""
         changed = 0
         count = CHANGES_AT_ONCE
         while count == CHANGES_AT_ONCE:
             count, ended = feed.look(self._is_awaited, CHANGES_AT_ONCE)
             changed += count
             for proposal in ended:
-                self._tell(proposal.id, proposal)
+                self._resolve(proposal.id, proposal)
         if changed:
-            self._tell(None, None)
+            self._resolve(None, None)
         return changed > 0
 
     def _is_awaited(self, proposal_id: str) -> bool:
         with self._lock:
             return proposal_id in self._waiters
 
-    def _tell(self, proposal_id: str | None, proposal: Proposal | None) -> None:
+    def _resolve(self, proposal_id: str | None, proposal: Proposal | None) -> None:
         with self._lock:
             registered = self._waiters.pop(proposal_id, set())
-        _tell(registered, proposal)
+        _resolve_all(registered, proposal)
 
 
-def _tell(registered: Iterable[ProposalFuture], proposal: Proposal | None) -> None:
+def _resolve_all(registered: Iterable[ProposalFuture], proposal: Proposal | None) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[ProposalFuture]] = {}
     for waiter in registered:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, waiters in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, waiters, proposal)
-        except RuntimeError:  # the loop was closed, and whoever waited on it is gone
-            pass
+        with suppress(RuntimeError):  # the loop was closed, and its waiters with it
+            loop.call_soon_threadsafe(_set_results, waiters, proposal)
 
 
-def _resolve(waiters: list[ProposalFuture], proposal: Proposal | None) -> None:
+def _set_results(waiters: list[ProposalFuture], proposal: Proposal | None) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(proposal)

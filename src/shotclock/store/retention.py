@@ -1,7 +1,7 @@
 """Retention: how long ended runs and proposals are kept, the deletion of older ones, and the reset of a whole store.
 
-What is under way, parked or waiting for a person is never deleted. The audit trail is kept whole: of a proposal that
-went, its entries stay, with one more that says so.
+Runs that are under way or parked and open proposals are never deleted. The audit trail is kept whole: the entries of a
+deleted proposal stay, with one more for the deletion.
 
 docs/design.md: R51.
 """
@@ -28,12 +28,12 @@ from .schema import VERSION
 from .store import AUDIT_FILE_NAME, FILE_NAME, JOBS_FOLDER, Store
 
 DAY_MS = 24 * 3_600_000
-# Runs and proposals that one transaction deletes, so that nobody waits long behind it.
+# Runs and proposals that one transaction deletes, so that other writers do not wait long.
 AT_ONCE = 50
-# What is done by the way, once a day: so many of each kind, and so many pages given back. The rest has to wait for the
-# next time, which then comes sooner.
-BY_THE_WAY = 200
-PAGES_BY_THE_WAY = 2_000
+# Pruning in passing, once a day: so many of each kind are deleted, and so many pages are given back. If there is more,
+# the next time comes sooner.
+IN_PASSING = 200
+PAGES_IN_PASSING = 2_000
 PAUSE_MS = DAY_MS
 PAUSE_WITH_MORE_MS = 3_600_000
 _SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
@@ -42,7 +42,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @value
 class Retention:
-    """Limits of what is kept. 0 is no limit."""
+    """Limits of stored runs and proposals. 0 is no limit."""
 
     runs_ms: int = 30 * DAY_MS
     runs: int = 1_000
@@ -52,13 +52,13 @@ class Retention:
 
 @value
 class Pruned:
-    """Count of what was deleted, or would be."""
+    """Count of deleted runs and proposals, or of those that would be."""
 
     runs: int = 0
     runs_bytes: int = 0
     proposals: int = 0
     report_pages: int = 0
-    """Of reports, that were written into the store's folder."""
+    """Pages that `report --open` wrote into the store's directory."""
     is_all: bool = True
 
     def as_data(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Pruned:
 
 
 def read_retention(environment: Mapping[str, str]) -> Retention:
-    """Read the limits from the environment. Raises Failure that names every variable which holds no valid value."""
+    """Read the limits from the environment. Raises Failure that names every invalid variable."""
     readers: dict[str, tuple[str, Callable[[str], int]]] = {
         "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_RUNS": ("runs", _parse_count),
@@ -82,8 +82,7 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
             except (DurationError, ValueError) as error:
                 errors.append({"field": variable, "message": str(error)})
     if errors:
-        message = join_problems(errors)
-        raise Failure("ARG_ERROR", message, context={"errors": errors})
+        raise Failure("ARG_ERROR", join_problems(errors), context={"errors": errors})
     return replace(Retention(), **limits)
 
 
@@ -110,38 +109,34 @@ def prune(
     dry_run: bool = False,
     limit: int = -1,
 ) -> Pruned:
-    """Delete what is older, more or larger than is kept, at most `limit` of each kind. Raises Failure of the store."""
+    """Delete runs and proposals beyond the limits, at most `limit` of each. Raises Failure of the store."""
     before = _before(now, retention.runs_ms)
     runs = store.runs.list_outdated(before, retention.runs, retention.runs_bytes)
     if before is not None:
         runs += store.runs.list_left_behind(before, is_alive)
-    asked_before = _before(now, retention.proposals_ms)
-    proposals = _list_old_proposals(store, asked_before)
-    chosen_runs, chosen = (runs, proposals) if limit < 0 else (runs[:limit], proposals[:limit])
+    proposals = _list_old_proposals(store, _before(now, retention.proposals_ms))
     pages = _list_old_pages(store, before)
     if dry_run:
         return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages))
-    gone = 0
-    for at in range(0, len(chosen_runs), AT_ONCE):
-        gone += store.runs.forget(chosen_runs[at : at + AT_ONCE])
-    decided = 0
-    for at in range(0, len(chosen), AT_ONCE):
-        decided += store.proposals.forget(chosen[at : at + AT_ONCE], now)
+    is_all = limit < 0 or max(len(runs), len(proposals)) <= limit
+    if not is_all:
+        runs, proposals = runs[:limit], proposals[:limit]
+    deleted_runs = sum(store.runs.forget(runs[at : at + AT_ONCE]) for at in range(0, len(runs), AT_ONCE))
+    deleted = sum(store.proposals.forget(proposals[at : at + AT_ONCE], now) for at in range(0, len(proposals), AT_ONCE))
     for page in pages:
         with contextlib.suppress(OSError):
             os.unlink(page)
-    is_all = len(chosen_runs) == len(runs) and len(chosen) == len(proposals)
-    return Pruned(gone, sum(run.bytes for run in chosen_runs), decided, len(pages), is_all)
+    return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), is_all)
 
 
-def prune_by_the_way(
+def prune_in_passing(
     store: Store, environment: Mapping[str, str], now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
 ) -> None:
     """Prune a bounded part, once a day. A failure is left for `shotclock prune` to report."""
     try:
         if store.begin_pruning(now, PAUSE_MS):
-            pruned = prune(store, read_retention(environment), now, is_alive, limit=BY_THE_WAY)
-            store.shrink(PAGES_BY_THE_WAY)
+            pruned = prune(store, read_retention(environment), now, is_alive, limit=IN_PASSING)
+            store.shrink(PAGES_IN_PASSING)
             if not pruned.is_all:
                 store.prune_again_in(now, PAUSE_MS, PAUSE_WITH_MORE_MS)
     except Failure:
@@ -191,21 +186,21 @@ def _before(now: WallTime, age_ms: int) -> WallTime | None:
 
 
 def _list_old_proposals(store: Store, before: WallTime | None) -> tuple[str, ...]:
-    """Return the proposals that were over before then. What a run that has not ended may come back to stays."""
+    """Return the proposals that ended before then, without those of runs that have not ended."""
     if before is None:
         return ()
-    open_runs = store.runs.list_open_ids()  # first: what a run that begins now asks is not old
+    open_runs = store.runs.list_open_ids()  # first: a run that begins now has no old proposals
     old = store.proposals.list_forgettable(before)
     return tuple(id for id, key in old if key is None or not belongs_to(key, open_runs, "/."))
 
 
 def _list_old_pages(store: Store, before: WallTime | None) -> list[str]:
-    """Return the reports that `report --open` has left in the store's folder."""
+    """Return the old pages that `report --open` wrote into the store's directory."""
     found = []
     with contextlib.suppress(OSError), os.scandir(store.home / "reports") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
-                found_at = entry.stat(follow_symlinks=False)
-                if before is not None and stat.S_ISREG(found_at.st_mode) and found_at.st_mtime * 1000 < before.ms:
+                found_stat = entry.stat(follow_symlinks=False)
+                if before is not None and stat.S_ISREG(found_stat.st_mode) and found_stat.st_mtime * 1000 < before.ms:
                     found.append(entry.path)
     return found

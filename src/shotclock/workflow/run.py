@@ -35,7 +35,7 @@ from ..runtime.control_channel import runs as running_runs
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
-from ..store.retention import prune_by_the_way
+from ..store.retention import prune_in_passing
 from ..store.runs import NewRun, Run, RunTaken, StepRecord
 from ..store.store import Store
 from .lint import identity, inner_workflow
@@ -506,7 +506,7 @@ class _Run:
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
         if self.caller.outer is None:
-            await asyncio.to_thread(prune_by_the_way, self.store, os.environ, wall_time(), is_alive)
+            await asyncio.to_thread(prune_in_passing, self.store, os.environ, wall_time(), is_alive)
         return envelope
 
     def _describe_fired_clock(self) -> tuple[str, Fired]:
