@@ -411,6 +411,8 @@ class App:
 def find_handler(address: str) -> Callable[..., Any]:
     """Return the function of `app:command`, in a process that has imported the program."""
     key, _, name = address.partition(":")
+    if key not in APPS:
+        raise LookupError(f"{name!r} is defined in a notebook or a REPL and cannot run in a process; use a module")
     return APPS[key].handler(name)
 
 

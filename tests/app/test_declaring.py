@@ -109,7 +109,7 @@ def test_arguments_are_passed_by_name(app: App):
     def many(*a: int) -> None: ...
 
     for function in (positional, many):
-        with pytest.raises(TypeError, match="by name"):
+        with pytest.raises(TypeError, match="is not supported"):
             app.command(function)
 
 

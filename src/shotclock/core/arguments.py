@@ -37,7 +37,8 @@ def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
     found: list[HandlerParameter] = []
     for each in inspect.signature(function).parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) and each.name != CONTEXT_NAME:
-            raise TypeError(f"{function.__qualname__}: arguments are passed by name, {each} cannot be")
+            use = "a list parameter" if each.kind is each.VAR_POSITIONAL else "a parameter with a name"
+            raise TypeError(f"{function.__qualname__}: {each} is not supported; use {use}")
         if each.kind is each.VAR_KEYWORD:
             found.append(HandlerParameter(each.name, "rest", ...))
             continue

@@ -114,7 +114,7 @@ def _of_number(number: float | int, bare: str | None) -> int:
     if number == 0:
         return 0
     if bare is None:
-        raise DurationError(f"{number} is ambiguous: write {number}s for seconds or {number}ms for milliseconds")
+        raise DurationError(f"{number} has no unit: write {number}s or {number}ms")
     return _checked(number * _UNIT_MS[bare], str(number))
 
 

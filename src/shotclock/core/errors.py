@@ -80,7 +80,7 @@ _ERRORS: dict[str, ErrorEntry] = {
     for entry in (
         # Clocks. Every clock that runs out exits 10, except the caller's own budget.
         ErrorEntry("TIMEOUT", 10, 504, True, UNKNOWN, "The work ran out of its time and was stopped.",
-                   "raise the timeout, or do less in one call"),
+                   "allow more time (--timeout), or do less in one call"),
         ErrorEntry("STALLED", 10, 504, True, UNKNOWN, "The work was silent for longer than its idle clock.",
                    "raise the idle clock, or make the work say that it is alive"),
         ErrorEntry("QUEUE_TIMEOUT", 10, 503, True, NONE, "No place came free in time; the work never started.",
@@ -199,7 +199,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "read error.message for where"),
         # Stopped from outside.
         ErrorEntry("CANCELLED", 143, 499, False, UNKNOWN, "The caller or a signal stopped the call.",
-                   "look at what was done before calling again"),
+                   "it may have done a part of its work: check that before calling again"),
         # The work itself failed.
         ErrorEntry("COMMAND_FAILED", 1, 500, False, UNKNOWN, "The command ended with a non-zero exit code.",
                    "read data.stderr; data.exit_code is the command's own"),
@@ -335,7 +335,7 @@ _WARNINGS: dict[str, str] = {
     "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",
     "LOOP_CAP": "A step sent the run back too often; the run continues without it.",
     "REPLAYED": "This call was answered before; nothing ran again.",
-    "RESULT_CHANGED": "JSON cannot hold all of the result; context.changes lists what was changed.",
+    "RESULT_CHANGED": "Part of the result was converted for JSON; context.changes lists the places.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
 }
 
@@ -414,8 +414,8 @@ def error_entry(code: str) -> ErrorEntry:
     try:
         return _ERRORS[code]
     except KeyError:
-        hint = "call register_error() for it, or raise Failure with a message alone"
-        raise LookupError(f"error code {code!r} is not registered: {hint}") from None
+        hint = f"register it with register_error({code!r}, ...), or raise Failure with a message alone"
+        raise LookupError(f"unknown error code {code!r}; {hint}") from None
 
 
 def warning_summary(code: str) -> str:

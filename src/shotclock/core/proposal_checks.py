@@ -112,7 +112,8 @@ def problems_with_decision(ask: ProposalRequest, decision: Decision) -> Problems
         if decision.answer is not None:
             _add(found, "answer", "only a question that is approved has one")
     elif decision.answer is None:
-        _add(found, "answer", "required")
+        one = f"one with --answer: {' or '.join(ask.choices)}" if ask.choices else "an answer"
+        _add(found, "answer", f"choose {one}")
     elif ask.choices and decision.answer not in ask.choices:
         _add(found, "answer", f"must be one of {', '.join(ask.choices)}")
     else:

@@ -108,7 +108,7 @@ def parse_address(text: str) -> tuple[str, int, str]:
     """Return host, port and namespace of a URL. Raise ValueError that explains the mistake."""
     found = _URL.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:80]!r} is no address of an engine: write temporal://HOST:PORT[/NAMESPACE]")
+        raise ValueError(f"{text[:80]!r} is not a Temporal URL: write temporal://HOST:PORT[/NAMESPACE]")
     port = int(found["port"] or DEFAULT_PORT)
     if not 0 < port < 65536:
         raise ValueError(f"{port} is no port")
