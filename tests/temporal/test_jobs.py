@@ -183,16 +183,16 @@ def test_without_a_worker_nobody_waits_for_long_and_the_answer_says_what_is_miss
     assert code == 14 and untaken["data"]["run_id"] == run_id, untaken
     code, told = runs.call("job", "wait", run_id, "--budget", "1s")
     assert code == 14 and told["data"]["run_status"] == "running", told
-    for wanted, words in {12: ["report", run_id], 1: ["run", "--extend", run_id, "5s"]}.items():
+    for words in (["report", run_id], ["run", "--extend", run_id, "5s"]):
         code, told = runs.call(*words)
-        assert code == wanted and f"no worker answers for run {run_id!r}" in told["error"]["message"], told
+        assert code == 12 and f"no worker answers for run {run_id!r}" in told["error"]["message"], told
         assert "shotclock worker" in told["error"]["suggestion"], told
     worker = Program(["worker", *runs.where, "--queue", run_id, "--drain", "1s"], runs.folder, "late")
     try:
         worker.wait_for_line("takes up to")
         code, envelope = verbatim(runs, untaken["data"]["continue_command"])
         assert code == 0 and steps_of(envelope) == {"a": "succeeded"}, envelope
-        assert envelope["meta"]["timeout_ms"] in (600_000, 605_000), "what was asked for meanwhile may have been heard"
+        assert envelope["meta"]["timeout_ms"] == 600_000, "the refused extension is not received later"
         code, told = runs.call("report", run_id[:-3])
         assert code == 0 and told["data"]["run_id"] == run_id, "the beginning of an id will do"
     finally:

@@ -503,7 +503,7 @@ def test_a_frozen_worker_has_no_step_left_when_another_begins_it(
         below = [each.pid for each in psutil.Process(frozen.process.pid).children(recursive=True)]
         freeze(frozen.process.pid, signal.SIGSTOP)
         copies.wait_for(2)
-        assert frozen.process.poll() == -signal.SIGKILL and "stood still" in frozen.err.read_text()
+        assert frozen.process.poll() == -signal.SIGKILL and "was frozen" in frozen.err.read_text()
         wait_until(lambda: not any(map(is_alive, below)), "the end of all that it had started", 10)
         with contextlib.suppress(ProcessLookupError):
             freeze(frozen.process.pid, signal.SIGCONT)  # as whoever had stopped it would

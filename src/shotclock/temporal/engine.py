@@ -413,7 +413,7 @@ class TemporalEngine:
 
     async def _report(self, run_id: str) -> Report:
         handle = await self.handle(run_id)
-        progress, described, now = await read_progress(handle), await self._describe(run_id), wall_time()
+        progress, described, now = await read_progress(handle, SEEN_LIMIT), await self._describe(run_id), wall_time()
         envelope, ended_at = None, None
         if described.close_time is not None:
             envelope = (await _read_ended(handle)).to_dict()
@@ -503,6 +503,7 @@ class TemporalEngine:
 
     async def order(self, order: RunOrder) -> dict[str, Any]:
         handle = await self.handle(order.run_id)
+        await read_progress(handle, SEEN_LIMIT)  # an order without a worker would be carried out later
         message = {name: getattr(order, name) for name in ("run_id", "step", "who", "by_ms", "within_ms", "reason")}
         try:
             calls: dict[str, Any] = await handle.execute_update("order", message, rpc_timeout=ORDER_LIMIT)
