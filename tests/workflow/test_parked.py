@@ -243,7 +243,7 @@ def test_cancelling_a_parked_run_cleans_up_as_a_signal_would(
         **dict.fromkeys(("never", "wrong"), "skipped"),
     }
     assert (ended["error"]["code"], ended["meta"]["side_effects"]) == ("CANCELLED", "partial")
-    assert ended["error"]["message"] == "the run was cancelled while no process had it"
+    assert ended["error"]["message"] == "the run was cancelled"
 
 
 def test_cancelling_a_parked_run_names_the_clean_up_that_could_not_be_run(

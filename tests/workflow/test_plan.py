@@ -69,9 +69,8 @@ def test_a_step_that_says_its_own_reaction_does_not_get_the_retries_of_the_defau
 # --- one step ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("run", "caller_ms", "own", "effective_ms"),
-    [
+def test_a_timeout_is_cut_to_the_time_of_its_run() -> None:
+    for run, caller_ms, own, effective_ms in (
         (None, None, 60, 60_000),
         (None, None, 0, None),
         (10, None, 60, 9_500),
@@ -83,39 +82,29 @@ def test_a_step_that_says_its_own_reaction_does_not_get_the_retries_of_the_defau
         (None, 4_000, 60, 3_600),
         (0, None, 60, 60_000),
         (10, 0, 60, 9_500),
-    ],
-)
-def test_what_is_left_of_a_timeout_inside_the_run(
-    run: int | None, caller_ms: int | None, own: int, effective_ms: int | None
-) -> None:
-    plan = plan_of(workflow({"a": {"timeout": own}}, timeout=run), timeout_ms=caller_ms)
-    assert plan.steps[0].effective_ms == effective_ms
+    ):
+        plan = plan_of(workflow({"a": {"timeout": own}}, timeout=run), timeout_ms=caller_ms)
+        assert plan.steps[0].effective_ms == effective_ms, (run, caller_ms, own)
 
 
-@pytest.mark.parametrize(
-    ("written", "per_item"), [(None, False), (False, False), (True, False), ([], True), ("{{ x }}", True)]
-)
-def test_a_step_for_each_item_is_told_apart(written: Any, per_item: bool) -> None:
-    assert plan_of(workflow({"a": {"for_each": written}})).steps[0].is_per_item is per_item
-
-
-@pytest.mark.parametrize(
-    ("written", "per_item"), [(None, True), (False, False), (True, True), ([], True), ("{{ x }}", True)]
-)
-def test_who_waits_for_one_that_gives_its_items_is_done_for_each(written: Any, per_item: bool) -> None:
-    steps = {
-        "list": {"for_each": True},
-        "other": {},
-        "each": {"for_each": written, "depends_on": "other|list"},
-        "behind": {"depends_on": "each"},
-    }
-    plan = plan_of(workflow(steps))
-    assert {step.id: step.is_per_item for step in plan.steps} == {
-        "list": False,
-        "other": False,
-        "each": per_item,
-        "behind": written is True,
-    }
+def test_a_step_is_per_item_if_it_or_its_source_has_items() -> None:
+    # `for_each` as written; whether the step is per item alone, and behind a step with `for_each: true`.
+    for written, alone, behind_source in (
+        (None, False, True),
+        (False, False, False),
+        (True, False, True),
+        ([], True, True),
+        ("{{ x }}", True, True),
+    ):
+        assert plan_of(workflow({"a": {"for_each": written}})).steps[0].is_per_item is alone, written
+        steps = {
+            "list": {"for_each": True},
+            "other": {},
+            "each": {"for_each": written, "depends_on": "other|list"},
+            "behind": {"depends_on": "each"},
+        }
+        found = {step.id: step.is_per_item for step in plan_of(workflow(steps)).steps}
+        assert found == {"list": False, "other": False, "each": behind_source, "behind": written is True}, written
 
 
 # --- the whole --------------------------------------------------------------------------------------------
@@ -259,23 +248,19 @@ def test_a_chain_of_three_thousand_is_as_long_as_its_links() -> None:
 # --- clean-up -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("clean_up", "run_s", "kept_ms"),
-    [
-        ({"timeout": 1}, 10, 1112),  # itself and the reserve of what is inside
+def test_the_declared_time_of_clean_up_is_kept_of_the_time_of_the_run() -> None:
+    rows: list[tuple[dict[str, Any], int, int]] = [
+        ({"timeout": 1}, 10, 1112),  # itself and the reserve of its calls
         ({"timeout": 30}, 600, 30_500),
         ({"timeout": 30}, 20, 10_000),  # half of the run at most
-        ({}, 20, 2_000),  # a tenth where it does not say
+        ({}, 20, 2_000),  # a tenth if nothing is declared
         ({"timeout": 0}, 20, 2_000),
-    ],
-)
-def test_what_clean_up_declares_is_kept_of_the_time_of_the_run(
-    clean_up: dict[str, Any], run_s: int, kept_ms: int
-) -> None:
-    plan = plan_of(workflow({"a": {"on_fail": {"run": "down"}}, "down": clean_up}, timeout=run_s))
-    assert plan.clean_up_ms == kept_ms
-    inside_ms = run_s * 1000 - kept_ms
-    assert plan.step("a").effective_ms == min(60_000, inside_ms - min(500, inside_ms // 10))
+    ]
+    for clean_up, run_s, kept_ms in rows:
+        plan = plan_of(workflow({"a": {"on_fail": {"run": "down"}}, "down": clean_up}, timeout=run_s))
+        assert plan.clean_up_ms == kept_ms, clean_up
+        inside_ms = run_s * 1000 - kept_ms
+        assert plan.step("a").effective_ms == min(60_000, inside_ms - min(500, inside_ms // 10)), clean_up
 
 
 def test_nothing_is_kept_where_nobody_declares_clean_up() -> None:

@@ -167,11 +167,10 @@ def _run_dev_server(what: str, port: int, db: str | None, ui: bool) -> Callable[
 
     async def serve(stop: asyncio.Future[str]) -> str:
         from ..runtime.runtime import Runtime
-        from ..temporal.connection import DevServer, run_dev_server
+        from ..temporal.connection import Address, run_dev_server
 
-        server = DevServer(port, db, ui)
-        async with Runtime() as runtime, run_dev_server(server, runtime) as process:
-            say_line(f"engine: {server.address} answers")
+        async with Runtime() as runtime, run_dev_server(runtime, port, db, ui) as process:
+            say_line(f"engine: {Address('127.0.0.1', port)} answers")
             waits: list[asyncio.Future[Any]] = [stop, process.ended]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # unbounded: it serves until it is stopped
             if not stop.done():

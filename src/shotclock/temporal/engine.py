@@ -50,7 +50,7 @@ from ..workflow.lint import identity
 from ..workflow.report import Report, judge_code, report_of
 from ..workflow.run import RunCaller, RunRequest, read_envelope, run_exists
 from ..workflow.schema import WorkflowFile, check_inputs
-from ..workflow.state import Status, StepState, commands_for, count_steps, park_outcome
+from ..workflow.state import JsonObject, Status, StepState, commands_for, count_steps, park_outcome
 from .connection import Address, connect
 from .messages import (
     DEFAULT_HEARTBEAT_MS,
@@ -68,9 +68,7 @@ from .messages import (
 )
 from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
 
-# The pause between two looks at a run, and before an engine that did not answer is asked again.
 LOOK_S = 0.5
-# How long the start of a run is tried while the engine does not answer.
 START_LIMIT_MS = 30_000
 # How long a queue may have no worker before the caller reports that. A worker polls within seconds.
 NO_WORKER_MS = 5_000
@@ -79,11 +77,8 @@ EXTENSION_ROOM_MS = 86_400_000
 # After this a workflow whose worker died in the middle of a decision continues on another worker.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
-# The last runs that are searched for a decided proposal.
 MOST_SEARCHED = 50
-# For a first answer of a worker, and for the list of search attributes.
 SEEN_LIMIT = timedelta(seconds=5)
-# An order travels to the worker of the step, and back.
 ORDER_LIMIT = timedelta(seconds=20)
 # The end of a run may take this long after its deadline: grace, the loss of a worker, the start of another.
 END_MARGIN_MS = 60_000
@@ -104,7 +99,7 @@ _LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
 _NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
 
 T = TypeVar("T")
-Progress = dict[str, Any]
+Progress = JsonObject
 """The answer to the `progress` query of a run (run_workflow.py)."""
 Handle = WorkflowHandle[Any, Any]
 
@@ -140,7 +135,6 @@ class TemporalEngine:
     # --- starting and waiting -----------------------------------------------------------------------------
 
     async def start(self, request: RunRequest, caller: RunCaller) -> Envelope:
-        # Inside the time of the environment, as an embedded run.
         call = admit(
             f"run {request.name}",
             Clocks(timeout_ms=request.limit_ms),
@@ -204,10 +198,8 @@ class TemporalEngine:
         return await self._wait_for_end(run_id, caller, limit_ms)
 
     async def _wait_for_end(self, run_id: str, caller: RunCaller, limit_ms: int) -> Envelope:
-        """Wait for the end of an accepted run. A signal to the caller stops the run.
-
-        Without an end the answer names the run and the command that continues it: after the caller's budget if the run
-        only waits for people, at once if no worker serves its queue, otherwise some time after its limit.
+        """Wait for the end of an accepted run. Without an end the answer names the command that continues it: after the
+        caller's budget if the run only waits for people, at once if no worker serves its queue, else after its limit.
         """
         try:
             return await self._race_to_end(run_id, caller, limit_ms + END_MARGIN_MS if limit_ms else None)
@@ -310,21 +302,17 @@ class TemporalEngine:
     async def wait(self, run_id: str, until_ns: int | None) -> Envelope | None:
         await self._describe(run_id)
         left_s = None if until_ns is None else max(0, until_ns - monotonic_ns()) / 1e9
-        try:
-            async with asyncio.timeout(left_s):
-                return await _read_end(await self.handle(run_id))
-        except builtins.TimeoutError:
-            return None
+        return await _within(left_s, _read_end(await self.handle(run_id)))
 
     async def cancel(self, run_id: str) -> Envelope | None:
         await self._describe(run_id)
         handle = await self.handle(run_id)
-        try:
-            async with asyncio.timeout(CANCEL_LIMIT_S):
-                await _insist(lambda: handle.cancel(rpc_timeout=RPC_LIMIT))
-                return await _read_end(handle)
-        except builtins.TimeoutError:
-            return None
+
+        async def stop() -> Envelope:
+            await _insist(lambda: handle.cancel(rpc_timeout=RPC_LIMIT))
+            return await _read_end(handle)
+
+        return await _within(CANCEL_LIMIT_S, stop())
 
     # --- answers without an end ---------------------------------------------------------------------------
 
@@ -346,28 +334,24 @@ class TemporalEngine:
         )
 
     def unknown_outcome(self, failure: Failure, run_id: str) -> Outcome:
-        """Return the outcome of a command on a run that the engine has, or may have, accepted. It never claims that
-        nothing was done: the run may do anything meanwhile."""
+        """Return the outcome of a command on a run that the engine may have accepted, with unknown side effects."""
         outcome = failure_outcome(self.as_accepted(failure, run_id))
         outcome.ending = Ending.ABANDONED if failure.code in _LOST else Ending.DETACHED
         return outcome
 
     def _unknown_answer(self, failure: Failure, run_id: str, fired: Fired | None = None) -> Envelope:
-        """Return the envelope of a caller that does not learn the end of an accepted run."""
         outcome = self.unknown_outcome(failure, run_id)
         if isinstance(outcome.problem, Problem):
             outcome.problem = replace(outcome.problem, fired=fired)
         return answer(admit(f"run {run_id}", Clocks(timeout_ms=0), began_ns=process_began_ns()), outcome)
 
     def _unended_answer(self, run_id: str, waited_ms: int) -> Envelope:
-        """Return the envelope of a run that has not ended within its limit."""
         key = "" if read_key(os.environ) is None else f", or none has our {KEY_VARIABLE}"
         message = f"run {run_id} has not ended in its time: no worker takes it{key}, or the engine does not answer"
         fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
         return self._unknown_answer(Failure("INCOMPLETE", message), run_id, fired)
 
     def _parked_answer(self, run_id: str, progress: Progress, budget_ms: int) -> Envelope:
-        """Return the envelope of a run that waits for people."""
         states = {name: StepState.from_record(record) for name, record in progress["steps"].items()}
         waiting = [result_of(read_exported(each["record"])) for each in progress["waiting"] if "record" in each]
         call = admit(f"run {progress['name']}", Clocks(timeout_ms=0), caller=TraceContext(progress["trace_id"]))
@@ -427,7 +411,6 @@ class TemporalEngine:
         return made
 
     async def _find_run(self, beginning: str) -> str:
-        """Return the id of the only run whose id begins like this."""
         found: list[str] = []
         if re.fullmatch(r"[A-Za-z0-9._-]+", beginning):
             query = f"WorkflowType = '{RUN_WORKFLOW}' AND WorkflowId STARTS_WITH '{beginning}'"
@@ -491,7 +474,6 @@ class TemporalEngine:
         return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
 
     async def is_running(self, run_id: str) -> bool:
-        """Return whether a run is running. Raise Failure if the engine does not answer."""
         try:
             return (await self._describe(run_id)).close_time is None
         except Failure as failure:
@@ -501,12 +483,12 @@ class TemporalEngine:
 
     # --- orders and decisions -----------------------------------------------------------------------------
 
-    async def order(self, order: RunOrder) -> dict[str, Any]:
+    async def order(self, order: RunOrder) -> JsonObject:
         handle = await self.handle(order.run_id)
         await read_progress(handle, SEEN_LIMIT)  # an order without a worker would be carried out later
         message = {name: getattr(order, name) for name in ("run_id", "step", "who", "by_ms", "within_ms", "reason")}
         try:
-            calls: dict[str, Any] = await handle.execute_update("order", message, rpc_timeout=ORDER_LIMIT)
+            calls: JsonObject = await handle.execute_update("order", message, rpc_timeout=ORDER_LIMIT)
             return calls
         except WorkflowUpdateFailedError as error:
             cause = error.cause
@@ -555,8 +537,7 @@ class TemporalEngine:
         raise Failure("ALREADY_DECIDED", f"{proposal_id} is not open any more")
 
     async def send_decision(self, run_id: str, record: Mapping[str, Any]) -> None:
-        """Send a decided proposal to its run. Raise Failure: ALREADY_DECIDED if another decision came first,
-        CONNECT_FAILED if no worker answers, CONNECTION_LOST if it is unknown whether the run has taken it."""
+        """Send a decided proposal to its run. Raise CONNECTION_LOST if it is unknown whether the run has taken it."""
         id, handle = record["id"], await self.handle(run_id)
         waiting = (await read_progress(handle, SEEN_LIMIT))["waiting"]
         step = next((each["step"] for each in waiting if each["id"] == id), "")
@@ -601,15 +582,13 @@ class TemporalEngine:
 
 
 def _may_ask(workflow: WorkflowFile) -> bool:
-    """Return whether a step may wait for a person."""
     return any(step.approval or STEP_TYPES[step.type].waits_when_approved for step in workflow.steps.values())
 
 
 async def _is_accepted(
     handle: Handle, send: Callable[[], Awaitable[None]], start_id: str, stop: asyncio.Future[str] | None
 ) -> bool:
-    """Send a run to the engine and return whether it has accepted it; False if that is unknown. Raise Failure if the
-    engine refuses it."""
+    """Return whether the engine has accepted a run; False if that is unknown. Raise Failure if it refuses it."""
     is_in_doubt, give_up_ns = False, monotonic_ns() + START_LIMIT_MS * NS_PER_MS
     while True:
         try:
@@ -630,9 +609,17 @@ async def _is_accepted(
 
 
 async def _never(kind: type[T]) -> T:
-    """Wait until cancelled."""
     waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     return await waiting
+
+
+async def _within(limit_s: float | None, work: Awaitable[T]) -> T | None:
+    """Return the result of the work; None if it has not ended within the limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except builtins.TimeoutError:
+        return None
 
 
 async def _insist(send: Callable[[], Awaitable[None]]) -> None:
@@ -655,8 +642,7 @@ async def _read_limit_ms(handle: Handle) -> int:
 
 
 async def _read_end(handle: Handle) -> Envelope:
-    """Return the envelope of a run once it has ended. The caller bounds the wait. Raise Failure if the run has no
-    envelope, or an unreadable one."""
+    """Wait for the end of a run, bounded by the caller. Raise Failure if the envelope is missing or unreadable."""
     while True:
         try:
             return read_envelope(await handle.result())
@@ -678,12 +664,10 @@ async def _read_end(handle: Handle) -> Envelope:
 
 
 async def _read_ended(handle: Handle) -> Envelope:
-    """Return the envelope of an ended run."""
-    try:
-        async with asyncio.timeout(RPC_LIMIT.total_seconds()):
-            return await _read_end(handle)
-    except builtins.TimeoutError:
-        raise Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}") from None
+    envelope = await _within(RPC_LIMIT.total_seconds(), _read_end(handle))
+    if envelope is None:
+        raise Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}")
+    return envelope
 
 
 async def read_progress(handle: Handle, limit: timedelta = RPC_LIMIT) -> Progress:

@@ -25,12 +25,11 @@ from ..store.proposals import export_proposal
 from ..store.runs import Run, StepRecord
 from ..store.store import Store
 from ..workflow.engine import RunOrder
-from ..workflow.state import Status
+from ..workflow.state import JsonObject, Status
 from .connection import Address
 from .engine import RPC_LIMIT, Progress, TemporalEngine, make_run, read_progress
 from .messages import STEP_ACTIVITY
 
-# The pause between two looks at the engine.
 LOOK_S = 1.0
 # The limits of one look and of one request. With the body of a request they are shorter than a request may take.
 LOOK_LIMIT_S = 6.0
@@ -43,13 +42,11 @@ MOST_RUNS = 500
 MOST_ADOPTED = 1_000
 
 T = TypeVar("T")
-RunAndCalls = tuple[Run, dict[str, StepRecord], list[dict[str, Any]]]
+RunAndCalls = tuple[Run, dict[str, StepRecord], list[JsonObject]]
 
 
 @value
 class ProposalOrigin:
-    """The run and the step of a proposal."""
-
     run_id: str
     step: str
 
@@ -61,14 +58,12 @@ class FrontEnd:
         self._engine = TemporalEngine(address)
         self._store = store
         self._open: dict[str, ProposalOrigin] = {}
-        """The proposals that may be open, by id."""
         self._has_adopted = False
         self.url = str(address)
         self.problem: str | None = "the engine has not answered yet"
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[None]:
-        """Look at the engine repeatedly while the context is open."""
         task = asyncio.ensure_future(self._look_repeatedly())
         try:
             yield
@@ -122,7 +117,6 @@ class FrontEnd:
         return len(ids) - len(answers)
 
     async def _ask(self, ids: Iterable[str]) -> dict[str, Progress]:
-        """Return the progress of the runs that answer in time."""
         places = asyncio.Semaphore(ASKED_AT_ONCE)
 
         async def ask(run_id: str) -> tuple[str, Progress | None]:
@@ -147,11 +141,11 @@ class FrontEnd:
         answers = [each.result() for each in answered]
         return {run_id: progress for run_id, progress in answers if progress is not None}
 
-    def _copy_new(self, packed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _copy_new(self, packed: list[JsonObject]) -> list[JsonObject]:
         """Copy new proposals into the store. Return those that were decided here before their run had them, which
         happens if a worker uses the same store."""
         store, now = self._store(), wall_time()
-        unheard: list[dict[str, Any]] = []
+        unheard: list[JsonObject] = []
         pending = {each.id for each in store.proposals.list(status=ProposalStatus.PENDING, limit=MOST_ADOPTED)}
         for each in packed:
             if each["id"] in pending:
@@ -165,7 +159,7 @@ class FrontEnd:
         AuditFile(store).catch_up_if_possible()
         return unheard
 
-    async def _send_unheard(self, origin: ProposalOrigin, record: dict[str, Any]) -> None:
+    async def _send_unheard(self, origin: ProposalOrigin, record: JsonObject) -> None:
         try:
             await self._engine.send_decision(origin.run_id, record)
         except Failure as failure:
@@ -200,7 +194,6 @@ class FrontEnd:
         step = progress["steps"].get(origin.step)
         if decided is None and not has_ended and (step is None or not Status(step["status"]).is_final):
             return  # between two waits of its step
-        # Without a decision the step, or its run, was stopped.
         change = decided or {"status": ProposalStatus.WITHDRAWN.value}
         await asyncio.to_thread(self._write_end, id, change)
         self._open.pop(id, None)
@@ -239,8 +232,7 @@ class FrontEnd:
         action_hash: str | None = None,
         confirmation: str | None = None,
     ) -> Proposal:
-        """Decide a proposal of a run, as `Inbox.decide` does. Raise CONNECTION_LOST if it is unknown whether the run
-        has taken the decision."""
+        """Decide a proposal of a run, as `Inbox.decide` does."""
         deciding = self._engine.decide(
             proposal_id,
             decision,
@@ -269,8 +261,7 @@ class FrontEnd:
     # --- runs ---------------------------------------------------------------------------------------------
 
     async def list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:
-        """Return the running runs, each with its steps and its calls as of the last heartbeats, and the number of runs
-        that do not answer."""
+        """Return the running runs with their steps and calls, and the number of runs that do not answer."""
         return await self._within(LOOK_LIMIT_S, self._list_runs(most))
 
     async def _list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:
@@ -283,23 +274,22 @@ class FrontEnd:
                 runs.append((run, records, [_describe_run_call(run), *await self._read_calls(run_id)]))
         return runs, len(ids) - len(answers)
 
-    async def _read_calls(self, run_id: str) -> list[dict[str, Any]]:
+    async def _read_calls(self, run_id: str) -> list[JsonObject]:
         """Return the calls of a run's steps, from the last heartbeats of their workers."""
         client = await self._engine.client()
         described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
-        calls: list[dict[str, Any]] = []
+        calls: list[JsonObject] = []
         for pending in described.raw_description.pending_activities:
             if pending.activity_type.name == STEP_ACTIVITY and pending.heartbeat_details.payloads:
                 (beat,) = await client.data_converter.decode(pending.heartbeat_details.payloads)
                 calls += [{**call, "parent": run_id} for call in beat.get("calls", ())]
         return calls
 
-    async def order(self, order: RunOrder) -> dict[str, Any]:
-        """Extend a run or one of its steps, or wind it down."""
+    async def order(self, order: RunOrder) -> JsonObject:
         return await self._within(CHANGE_LIMIT_S, self._engine.order(order), "CONNECTION_LOST")
 
 
-def _describe_run_call(run: Run) -> dict[str, Any]:
+def _describe_run_call(run: Run) -> JsonObject:
     """Return the call of a run in the form of `describe_call`. Its deadline is on the engine's clock."""
     now, deadline_at = wall_time(), run.deadline_at
     return {

@@ -27,7 +27,7 @@ from ..providers.provider import ForeignProposal, StepPart
 from ..store.store import Store
 from ..workflow.plan import items_come_from
 from ..workflow.schema import WorkflowFile
-from ..workflow.state import StepState
+from ..workflow.state import JsonObject, StepState
 from ..workflow.templates import mentions, texts_in
 
 RUN_WORKFLOW = "shotclock-run"
@@ -45,8 +45,6 @@ _INSTANTS = ("created_at", "expires_at", "reminded_at", "decided_at", "used_at")
 
 
 class RunInput(TypedDict):
-    """The input of a run's workflow."""
-
     version: int
     run_id: str
     name: str
@@ -54,11 +52,10 @@ class RunInput(TypedDict):
     folder: str
     files: list[str]
     """The real paths of the nested files, from the outermost to this one."""
-    workflow: dict[str, Any]
-    inputs: dict[str, Any]
+    workflow: JsonObject
+    inputs: JsonObject
     trace_id: str
     limit_ms: int
-    """The limit of the whole run; 0 is none."""
     caller_ms: int | None
     """The time that the caller has left. No extension may exceed it."""
     deadline_at: int | None
@@ -71,33 +68,25 @@ class RunInput(TypedDict):
     env: dict[str, str]
     """The variables that the step around a nested run has set."""
     attributes: list[str]
-    """The search attributes that it may set."""
 
 
 class StepInput(TypedDict):
-    """The input of a step's activity."""
-
     version: int
-    run: dict[str, Any]
+    run: JsonObject
     """Its run: run_id, name, file, folder, files, trace_id, inputs, env, queue, began_at, limit_ms, deadline_at."""
-    workflow: dict[str, Any]
-    """The part of the file that the step needs."""
+    workflow: JsonObject
     step: str
-    state: dict[str, Any]
-    visible: dict[str, dict[str, Any]]
-    """The states of the steps that its templates name."""
+    state: JsonObject
+    visible: dict[str, JsonObject]
     kept_ms: int
-    """The part of the run's time that is kept for clean-up."""
     clean_up_by: int | None
     """The end of clean-up, for a clean-up step of a stopped run."""
     is_clean_up: bool
     heartbeat_ms: int
     sent_at: int
     """The time of the request. A try that continues on another worker has used the time since then."""
-    proposals: list[dict[str, Any]]
-    """The proposals of the step."""
-    nested: dict[str, dict[str, Any]]
-    """The envelopes of its ended nested runs, by run id."""
+    proposals: list[JsonObject]
+    nested: dict[str, JsonObject]
     may_park: bool
     """Whether the worker returns the step while it waits for people. Not if the run's time is nearly over."""
 
@@ -109,7 +98,6 @@ class OrderInput(TypedDict):
     step: str | None
     who: str
     by_ms: int | None
-    """The additional time; None winds down."""
     within_ms: int | None
     reason: str
     deadline_at: NotRequired[int]
@@ -117,9 +105,7 @@ class OrderInput(TypedDict):
 
 
 class StepReply(TypedDict, total=False):
-    """The reply of a step's activity."""
-
-    state: dict[str, Any]
+    state: JsonObject
     is_cancelled: bool
     lost: dict[str, int]
     """The worker was shut down while the step ran: the current try, and its beginning."""
@@ -127,11 +113,11 @@ class StepReply(TypedDict, total=False):
     """The step came late, and the engine did not confirm that it may begin. Another worker begins it as a new one."""
     is_parked: bool
     """The step waits for people or nested runs. The workflow waits for them, then sends the step again."""
-    proposals: list[dict[str, Any]]
+    proposals: list[JsonObject]
     nested: list[RunInput]
 
 
-def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str) -> dict[str, Any]:
+def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str) -> JsonObject:
     """Return the part of a file that one step needs. With the whole file, history would hold it once per step."""
     step = workflow.steps[name]
     kept = {key: value for key, value in written.items() if key in ("version", "env", "defaults", "max_parallelism")}
@@ -144,7 +130,7 @@ def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str
 
 def select_visible(
     workflow: WorkflowFile, step: StepPart | None, part: Mapping[str, Any], states: Mapping[str, StepState]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonObject]:
     """Return the states that the templates of a step name, or all states if they use the whole mapping. Without a step
     the templates are those of the run's outputs."""
     text = " ".join(texts_in(part))
@@ -166,9 +152,9 @@ def select_visible(
 
 def pack_proposals(
     step: str, waiting: Iterable[Proposal | ForeignProposal], store: Store, ahead_ms: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the proposals of a step for its workflow. `ahead_ms` is how far the engine's clock is ahead."""
-    packed: list[dict[str, Any]] = []
+    packed: list[JsonObject] = []
     for proposal in waiting:
         record = None if isinstance(proposal, ForeignProposal) else store.proposals.export(proposal.id)
         if record is None:
@@ -179,20 +165,19 @@ def pack_proposals(
     return packed
 
 
-def pack_record(step: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def pack_record(step: str, record: Mapping[str, Any]) -> JsonObject:
     about = {key: record[key] for key in ("id", "status", "expires_at")}
     return {**about, "step": step, "record": dict(record)}
 
 
 def unpack_proposals(packed: Iterable[Mapping[str, Any]], store: Store, ahead_ms: int = 0) -> None:
-    """Write the proposals of a workflow into a store."""
     for each in packed:
         if "record" in each:
             record = {**each["record"], "status": each["status"]}
             store.proposals.take_over(_shift(record, -ahead_ms), wall_time())
 
 
-def _shift(record: Mapping[str, Any], by_ms: int) -> dict[str, Any]:
+def _shift(record: Mapping[str, Any], by_ms: int) -> JsonObject:
     """Return the record on another clock. A proposal without an end keeps none."""
     moved = {
         name: WallTime(record[name] + by_ms).ms
@@ -212,14 +197,11 @@ ENDING = SearchAttributeKey.for_keyword("ShotclockEnding")
 KEYS: tuple[SearchAttributeKey[Any], ...] = (RUN, STATUS, STEP, CLOCK, ENDING)
 TYPES = {key.name: "KeywordList" if key is STEP else "Keyword" for key in KEYS}
 WAITING = "waiting"
-"""The status of a run with open proposals."""
-# The index limits values and lists.
 MOST_LETTERS = 200
 MOST_STEPS = 20
 
 
 def describe_beginning(name: str, registered: Collection[str]) -> TypedSearchAttributes:
-    """Return the attributes of a new run."""
     values: dict[SearchAttributeKey[Any], str] = {RUN: name[:MOST_LETTERS], STATUS: "running"}
     return TypedSearchAttributes(
         [SearchAttributePair(key, value) for key, value in values.items() if key.name in registered]
@@ -227,7 +209,6 @@ def describe_beginning(name: str, registered: Collection[str]) -> TypedSearchAtt
 
 
 def describe_progress(steps: Iterable[str], *, is_waiting: bool) -> dict[SearchAttributeKey[Any], Any]:
-    """Return the attributes of a running run."""
     shown = [name[:MOST_LETTERS] for name in steps][:MOST_STEPS]
     return {STATUS: WAITING if is_waiting else "running", STEP: shown}
 

@@ -34,7 +34,7 @@ from ..core.errors import Failure
 from ..core.redaction import Redaction
 from ..store.home import make_private_directory, state_home
 from ..workflow.schema import WorkflowFile, ai_steps
-from ..workflow.state import HIDES, record_workflow
+from ..workflow.state import HIDES, JsonObject, record_workflow
 
 KEY_VARIABLE = "SHOTCLOCK_CODEC_KEY"
 PAYLOADS_VARIABLE = "SHOTCLOCK_PAYLOADS"
@@ -44,7 +44,6 @@ THRESHOLD = 128 * 1024
 # The limit of a step's output, in characters of JSON. Temporal fails the task of a workflow that is busy for two
 # seconds, again and again.
 JSON_LIMIT = 10_000_000
-# The limit of one transfer to or from an object store.
 TRANSFER_LIMIT_S = 60.0
 _NONCE_BYTES = 12
 _ENCODING = b"binary/shotclock-encrypted"
@@ -68,7 +67,6 @@ def read_key(environ: Mapping[str, str]) -> bytes | None:
 
 
 def make_converter(environ: Mapping[str, str] | None = None) -> DataConverter:
-    """Return the converter of all payloads. Raise Failure."""
     environ = os.environ if environ is None else environ
     key = read_key(environ)
     storage = ExternalStorage(drivers=[make_driver(environ)], payload_size_threshold=THRESHOLD)
@@ -90,14 +88,12 @@ class _OrderedJson(JSONPlainPayloadConverter):
 
 
 class OrderedConverter(CompositePayloadConverter):
-    """The default converter, but with the keys of objects in their order."""
-
     def __init__(self) -> None:
         *others, _ = DefaultPayloadConverter.default_encoding_payload_converters
         super().__init__(*others, _OrderedJson())
 
 
-def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> JsonObject:
     """Return the file for the engine: whole if payloads are encrypted, refused if it holds secrets and they are not.
     Raise Failure, also for an agent whose tool is a workflow, because a worker cannot wait for a nested run."""
     for step_id, step in ai_steps(workflow):
@@ -204,7 +200,6 @@ class DirectoryDriver(_ContentDriver):
     """A storage of files. Several machines have to share the directory."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Use this folder; None means one beside the user's store."""
         self._folder = folder
 
     def _path(self, digest: str) -> Path:

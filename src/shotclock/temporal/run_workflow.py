@@ -53,7 +53,16 @@ with workflow.unsafe.imports_passed_through():
     from ..workflow.run_context import Deadlines, ParallelSlots
     from ..workflow.scheduler import RunLimits, Scheduler
     from ..workflow.schema import WorkflowFile
-    from ..workflow.state import CANCEL, Status, StepError, StepState, describe_steps, judge_run
+    from ..workflow.state import (
+        CANCEL,
+        JsonObject,
+        Status,
+        StepError,
+        StepState,
+        TemplateScope,
+        describe_steps,
+        judge_run,
+    )
     from .messages import (
         ORDER_ACTIVITY,
         OUTPUTS_ACTIVITY,
@@ -94,8 +103,6 @@ T = TypeVar("T")
 
 @record
 class _StepOnWorker:
-    """A step that a worker has, or is to take."""
-
     bell: Deadline | None
     """The deadline of the run, as the worker knows it."""
     end: Deadline | None
@@ -114,15 +121,13 @@ class _ChildDeadline:
 class _Answers:
     """The decisions and ended nested runs of a step that waits for them."""
 
-    proposals: list[dict[str, Any]]
-    nested: dict[str, dict[str, Any]]
+    proposals: list[JsonObject]
+    nested: dict[str, JsonObject]
     may_park: bool = True
 
 
 @workflow.defn(name=RUN_WORKFLOW)
 class RunWorkflow:
-    """One run, from its first step to its envelope."""
-
     @workflow.init
     def __init__(self, run_input: RunInput) -> None:
         if run_input["version"] != VERSION:  # fails the task, not the run: another worker may have that version
@@ -132,24 +137,20 @@ class RunWorkflow:
         self._began_ns = int(workflow.info().workflow_start_time.timestamp() * 1000) * NS_PER_MS
         self._parent = self._find_parent()
         self._own_ms = run_input["limit_ms"]
-        """The run's own limit, with its extensions."""
         self._call = self._admit()
         self._kept_ms = kept_for_clean_up_ms(self._workflow, self._call.bound.limit_ms)
         self._clean_up = clean_up_steps(self._workflow)
         self._deadlines = Deadlines(self._call.bound.bell, self._kept_ms, self._clean_up)
         self._plan = plan_of(self._workflow)
         self._ended_by: str | None = None
-        self._waiting: dict[str, dict[str, Any]] = {}
-        """The open proposals, by id."""
-        self._decided: dict[str, dict[str, Any]] = {}
+        self._waiting: dict[str, JsonObject] = {}
+        self._decided: dict[str, JsonObject] = {}
         """The decided and expired proposals, by id, without their questions."""
         self._holders: dict[str, str] = {}
         """The queues of the workers that have steps, for orders. Only steps that have run for a while are here."""
         self._under_way: dict[str, _StepOnWorker] = {}
-        self._shown: dict[str, Any] = {"ShotclockStatus": "running", "ShotclockStep": []}
-        """The search attributes that are set."""
+        self._shown: JsonObject = {"ShotclockStatus": "running", "ShotclockStep": []}
         self._children: dict[str, str] = {}
-        """The running nested runs, with the step of each."""
         self._child_deadlines: dict[str, _ChildDeadline] = {}
         self._scheduler = Scheduler(
             self._workflow,
@@ -169,7 +170,6 @@ class RunWorkflow:
         return None if caller_ms is None else Deadline(self._began_ns + caller_ms * NS_PER_MS)
 
     def _admit(self) -> Call:
-        """Begin the call of the run, at the instant at which the engine accepted it."""
         limit_ms, deadline_at = self._input["limit_ms"], self._input["deadline_at"]
         clocks = Clocks(timeout_ms=limit_ms).over(DEFAULT_CLOCKS)
         name = f"run {self._input['name']}"
@@ -185,9 +185,8 @@ class RunWorkflow:
         return Call(name, clocks, bound, self._began_ns, request_id, TraceContext(self._input["trace_id"]))
 
     @workflow.run
-    async def run(self, run_input: RunInput) -> dict[str, Any]:
-        """Run the steps and return the envelope. A run that is not `ok` fails its workflow, with the envelope as the
-        detail of the failure."""
+    async def run(self, run_input: RunInput) -> JsonObject:
+        """Run the steps and return the envelope. A failed run raises it as the detail of the workflow's failure."""
         ended_by: str | Exception | None = None
         working = asyncio.get_running_loop().create_task(self._scheduler.run())
         while not working.done():
@@ -221,11 +220,10 @@ class RunWorkflow:
         bound = self._call.bound
         return Fired(ClockKind.TIMEOUT, bound.owner, bound.limit_ms, self._elapsed_ms(), kept_ms=self._kept_ms)
 
-    async def _render_outputs(self) -> dict[str, Any]:
-        """Let a worker render the outputs of the run. An output that cannot be rendered is None, with a warning."""
+    async def _render_outputs(self) -> JsonObject:
         templates = dict(self._workflow.outputs)
         visible = select_visible(self._workflow, None, {"outputs": templates}, self._scheduler.states)
-        reply: dict[str, Any] = await workflow.execute_activity(
+        reply: JsonObject = await workflow.execute_activity(
             OUTPUTS_ACTIVITY,
             {"run": self._describe_run(), "outputs": templates, "visible": visible},
             result_type=dict,
@@ -236,12 +234,12 @@ class RunWorkflow:
         self._scheduler.notes += reply["warnings"]
         if reply["is_cut_short"]:
             self._deadlines.note_cut_short("")
-        outputs: dict[str, Any] = reply["outputs"]
+        outputs: JsonObject = reply["outputs"]
         return outputs
 
     # --- one step -----------------------------------------------------------------------------------------
 
-    async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+    async def _execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         try:
             await self._execute_until_over(name, step, state)
         finally:
@@ -312,7 +310,7 @@ class RunWorkflow:
             most = 2 * (planned.worst_ms + planned.attempts * grace_ms(self._workflow, step)) + GIFT_MS
         return most, MAX_MS if left_ms is None else left_ms + GIFT_MS
 
-    def _describe_run(self) -> dict[str, Any]:
+    def _describe_run(self) -> JsonObject:
         bell = self._call.bound.bell
         kept: Sequence[str] = ("run_id", "name", "file", "folder", "files", "trace_id", "inputs", "env", "queue")
         return {
@@ -408,7 +406,6 @@ class RunWorkflow:
         """Wait until a person has decided about the step, or its nested runs have ended. No worker waits."""
         nested = reply.get("nested") or []
         if nested:
-            # All of them: the items of a step run in parallel.
             ended = await _gather([self._run_nested(name, each) for each in nested])
             answers.nested |= {each["run_id"]: envelope for each, envelope in zip(nested, ended, strict=True)}
             answers.proposals = reply["proposals"]
@@ -417,14 +414,13 @@ class RunWorkflow:
             # Without a decision the run's time is nearly over: the step has to report that, not to wait again.
             answers.may_park = any(proposal["status"] != "pending" for proposal in answers.proposals)
 
-    async def _run_nested(self, name: str, run_input: RunInput) -> dict[str, Any]:
-        """Run a file as a child workflow, and return its envelope."""
+    async def _run_nested(self, name: str, run_input: RunInput) -> JsonObject:
         run_id, deadline_at = run_input["run_id"], run_input["deadline_at"]
         self._children[run_id] = name
         if deadline_at is not None and run_input["deadline_owner"] != f"step {name}":
             self._child_deadlines[run_id] = _ChildDeadline(deadline_at, run_input["latest_at"])
         try:
-            envelope: dict[str, Any] = await workflow.execute_child_workflow(
+            envelope: JsonObject = await workflow.execute_child_workflow(
                 RUN_WORKFLOW,
                 {**run_input, "attributes": self._input["attributes"]},
                 id=run_id,
@@ -439,16 +435,15 @@ class RunWorkflow:
         except ChildWorkflowError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError) and cause.details:
-                failed: dict[str, Any] = cause.details[0]
+                failed: JsonObject = cause.details[0]
                 return failed
             raise
         finally:
             del self._children[run_id]
             self._child_deadlines.pop(run_id, None)
 
-    async def _wait_for_people(self, name: str, proposals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Wait until one of the proposals is decided or expires, or the run's time is over. Return them as they are
-        then."""
+    async def _wait_for_people(self, name: str, proposals: list[JsonObject]) -> list[JsonObject]:
+        """Wait until a proposal is decided or expires, or the run's time is over. Return the proposals."""
         ids = [proposal["id"] for proposal in proposals]
         self._waiting |= {proposal["id"]: proposal for proposal in proposals}
         self._show_progress()
@@ -473,8 +468,7 @@ class RunWorkflow:
         return any(self._waiting[id]["status"] != "pending" for id in ids)
 
     async def _wait_for_decision(self, name: str, ids: list[str]) -> None:
-        """Wait until a proposal is decided, or the run is extended. Raise TimeoutError when a proposal expires, or the
-        run's time is nearly over."""
+        """Wait for a decision or an extension. Raise TimeoutError if a proposal expires or the run's time ends."""
         bell, deadline = self._call.bound.bell, self._deadlines.of(name)
         now_ms = workflow.time_ns() // NS_PER_MS
         ends = [self._waiting[id]["expires_at"] for id in ids]
@@ -487,13 +481,12 @@ class RunWorkflow:
         )
 
     @workflow.update
-    def decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
-        """Accept a decided proposal."""
+    def decide(self, proposal: JsonObject) -> JsonObject:
         self._waiting[proposal["id"]] = proposal
         return proposal
 
     @decide.validator
-    def _check_decision(self, proposal: dict[str, Any]) -> None:
+    def _check_decision(self, proposal: JsonObject) -> None:
         waiting = self._waiting.get(proposal["id"])
         if waiting is None or waiting["status"] != "pending":
             raise ApplicationError(f"{proposal['id']} is not open any more", type="ALREADY_DECIDED")
@@ -532,9 +525,8 @@ class RunWorkflow:
             await self._move_to(replace(moved, owner=owner, source=source))
 
     @workflow.update
-    async def order(self, order: OrderInput) -> dict[str, Any]:
-        """Extend a step or the run, or wind it down. The worker of a step decides how much it gets: never more than the
-        run has. Without its answer nothing changes."""
+    async def order(self, order: OrderInput) -> JsonObject:
+        """Extend a step or the run, or wind it down. The worker of a step grants never more than the run has."""
         if order["step"] is not None:
             return await self._send_order(order, order["step"])
         if order["by_ms"] is not None:
@@ -557,7 +549,7 @@ class RunWorkflow:
         if step is not None and step not in self._holders:
             raise ApplicationError(f"step {step} does not run, or not for long enough yet", type="CALL_NOT_FOUND")
 
-    async def _extend(self, by_ms: int, who: str) -> dict[str, Any]:
+    async def _extend(self, by_ms: int, who: str) -> JsonObject:
         """Extend the run, as far as its caller and the backstops of its running steps allow."""
         granted_ms, moved = by_ms, None
         if self._call.bound.bell is not None:
@@ -596,7 +588,6 @@ class RunWorkflow:
         return moved
 
     async def _move_to(self, moved: Bound) -> None:
-        """Move the deadline of the run, of its nested runs and of its steps."""
         before, bell = self._call.bound.bell, moved.bell
         self._call.bound = moved
         if before is None or bell is None:
@@ -622,9 +613,9 @@ class RunWorkflow:
         with contextlib.suppress(ApplicationError):  # the step may have ended
             await self._send_order(order, step)
 
-    async def _send_order(self, order: OrderInput, step: str) -> dict[str, Any]:
+    async def _send_order(self, order: OrderInput, step: str) -> JsonObject:
         try:
-            reply: dict[str, Any] = await workflow.execute_activity(
+            reply: JsonObject = await workflow.execute_activity(
                 ORDER_ACTIVITY,
                 {**order, "step": step},
                 result_type=dict,
@@ -640,8 +631,7 @@ class RunWorkflow:
             raise ApplicationError(f"the worker of step {step} does not answer", type="CALL_NOT_FOUND") from None
 
     @workflow.query
-    def progress(self) -> dict[str, Any]:
-        """Return the progress of the run."""
+    def progress(self) -> JsonObject:
         running = [name for name, state in self._scheduler.states.items() if state.status is Status.RUNNING]
         # Nested runs report for themselves whether they only wait for people.
         waiting = {proposal["step"] for proposal in self._waiting.values()} | set(self._children.values())
@@ -675,7 +665,6 @@ class RunWorkflow:
 
 
 def _timeout_error(state: StepState, code: str, message: str, fired: Fired) -> StepError:
-    """Return the error of a step that a limit ended without a worker."""
     has_begun = code == "TIMEOUT"
     return {
         "code": code,

@@ -48,7 +48,7 @@ from ..workflow.plan import run_timeout_ms
 from ..workflow.run import describe_news, move_steps, name_nested_run, read_envelope, render_outputs
 from ..workflow.run_context import Deadlines, ParallelSlots, PersonWait, RunContext
 from ..workflow.schema import WorkflowFile, check_inputs
-from ..workflow.state import OutputsView, StepState, StepsView, explain_limit, redaction_for
+from ..workflow.state import JsonObject, OutputsView, StepState, StepsView, explain_limit, redaction_for
 from ..workflow.step_executor import StepExecutor
 from ..workflow.step_renderer import StepRenderer
 from ..workflow.step_try import trace_steps
@@ -75,7 +75,6 @@ STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
 GUARD_DELAY_NS = 100 * NS_PER_MS
 # The pause before a step of another version is returned, so that the engine does not send it to and fro.
 OTHER_VERSION_PAUSE_S = 0.5
-# The pause between two questions whether a step still belongs to this worker.
 ASK_AGAIN_S = 0.05
 # The calls of a step that a heartbeat describes. A step may have many items.
 MOST_CALLS = 10
@@ -91,7 +90,6 @@ class EngineClock:
         return self.at_ms(monotonic_ns())
 
     def at_ms(self, at_ns: int) -> int:
-        """Return an instant of this process on the engine's clock."""
         return self.started_ms + (at_ns - self.at_ns) // NS_PER_MS
 
     def deadline(self, at_ms: int) -> Deadline:
@@ -110,7 +108,6 @@ class StartDelays:
         self._least_ns: int | None = None
 
     def measure(self, clock: EngineClock) -> int | None:
-        """Return the delay of a step; None for the first one."""
         apart_ns = clock.at_ns - clock.started_ms * NS_PER_MS
         if self._least_ns is None:
             return None
@@ -153,8 +150,6 @@ class Leases:
 
 @value
 class WorkerServices:
-    """The objects that all steps of a worker share."""
-
     client: Client
     runtime: Runtime
     store: Store
@@ -170,16 +165,13 @@ class WorkerServices:
 
 
 class Activities:
-    """The activities of a worker."""
-
     def __init__(self, services: WorkerServices) -> None:
         self._services = services
         self._delays = StartDelays()
         self._under_way: dict[tuple[str, str], _StepWork] = {}
-        """The steps of this worker, by run and step."""
 
     @activity.defn(name=STEP_ACTIVITY)
-    async def carry_out_step(self, step_input: dict[str, Any]) -> dict[str, Any]:
+    async def carry_out_step(self, step_input: JsonObject) -> JsonObject:
         if step_input["version"] != VERSION:  # another worker may have that version
             await asyncio.sleep(OTHER_VERSION_PAUSE_S)
             return {"state": step_input["state"], "lost": {}, "is_unbegun": True}
@@ -194,8 +186,7 @@ class Activities:
                 del self._under_way[key]
 
     @activity.defn(name=ORDER_ACTIVITY)
-    async def carry_out_order(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Extend a step of this worker, or wind it down."""
+    async def carry_out_order(self, order: JsonObject) -> JsonObject:
         work = self._under_way.get((order["run_id"], order["step"]))
         try:
             if work is None:
@@ -205,8 +196,7 @@ class Activities:
             raise ApplicationError(str(failure), type=failure.code, non_retryable=True) from None
 
     @activity.defn(name=OUTPUTS_ACTIVITY)
-    async def render_outputs(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the outputs of a run, with warnings for those that cannot be rendered."""
+    async def render_outputs(self, request: JsonObject) -> JsonObject:
         workflow = WorkflowFile.model_validate({"steps": {"none": {"type": "command", "exec": "-"}}})
         async with _open_context(request["run"], workflow, EngineClock(), self._services) as context:
             scope = _make_scope(request, context)
@@ -214,8 +204,7 @@ class Activities:
             return {"outputs": outputs, "warnings": notes, "is_cut_short": context.deadlines.have_fired}
 
 
-def _make_scope(request: Mapping[str, Any], context: RunContext) -> dict[str, Any]:
-    """Return the variables that templates see."""
+def _make_scope(request: Mapping[str, Any], context: RunContext) -> JsonObject:
     states = {name: StepState.from_record(record) for name, record in request["visible"].items()}
     run = {"id": context.run_id, "name": request["run"]["name"]}
     fixed = {"inputs": request["run"]["inputs"], "env": context.base_env, "run": run}
@@ -285,8 +274,6 @@ def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock
 
 
 class _StepWork:
-    """One step, while this worker has it."""
-
     def __init__(
         self, step_input: StepInput, services: WorkerServices, clock: EngineClock, delays: StartDelays
     ) -> None:
@@ -296,7 +283,6 @@ class _StepWork:
         self._delays = delays
         self._limit_ns = step_input["heartbeat_ms"] * NS_PER_MS
         self._heard_ns = monotonic_ns()
-        """The time of the last heartbeat that arrived."""
         self._handle = services.client.get_async_activity_handle(task_token=activity.info().task_token)
         self.state = StepState.from_record(step_input["state"])
         if self.state.cut_off_ms:
@@ -309,13 +295,11 @@ class _StepWork:
         """The nested runs that the workflow has to begin."""
         self._is_announced = False
         self._is_ordered_off = False
-        """The run was stopped."""
         self._is_cut_off = False
         """No heartbeat has arrived for too long, or the worker is shutting down: another worker has to continue."""
 
     async def carry_out(self) -> StepReply:
-        """Execute the step, and return its state. A step that no longer belongs to this worker has no reply: its
-        processes are gone."""
+        """Execute the step, whatever cancels it, and return its state."""
         replying = asyncio.ensure_future(self._execute())
         while not replying.done():
             try:
@@ -393,7 +377,7 @@ class _StepWork:
             return {"state": state, "is_parked": True, "proposals": proposals, "nested": nested}
         return {"state": self.state.to_record(), "is_cancelled": True}
 
-    async def obey(self, order: OrderInput) -> dict[str, Any]:
+    async def obey(self, order: OrderInput) -> JsonObject:
         """Extend the calls of the step, or wind them down. Return them as they are then. Raise Failure."""
         if "deadline_at" in order:
             return self._follow_run(order["deadline_at"])
@@ -408,8 +392,7 @@ class _StepWork:
         run = None if self._context is None else self._context.call
         return [call for call in live_calls.values() if run is not None and call.inside_of is run]
 
-    def _follow_run(self, deadline_at: int) -> dict[str, Any]:
-        """Follow the later deadline of the run."""
+    def _follow_run(self, deadline_at: int) -> JsonObject:
         if self._context is not None and (bell := self._context.call.bound.bell) is not None:
             run = self._context.call
             later_ms = (self._clock.deadline(deadline_at).at_ns - bell.at_ns) // NS_PER_MS
@@ -419,7 +402,6 @@ class _StepWork:
         return {}
 
     def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
-        """Record overtime and wind-downs of the step."""
         if call.inside_of is context.call:
             self.state.overtime.append(context.redaction.value(describe_news(call, news)))
             if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one try
@@ -435,8 +417,7 @@ class _StepWork:
         return {(self._input["step"], number): count for number, count in enumerate(tries)}
 
     async def _run_nested(self, nested: NestedRun, context: RunContext) -> Envelope:
-        """Return the envelope of a nested run that has ended. Otherwise the workflow has to begin it, and the step is
-        parked meanwhile."""
+        """Return the envelope of an ended nested run. Otherwise park the step until the workflow has run it."""
         run_id, _ = name_nested_run(nested, context.run_id, context.nested_runs)
         if (ended := self._input["nested"].get(run_id)) is not None:
             return read_envelope(ended)
@@ -555,7 +536,7 @@ class _StepWork:
             async with asyncio.timeout(within_s):
                 await handle.signal("hold", [self._input["step"], queue], rpc_timeout=timedelta(seconds=within_s))
 
-    def _describe_beat(self) -> dict[str, Any]:
+    def _describe_beat(self) -> JsonObject:
         """Return the current try, and the limits of its calls, for operators who look at the run."""
         if self._context is None:
             return {**self._describe_try(), "calls": []}
@@ -563,7 +544,6 @@ class _StepWork:
         return {**self._describe_try(), "calls": self._context.redaction.value(shown)}
 
     def _describe_try(self) -> dict[str, int]:
-        """Return the current try, and its beginning on the engine's clock."""
         state = self.state
         if state.attempts <= self._attempts_before:  # it has not begun
             return {"attempts": self._attempts_before + 1, "try_began_at": self._clock.now_ms() - self._used_before_ms}

@@ -53,8 +53,6 @@ OWN_VARIABLES = frozenset((*(setting.variable for setting in SETTINGS), KEY_VARI
 
 @value
 class WorkerOptions:
-    """The options of a worker."""
-
     queue: str = DEFAULT_QUEUE
     most_steps: int = DEFAULT_PARALLEL
     drain_ms: int = DEFAULT_DRAIN_MS

@@ -72,7 +72,7 @@ def digest_programs(step: StepPart, rendered: RenderedStep, run: RunContext) -> 
 
 
 def _digest_target(place: str, folder: Path) -> dict[str, str]:
-    """Return the file of a function, or the files of its module, which the folder precedes others in."""
+    """Return the file of a function, or the files of its module in the folder."""
     if os.path.isabs(place):
         return {place: digest_of_file(place)}
     parts = place.split(".")
@@ -82,8 +82,6 @@ def _digest_target(place: str, folder: Path) -> dict[str, str]:
 
 
 class _ScriptCommand(NamedTuple):
-    """A command of a script."""
-
     words: Sequence[Word]
     is_sure: bool
     """Whether it is certainly run. A quoted text may be a script, or only a text."""

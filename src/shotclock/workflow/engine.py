@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.envelope import Envelope
@@ -25,7 +25,7 @@ from ..store.store import Store
 from . import run as local
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
-from .state import Status, commands_for, count_steps
+from .state import JsonObject, Status, commands_for, count_steps
 
 # The runs among which a mistyped or shortened id is searched.
 RUNS_SEARCHED = 200
@@ -48,7 +48,6 @@ class RunOrder:
     reason: str = ""
 
     def as_request(self) -> dict[str, object]:
-        """Return the request to the process that has the run."""
         request: dict[str, object] = {"run": self.run_id, "step": self.step, "who": self.who}
         if self.by_ms is None:
             return {**request, "do": "stop", "within_ms": self.within_ms, "reason": self.reason}
@@ -66,14 +65,12 @@ class RunSummary:
     ended_at: WallTime | None = None
     duration_ms: int | None = None
     code: str | None = None
-    """The error code of a run that did not succeed."""
     why: str = ""
     timeout_ms: int | None = None
     steps: dict[str, object] | None = None
     """The progress of its steps; None if it is unknown."""
 
     def as_row(self) -> dict[str, object]:
-        """Return the row of `shotclock report`."""
         return {
             "run_id": self.run_id,
             "name": self.name,
@@ -131,7 +128,7 @@ class Engine(Protocol):
     async def cancel(self, run_id: str) -> Envelope | None:
         """Stop a run, wait for its clean-up, and return its envelope; None if it has not ended in time."""
 
-    async def order(self, order: RunOrder) -> dict[str, Any]:
+    async def order(self, order: RunOrder) -> JsonObject:
         """Extend a run or a step, or wind it down. Return its calls afterwards."""
 
     async def decide(
@@ -196,7 +193,7 @@ class EmbeddedEngine:
     async def cancel(self, run_id: str) -> Envelope | None:
         return await local.cancel(run_id, self.store)
 
-    async def order(self, order: RunOrder) -> dict[str, Any]:
+    async def order(self, order: RunOrder) -> JsonObject:
         run = self._get(order.run_id)
         if run.ended_at is not None:
             raise Failure("CALL_NOT_FOUND", f"run {run.id!r} has ended")
@@ -230,7 +227,6 @@ class EmbeddedEngine:
         return run
 
     def _find(self, run_id: str) -> Run:
-        """Find a run by its id, or by a beginning that only one has."""
         run = None if "\0" in run_id else self.store.runs.get(run_id)
         if run is not None:
             return run
@@ -250,7 +246,7 @@ def _summarise(run: Run) -> RunSummary:
     return RunSummary(run.id, run.name, made.status, run.created_at, run.ended_at, duration_ms, why=made.why)
 
 
-def send_order(store: Store, holder: ProcessIdentity, name: str, order: RunOrder) -> dict[str, Any]:
+def send_order(store: Store, holder: ProcessIdentity, name: str, order: RunOrder) -> JsonObject:
     """Send an order to the process that has a run or a job. Raise Failure if it cannot be reached."""
     try:
         return ask_holder(store.home, holder, order.as_request())

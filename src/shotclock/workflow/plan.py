@@ -153,15 +153,12 @@ class PlannedStep:
     type: str
     groups: Groups
     timeout_ms: int | None
-    """As written, or the default of its type."""
     is_written: bool
-    """Whether the file sets it."""
     effective_ms: int | None
     """The timeout inside that of the run."""
     grace_ms: int
     attempts: int
     delays_ms: int
-    """The sum of the pauses between its tries."""
     starts_ms: int | None
     """The latest start, if every step before it uses all of its time; None if that is unbounded."""
     ends_ms: int | None
@@ -183,12 +180,10 @@ class PlannedStep:
 class Plan:
     run_timeout_ms: int | None
     steps: tuple[PlannedStep, ...]
-    """In a possible order of their starts."""
     critical_path: tuple[str, ...]
     worst_ms: int | None
     """The duration of the longest path; None if a step on it has no limit."""
     clean_up_ms: int = 0
-    """The part of the run's time that is kept for clean-up."""
 
     def step(self, step_id: str) -> PlannedStep:
         return next(step for step in self.steps if step.id == step_id)
@@ -229,7 +224,6 @@ def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile
 
 
 def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
-    """Return the workflow with only these steps, and without the outputs of others."""
     written = workflow.model_dump(exclude_unset=True)
     gone = workflow.steps.keys() - names
     if not gone:
@@ -270,7 +264,6 @@ def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
 
 
 def overtime_of(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None:
-    """Return the overtime policy of a step, if any."""
     written = step.overtime if step.overtime is not None else workflow.defaults.overtime
     return None if not written else OvertimePolicy.of(written, step_timeout_ms(workflow, step) or 0, bare="s")
 
@@ -297,7 +290,6 @@ UNDECLARED_SHARE = 10
 
 
 def clean_up_steps(workflow: WorkflowFile) -> frozenset[str]:
-    """Return the steps that some `on_fail` runs."""
     reactions = [step.on_fail for step in workflow.steps.values()] + [workflow.defaults.on_fail]
     return frozenset(name for reaction in reactions if reaction is not None for name in reaction.run)
 
@@ -330,7 +322,6 @@ def may_run_again(workflow: WorkflowFile, step: StepPart) -> bool:
 
 
 def most_tries(workflow: WorkflowFile, step: StepPart) -> int:
-    """Return the largest number of tries of a step."""
     retry = retry_of(workflow, step)
     return 1 if retry is None else 1 + retry.max
 
@@ -418,7 +409,6 @@ def _readable_overtime(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy
 
 
 def _by_end(step: PlannedStep) -> tuple[bool, int]:
-    """Sort key: a step without an end comes last."""
     return step.ends_ms is None, step.ends_ms or 0
 
 

@@ -45,8 +45,10 @@ from .scheduler import RunLimits, Scheduler, StepListener
 from .schema import WorkflowFile, check_inputs, find_unset_variables
 from .state import (
     CANCEL,
+    JsonObject,
     Status,
     StepState,
+    TemplateScope,
     describe_steps,
     explain_limit,
     judge_run,
@@ -63,7 +65,6 @@ from .step_try import record_skipped_span, trace_steps
 if TYPE_CHECKING:
     from ..core.overtime import OvertimeRequest
 
-# The pause before a write to a busy store is repeated.
 BUSY_PAUSE_S = 0.05
 
 
@@ -85,7 +86,6 @@ class RunRequest:
 
     @property
     def limit_ms(self) -> int:
-        """Return the shorter of the file's and the caller's limit; 0 is none."""
         limits = [limit for limit in (run_timeout_ms(self.workflow), self.timeout_ms) if limit]
         return min(limits, default=0)
 
@@ -105,7 +105,6 @@ class RunCaller:
     budget_ms: int | None = None
     """How long the caller waits once only people can continue the run; None means without limit."""
     outer: RunContext | None = None
-    """The run that this one is a step of."""
     cleans_up: bool = True
     """Whether clean-up steps can run in a run that is stopped at once."""
 
@@ -145,10 +144,8 @@ def run_exists(run_id: str) -> Failure:
 
 
 async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
-    """Resume a run that is parked or whose process died, with its old deadline, and return its envelope.
-
-    An ended run returns its old envelope. Raise Failure if the run does not exist or cannot be resumed.
-    """
+    """Resume a parked or cut-off run with its old deadline, and return its envelope. An ended run returns its old one.
+    Raise Failure if the run cannot be resumed."""
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
         return read_envelope(run.envelope)
@@ -232,7 +229,6 @@ class _Beginning:
     at: WallTime
     at_ns: int
     budget_ms: int | None = None
-    """The limit of a resumed run."""
 
     @classmethod
     def of(cls, run: Run) -> _Beginning:
@@ -241,7 +237,6 @@ class _Beginning:
 
 
 def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
-    """Raise Failure that names every unset variable which `env` needs."""
     errors = [
         {"field": ".".join(path), "message": message} for path, message in find_unset_variables(workflow, environment)
     ]
@@ -318,8 +313,6 @@ def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = No
 
 @entity
 class _Run:
-    """One run in this process, from its first step to its envelope."""
-
     request: RunRequest
     inputs: Mapping[str, Any]
     call: Call
@@ -327,16 +320,14 @@ class _Run:
     caller: RunCaller
     began: _Beginning
     recorded: Mapping[str, StepState]
-    """The states that an earlier process recorded."""
     kept_ms: int = 0
-    """The time that is kept for clean-up."""
 
     async def carry_out(self) -> Envelope:
         """Run the steps, record the end or the parking of the run, and return its envelope."""
         # Every step is our child and could read our environment in /proc.
         kernel.hide_variables(looks_secret)
         token = current_scope.set(Scope(self.call.bound.bell, -1, self.call.name, self.call, call=self.call))
-        outputs: dict[str, Any] = {}
+        outputs: JsonObject = {}
         ended_by: str | Exception | None
         try:
             async with self._open_context() as context:
@@ -401,7 +392,7 @@ class _Run:
                 record_item=self._record_item,
             )
 
-    async def _record_item(self, step_id: str, number: int, record: dict[str, Any]) -> None:
+    async def _record_item(self, step_id: str, number: int, record: JsonObject) -> None:
         write = partial(self.store.runs.record_item, self.request.run_id, step_id, number, record)
         try:
             write(may_wait=False)
@@ -430,8 +421,7 @@ class _Run:
         )
 
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
-        """Return the name of the signal that ended the run early, if any. The outermost run parks itself and its nested
-        runs."""
+        """Return the name of the signal that ended the run early, if any. Nested runs are parked by the outermost."""
         person_wait, stop = context.person_wait, self.caller.stop
         if is_stopped_before := stop is not None and stop.done():
             scheduler.stop_at_once(clean_up=self.caller.cleans_up)
@@ -464,7 +454,6 @@ class _Run:
         return stop.result() if stop is not None and stop.done() and not scheduler.is_parked else None
 
     async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
-        """Record that the run waits for people, and return the envelope with the command that continues it."""
         run_id, states, person_wait = self.request.run_id, scheduler.states, context.person_wait
         proposals = [
             dict(each.shown) if isinstance(each, ForeignProposal) else result_of(each)
@@ -480,9 +469,8 @@ class _Run:
         return envelope
 
     async def _end(
-        self, scheduler: Scheduler, context: RunContext, outputs: dict[str, Any], ended_by: str | Exception | None
+        self, scheduler: Scheduler, context: RunContext, outputs: JsonObject, ended_by: str | Exception | None
     ) -> Envelope:
-        """Record the end of the run, and return its envelope."""
         run_id, runs, states = self.request.run_id, self.store.runs, scheduler.states
         data = describe_steps(run_id, self.request.name, states)
         if outputs:
@@ -561,7 +549,6 @@ def move_steps(run: Call, deadlines: Deadlines) -> None:
     if run.bound.bell is None:
         return
     became = deadlines.move(run.bound.bell)
-    # Calls made by a step are inside the same deadline.
     for inner in calls_inside(run):
         if (parent := became.get(id(inner.parent))) is not None:
             control_of(inner).follow_caller(parent)
@@ -577,7 +564,7 @@ class _NewsOfRun:
         run = self._context
         if call is not run.call and call.inside_of is not run.call:
             return  # a nested run reports it itself
-        described: dict[str, Any] = run.redaction.value(describe_news(call, news))
+        described: JsonObject = run.redaction.value(describe_news(call, news))
         name = call.name.removeprefix("step ") if call is not run.call else ""
         state = self._scheduler.states.get(name)
         if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one try
@@ -614,8 +601,7 @@ class _NewsOfRun:
             run.store.runs.extend(run.run_id, deadline_at, may_wait=False)
 
 
-def describe_news(call: Call, news: OvertimeRequest | WindDown) -> dict[str, Any]:
-    """Return an overtime request or a wind-down as it is recorded with its step."""
+def describe_news(call: Call, news: OvertimeRequest | WindDown) -> JsonObject:
     if not isinstance(news, WindDown):
         return {"event": "overtime", **news.as_meta()}
     return {
@@ -645,7 +631,6 @@ class OpenedInbox:
 
 
 async def _withdraw(proposals: Iterable[Proposal], inbox: Inbox) -> None:
-    """Withdraw the open proposals of a run that has ended."""
     for proposal in proposals:
         try:
             await inbox.withdraw(proposal.id, Principal.local())
@@ -694,7 +679,6 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
 
 
 def _clean_up_of(workflow: WorkflowFile, states: Mapping[str, StepState]) -> list[str]:
-    """Return the clean-up steps of the steps that had begun."""
     found: dict[str, None] = {}
     for name, state in states.items():
         reaction = workflow.steps[name].on_fail or workflow.defaults.on_fail
@@ -704,10 +688,10 @@ def _clean_up_of(workflow: WorkflowFile, states: Mapping[str, StepState]) -> lis
 
 
 async def render_outputs(
-    context: RunContext, renderer: StepRenderer, templates: Mapping[str, str], scope: dict[str, Any]
-) -> tuple[dict[str, Any], list[Warning_]]:
+    context: RunContext, renderer: StepRenderer, templates: Mapping[str, str], scope: TemplateScope
+) -> tuple[JsonObject, list[Warning_]]:
     """Return the outputs of a run. An output that cannot be rendered is None, with a warning."""
-    outputs: dict[str, Any] = {}
+    outputs: JsonObject = {}
     notes: list[Warning_] = []
     for name, template in templates.items():
         try:

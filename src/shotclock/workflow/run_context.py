@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.proposal import Proposal
@@ -17,7 +17,7 @@ from ..core.redaction import Redaction
 from ..core.value_types import field, value
 from ..providers.provider import ForeignProposal, Providers
 from .schema import WorkflowFile
-from .state import StepState
+from .state import JsonObject, StepState
 
 if TYPE_CHECKING:
     from ..inbox.inbox import Inbox
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 # The limit of all clean-up of a stopped run. Each clean-up step has its own timeout before that.
 CLEAN_UP_LIMIT_MS = 300_000
 
-RecordItem = Callable[[str, int, dict[str, Any]], Awaitable[None]]
-"""Records the state of an item, by its step and number. Raises Failure."""
+RecordItem = Callable[[str, int, JsonObject], Awaitable[None]]
 OnChange = Callable[[StepState], None]
-OnNews = Callable[[str, dict[str, Any]], None]
+OnNews = Callable[[str, JsonObject], None]
 """Receives overtime and wind-downs of a step, or of the run, whose name is empty."""
 
 
@@ -51,8 +50,6 @@ class _SlotState(Enum):
 
 
 class Slot:
-    """A requested slot."""
-
     def __init__(self, slots: ParallelSlots, on_grant: Callable[[], None]) -> None:
         self._slots = slots
         self._on_grant = on_grant
@@ -145,12 +142,9 @@ class PersonWait:
     """
 
     def __init__(self, budget_ms: int | None) -> None:
-        """Begin to count. Without a budget the caller waits without limit."""
         self.budget_ms = budget_ms
         self.waiting: dict[str, Proposal | ForeignProposal] = {}
-        """The open proposals, by key."""
         self.parked_on: dict[str, Proposal | ForeignProposal] = {}
-        """The proposals that were open when the run was parked."""
         self.unanswered: list[Proposal] = []
         """The proposals that no step waits for any more, and that may still be undecided."""
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -158,7 +152,6 @@ class PersonWait:
         self._timer: asyncio.TimerHandle | None = None
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Count a step as working."""
         return self._counted(1)
 
     def leave_to_parts(self) -> AbstractContextManager[None]:
@@ -210,7 +203,6 @@ class Deadlines:
         self._work = bell if bell is None or not kept_ms else Deadline(bell.at_ns - kept_ms * NS_PER_MS)
         self._clean_up = clean_up
         self._fired: list[Deadline] = []
-        """The deadlines of the run that have stopped a step."""
 
     @property
     def kept_ms(self) -> int:
@@ -235,12 +227,10 @@ class Deadlines:
 
     @property
     def have_fired(self) -> bool:
-        """Return whether the run's own deadline has stopped a step."""
         return bool(self._fired)
 
     def may_start(self, step_id: str) -> bool:
-        """Return whether a step may start: not after the run's deadline stopped another, though some reserve is left.
-        Clean-up may start until the end of the run."""
+        """Return whether a step may start: not after the run's deadline stopped another one. Clean-up may."""
         return not any(deadline is self._run or step_id not in self._clean_up for deadline in self._fired)
 
     def move(self, bell: Deadline) -> dict[int, Deadline]:
@@ -263,12 +253,9 @@ class Deadlines:
 
 @value
 class RunContext:
-    """The objects that the parts of one run share."""
-
     run_id: str
     workflow: WorkflowFile
     folder: Path
-    """The folder of the file."""
     files: tuple[str, ...]
     """The real paths of the nested files, from the outermost to this one."""
     began_at: WallTime

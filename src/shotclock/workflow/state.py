@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from ..store.runs import Run
     from ..store.store import Store
 
-StepError = dict[str, Any]
-"""The `error` of an envelope, as a step carries it."""
+JsonObject = dict[str, Any]
+StepError = JsonObject
+TemplateScope = JsonObject
 
 
 class Status(StrEnum):
@@ -54,8 +55,6 @@ class Status(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reason why a step was skipped."""
-
     CONDITION = "condition"
     DEPENDENCY_FAILED = "dependency_failed"
     DEPENDENCY_SKIPPED = "dependency_skipped"
@@ -66,8 +65,6 @@ class Reason(StrEnum):
 
 @record
 class StepState:
-    """The state of one step of a run."""
-
     id: str
     type: str
     status: Status = Status.PENDING
@@ -75,7 +72,6 @@ class StepState:
     cause: str | None = None
     """The failed step that caused this step to be skipped."""
     started_ms: int | None = None
-    """Since the run began."""
     duration_ms: int | None = None
     timeout_ms: int | None = None
     attempts: int = 0
@@ -92,34 +88,28 @@ class StepState:
     warnings: list[Warning_] = field(default_factory=list)
     partial: bool = False
     """The output ends where the step was stopped or wound down."""
-    details: dict[str, Any] = field(default_factory=dict)
+    details: JsonObject = field(default_factory=dict)
     """The origin of the output: for a model, its name and usage."""
     continues: bool = False
     """Dependents run although this step failed."""
     visit: int = 0
-    """The number of times the step was begun anew."""
     calls: int = 0
-    """The number of times the step called others by `run`."""
     is_called: bool = False
-    """Another step called this one by `run`."""
     is_cut_short: bool = False
     """The run's own timeout stopped the step."""
     proposal_id: str | None = None
     """The approval that the step began with, before the run was parked."""
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[JsonObject] = field(default_factory=list)
     """The records of its items, if the run was parked while some of them waited."""
     has_begun: bool = False
     """The step had begun when the run was parked or its process died. It begins again when the run is resumed."""
-    overtime: list[dict[str, Any]] = field(default_factory=list)
-    """The overtime requests and the wind-down of the step."""
+    overtime: list[JsonObject] = field(default_factory=list)
     cut_off_ms: int = 0
     """The time that the cut-off try had used, if the next try has only the rest."""
+    # Not recorded, because they are known only while the step runs.
     try_began_ns: int = 0
-    """The start of the current try. Not recorded."""
     used_ms: int = 0
-    """The duration of the last try. Not recorded."""
     earlier_effects: SideEffects = SideEffects.NONE
-    """The side effects of the earlier tries. Not recorded."""
 
     @property
     def has_passed(self) -> bool:
@@ -127,7 +117,6 @@ class StepState:
 
     @property
     def effects(self) -> SideEffects:
-        """Return the side effects of the step, as far as they are known."""
         if self.side_effects is not None:
             return self.side_effects
         is_untouched = self.status in (Status.PENDING, Status.SKIPPED) or (
@@ -196,19 +185,18 @@ class StepState:
         if context:
             self.error["context"] = context
 
-    def to_answer(self) -> dict[str, Any]:
-        """Return the step as the envelope shows it."""
+    def to_answer(self) -> JsonObject:
         values = zip(_SHOWN, _read_shown(self), strict=True)
         always = _ALWAYS_SHOWN if self.exit_code is None else {*_ALWAYS_SHOWN, "exit_code"}
         return {name: value for name, value in values if value or name in always}
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> JsonObject:
         """Return the record of the step: only the fields that differ from a fresh step, to keep the store small."""
         values = zip(_FIELDS, _read_fields(self), strict=True)
         return {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> StepState:
+    def from_record(cls, record: JsonObject) -> StepState:
         """Read a record. Raise ValueError or KeyError for a record that another version wrote."""
         reason = record.get("reason")
         fields = {name: value for name, value in record.items() if name in _FIELDS}
@@ -241,13 +229,11 @@ def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:
 
 
 def survivors_of(states: Iterable[StepState]) -> list[dict[str, object]]:
-    """Return the processes that the steps could not stop."""
-    notes: list[dict[str, Any]] = [note for state in states for note in state.warnings if note["code"] == "SURVIVORS"]
+    notes: list[JsonObject] = [note for state in states for note in state.warnings if note["code"] == "SURVIVORS"]
     return [process for note in notes for process in note["context"]["processes"]]
 
 
 def effects_of(states: Iterable[StepState]) -> SideEffects:
-    """Return the combined side effects of the steps."""
     states = list(states)
     is_well = all(state.status in (Status.SUCCEEDED, Status.SKIPPED) for state in states)
     return effects_of_all((state.effects for state in states), ended_well=is_well)
@@ -296,7 +282,6 @@ class StepsView(_View):
 
 # --- the stored workflow ----------------------------------------------------------------------------------
 
-# The key that marks a stored workflow whose secrets were removed.
 HIDES = "x-secrets-hidden"
 # The keys of steps and tools that hold free text. Other keys hold names and numbers, which reports read.
 _TEXTS = {"exec", "stdin", "url", "body", "params", "command", "args", "arguments", "repository"}
@@ -315,13 +300,12 @@ def literal_secrets(written: Mapping[str, Any]) -> dict[str, str]:
 
 
 def redaction_for(workflow: WorkflowFile, environment: Mapping[str, str]) -> Redaction:
-    """Return the redaction of the secrets in the environment and in the file."""
     return Redaction({**environment, **literal_secrets(workflow.model_dump(exclude_unset=True))})
 
 
-def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
+def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> JsonObject:
     """Return the workflow without literal secrets in `env` and `headers`, and without known secrets in its texts."""
-    kept: dict[str, Any] = json.loads(json.dumps(written))
+    kept: JsonObject = json.loads(json.dumps(written))
     for part in _parts(kept):
         for key, value in part.items():
             if key in ("env", "headers") and isinstance(value, dict):
@@ -346,8 +330,7 @@ def is_same(kept: Any, written: Any) -> bool:
     return bool(kept == written) and type(kept) is type(written)
 
 
-def _parts(written: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a file that may hold `env`, `headers` or text."""
+def _parts(written: Mapping[str, Any]) -> Iterator[JsonObject]:
     yield written  # type: ignore[misc]
     yield written.get("defaults") or {}
     for key in ("inputs", "tools", "steps"):
@@ -376,8 +359,7 @@ def read_record(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepSta
         raise Failure("STORE_UNUSABLE", message, suggestion="continue it with the version that began it") from None
 
 
-def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the workflow without secrets, marked if it had any."""
+def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> JsonObject:
     written = workflow.model_dump(exclude_unset=True)
     kept = without_secrets(written, redaction_for(workflow, environment))
     return kept if kept == written else {**kept, HIDES: True}
@@ -411,7 +393,6 @@ CANCEL = "cancel"
 
 
 def describe_steps(run_id: str, name: str, states: Mapping[str, StepState]) -> dict[str, object]:
-    """Return the data of a run's envelope."""
     steps = {step_id: state.to_answer() for step_id, state in states.items()}
     return {"run_id": run_id, "name": name, "steps": steps, **lists_of(states)}
 

@@ -39,6 +39,7 @@ from ..runtime.call import Call, Outcome, admit, answer
 from .approved_programs import digest_programs, tools_of
 from .lint import approved_files, digests_of
 from .run_context import RunContext
+from .state import JsonObject
 from .step_renderer import RenderedStep, StepFailed
 
 
@@ -50,8 +51,6 @@ class RefusedStep(NamedTuple):
 
 
 class StepApproval:
-    """The approval of one step."""
-
     def __init__(self, run: RunContext, key: str, *, used: str | None = None) -> None:
         """Prepare the approval. `used` is the proposal that the step began with before the run was parked."""
         self._run = run
@@ -139,7 +138,7 @@ class StepApproval:
         tools = {name: tool.model_dump(exclude_unset=True) for name, tool in tools_of(step, self._run).items()}
         await self._read_files(step, rendered, tools)
         overtime = step.overtime if step.overtime is not None else self._run.workflow.defaults.overtime
-        shown: dict[str, Any] = {"directory": str(rendered.folder), "environment": rendered.env}
+        shown: JsonObject = {"directory": str(rendered.folder), "environment": rendered.env}
         optional = {
             "values": rendered.values,
             "files": {**self._files, **self._programs},
@@ -147,7 +146,7 @@ class StepApproval:
             "tools of the file": tools,
         }
         shown |= {name: each for name, each in optional.items() if each}
-        surroundings: dict[str, Any] = {**NOT_BOUND, "step type": step.type}
+        surroundings: JsonObject = {**NOT_BOUND, "step type": step.type}
         for place, each in shown.items():
             surroundings[place] = await self._hide_secrets(each, place, hidden)
         if tries > 1:
@@ -172,7 +171,6 @@ class StepApproval:
         )
 
     async def _read_files(self, step: StepPart, rendered: RenderedStep, tools: Mapping[str, Any]) -> None:
-        """Read the digests of the nested workflow files and the programs of the step."""
         nested = [self._run.folder / tool["workflow"] for tool in tools.values() if "workflow" in tool]
         if isinstance(step, WorkflowStep):
             nested.append(rendered.folder / str(rendered.settings["workflow"]))
@@ -195,7 +193,7 @@ def _with_real_paths(step: StepPart, rendered: RenderedStep) -> RenderedStep:
         return rendered
 
 
-def _changes(ask: ProposalRequest, proposal: Proposal, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(ask: ProposalRequest, proposal: Proposal, settings: Mapping[str, Any]) -> JsonObject:
     """Return the arguments that the operator changed, with hidden secrets restored."""
     if proposal.status is not ProposalStatus.MODIFIED:
         return {}

@@ -42,22 +42,19 @@ from .plan import (
 )
 from .run_context import ParallelSlots, RunContext
 from .schema import schema_of_inputs
-from .state import Reason, Status, StepError, StepState, effects_of
+from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of
 from .step_approval import RefusedStep, StepApproval
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
 
-# Items of one step that run in parallel.
 ITEMS_AT_ONCE = 8
 MOST_ITEMS = 10_000
 # Warnings and failed item numbers that are kept of the items of one step.
 MOST_WARNINGS = 50
-# Characters of a failed item in its message.
 ITEM_SHOWN = 40
 TRACEBACK_FRAMES = 20
 # Bytes that one step can pass on, as text or as JSON.
 OUTPUT_LIMIT = 60_000_000
-# Longer outputs are read in a thread.
 LARGE_OUTPUT = 1_000_000
 # Characters from the end of stderr, or of an unusable output, in an error.
 END_SHOWN = 2_000
@@ -73,17 +70,14 @@ class _Work:
     name: str
     step: StepPart
     state: StepState
-    scope: dict[str, Any]
+    scope: TemplateScope
     item: tuple[int, int] = (0, 1)
-    """The index of the item, and the number of items."""
     approved: RenderedStep | None = None
     """The approved step. It runs unchanged."""
     approval: StepApproval | None = None
 
 
 class StepExecutor:
-    """The executor of the steps of one run."""
-
     def __init__(self, run: RunContext, run_file: RunFile) -> None:
         self._run = run
         self._workflow = run.workflow
@@ -92,12 +86,12 @@ class StepExecutor:
         self.renderer = StepRenderer(run)
         self._clocks_of: dict[Clocks, Clocks] = {}
 
-    async def execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+    async def execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         """Execute one step and leave its state final. A cancellation is passed on."""
         with self._person_wait.at_work():
             await self._execute(name, step, state, scope)
 
-    async def _execute(self, name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+    async def _execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         self._run.wound_down.discard(name)  # it may run again
         try:
             visible = await self.renderer.with_variables(step, step.if_, scope)
@@ -141,7 +135,7 @@ class StepExecutor:
         """Return whether no more tries or items of a step begin, because it or its run winds down."""
         return self._run.call.winding_down is not None or name in self._run.wound_down
 
-    async def _find_items(self, step: StepPart, scope: dict[str, Any]) -> tuple[list[Any] | None, str | None]:
+    async def _find_items(self, step: StepPart, scope: TemplateScope) -> tuple[list[Any] | None, str | None]:
         """Return the items of a step, or None, and the other step that they come from, if any."""
         items: Any = step.for_each
         source = None
@@ -160,8 +154,7 @@ class StepExecutor:
             raise StepFailed("STEP_INVALID", f"for_each has {len(items)} items; {MOST_ITEMS} at most", "step/for_each")
         return items, source
 
-    def _find_source(self, step: StepPart, scope: dict[str, Any]) -> str | None:
-        """Return the step with `for_each: true` whose output holds the items."""
+    def _find_source(self, step: StepPart, scope: TemplateScope) -> str | None:
         sources = items_come_from(self._workflow, step)
         for group in groups_of(step.depends_on) if sources else ():
             # Of several alternatives the one that succeeded; there may be none if failures are tolerated.
@@ -234,7 +227,7 @@ class StepExecutor:
             state.earlier_effects = state.effects
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _fail_if_holds(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> bool:
+    async def _fail_if_holds(self, step: StepPart, state: StepState, scope: TemplateScope) -> bool:
         if step.fail_if is None:
             return False
         visible = await self.renderer.with_variables(step, step.fail_if, {**scope, "output": state.output})
@@ -341,7 +334,6 @@ class StepExecutor:
             is_approved=work.approval is not None,
         )
         state.cut_off_ms = 0
-        # The steps of a nested run are counted by themselves.
         left = self._person_wait.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
         outer = scope_of_run()
         # The deadline of the run, which may have been extended since the step began.
@@ -398,12 +390,12 @@ class StepExecutor:
             models: Any = self._run.providers["ai"]
             await models.warm(model.model)
 
-    async def _ask_model(self, call: Call, summary: dict[str, Any]) -> OvertimeDecision:
+    async def _ask_model(self, call: Call, summary: JsonObject) -> OvertimeDecision:
         models: Any = self._run.providers["ai"]
         decision: OvertimeDecision = await models.observe_overtime(call, summary)
         return decision
 
-    def _with_deadline(self, work: _Work) -> dict[str, Any]:
+    def _with_deadline(self, work: _Work) -> JsonObject:
         """Return the scope of a try, with its remaining milliseconds as `deadline.remaining` if they are known."""
         timeout_ms = step_timeout_ms(self._workflow, work.step)
         deadline = self._run.deadlines.of(work.name)
@@ -412,7 +404,6 @@ class StepExecutor:
         return {**work.scope, "deadline": {"remaining": min(limits, default=None)}}
 
     async def call_tool(self, work: _Work, name: str, arguments: Mapping[str, Any]) -> AnsweredTry:
-        """Call a tool of the file for a step, as a call inside the current one."""
         run, tool, step_id = self._run, self._workflow.tools[name], f"{work.name} tool {name}"
         step: StepPart
         try:
@@ -447,12 +438,11 @@ class StepExecutor:
     def _make_clocks(self, step: StepPart) -> Clocks:
         others = {f"{name}_ms": step_clock_ms(self._workflow, step, name) for name in WORK_CLOCKS if name != "timeout"}
         clocks = Clocks(step_timeout_ms(self._workflow, step) or 0, **others)
-        # Most steps have equal limits, and share one object.
         return self._clocks_of.setdefault(clocks, clocks)
 
     # --- output -------------------------------------------------------------------------------------------
 
-    async def _judge_output(self, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+    async def _judge_output(self, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         if step.transform is not None:
             visible = await self.renderer.with_variables(step, step.transform, scope)
             limit_ms = self._left_for_output(step, state)
@@ -475,8 +465,6 @@ class StepExecutor:
 
 
 class _Items:
-    """The items of one step while they are executed."""
-
     def __init__(
         self, executor: StepExecutor, run: RunContext, work: _Work, items: list[Any], source: str | None
     ) -> None:
@@ -537,7 +525,7 @@ class _Items:
             with contextlib.suppress(Failure):  # without a record of its end it counts as cut off
                 await self._write(number)
 
-    def _to_record(self, number: int, part: StepState) -> dict[str, Any]:
+    def _to_record(self, number: int, part: StepState) -> JsonObject:
         return {**part.to_record(), "item": self._digests[number]}
 
     async def _write(self, number: int) -> None:
@@ -545,7 +533,6 @@ class _Items:
             await self._run.record_item(self._work.name, number, self._to_record(number, self._parts[number]))
 
     def _judge(self) -> Status:
-        """Set the state of the step from those of its items, and return its status."""
         parts, state = self._parts, self._work.state
         state.attempts = state.cut_off + sum(part.attempts for part in parts)
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
@@ -620,7 +607,6 @@ def _read_output(step: StepPart, output: Any) -> Read:
 
 
 def _kind_of(value: Any) -> str:
-    """Return the type of a value in the words of JSON."""
     kinds = {dict: "an object", str: "text", bool: "true or false", type(None): "nothing"}
     return kinds.get(type(value), "a number")
 

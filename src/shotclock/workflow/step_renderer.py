@@ -24,7 +24,7 @@ from . import templates
 from .run_context import RunContext
 from .schema import References, UnsetVariable, holds_template, is_template, unset_message
 from .shell_quoting import Unsafe, find_variable_refusal, with_references
-from .state import Status, StepError
+from .state import JsonObject, Status, StepError, TemplateScope
 from .templates import mentions
 
 # The timeout of a template, a condition or a JSON Schema. Only an endless loop takes longer.
@@ -36,7 +36,6 @@ LEAST_TEMPLATE_MS = 2_000
 
 
 def _in_worker(name: str, module: str, function: str) -> Operation:
-    """Return an operation that computes a text of the file in a worker."""
     handler = HandlerReference(f"shotclock.workflow.{module}", function)
     return Operation(name, handler, isolation="process", mutates=False, idempotent=True, clocks=TEMPLATE_CLOCKS)
 
@@ -54,8 +53,7 @@ class StepFailed(Exception):
         """Make the failure. `ended` is the answer of a computation that failed, perhaps by a timeout."""
         super().__init__(message)
         self.fired = None if ended is None else ended.fired
-        """The limit that stopped the computation."""
-        context: dict[str, Any] = {"rule": rule}
+        context: JsonObject = {"rule": rule}
         cause = (ended.error or {}).get("context") if ended is not None else None
         if isinstance(cause, dict) and "clock" in cause:
             context["clock"] = cause["clock"]
@@ -73,14 +71,10 @@ class StepFailed(Exception):
 
 
 class RenderedStep(NamedTuple):
-    """A step with its templates replaced."""
-
     settings: Mapping[str, Any]
-    """Its own keys."""
     values: Mapping[str, str]
     """The variables that hold the values interpolated into its shell command."""
     env: Mapping[str, str]
-    """The variables that the file sets."""
     folder: Path
 
 
@@ -89,17 +83,14 @@ class SchemaMisfit(NamedTuple):
 
     why: str
     ended: Envelope | None = None
-    """The answer of a check that failed."""
 
 
 class StepRenderer:
-    """The renderer of the steps of one run."""
-
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self._workflow = run.workflow
 
-    async def render_step(self, step: StepPart, scope: dict[str, Any]) -> RenderedStep:
+    async def render_step(self, step: StepPart, scope: TemplateScope) -> RenderedStep:
         env, folder = await self._render_surroundings(step, scope)
         settings, values = await self._render_settings(step, _with_env(scope, env))
         if step.type == "git-checkout" and settings["repository"] is None:
@@ -109,7 +100,7 @@ class StepRenderer:
             settings = {**settings, "repository": repository}
         return RenderedStep(settings, values, env, folder)
 
-    async def _render_settings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    async def _render_settings(self, step: StepPart, scope: TemplateScope) -> tuple[JsonObject, dict[str, str]]:
         """Return the rendered keys of a step, and the variables that hold the values in its shell command."""
         step_type = STEP_TYPES[step.type]
         written = {key: getattr(step, key) for key in step_type.own_keys}
@@ -121,15 +112,15 @@ class StepRenderer:
             return await self._render_ai(step, scope), {}
         return await self._render_keys(step_type, written, scope), {}
 
-    async def render_tool(self, step: ToolStep, arguments: Mapping[str, Any], scope: dict[str, Any]) -> RenderedStep:
+    async def render_tool(self, step: ToolStep, arguments: Mapping[str, Any], scope: TemplateScope) -> RenderedStep:
         """Return a tool with these arguments, in which templates are plain text. Raise StepFailed."""
         env, folder = await self._render_surroundings(step, scope)
         settings, values = await self._render_tool_settings(step, dict(arguments), _with_env(scope, env))
         return RenderedStep(settings, values, env, folder)
 
     async def _render_tool_settings(
-        self, step: ToolStep, arguments: Any, scope: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+        self, step: ToolStep, arguments: Any, scope: TemplateScope
+    ) -> tuple[JsonObject, dict[str, str]]:
         tool = self._workflow.tools[step.tool]
         if (
             tool.input_schema is not None
@@ -142,14 +133,14 @@ class StepRenderer:
         return await self._render_command(STEP_TYPES[step.type], written, scope)
 
     async def _render_command(
-        self, step_type: StepType, written: dict[str, Any], scope: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+        self, step_type: StepType, written: JsonObject, scope: TemplateScope
+    ) -> tuple[JsonObject, dict[str, str]]:
         written["shell"] = shell_argv(written["shell"] or self._workflow.defaults.shell)
         script, values = await self._render_script(str(written["exec"]), scope)
         rest = {key: value for key, value in written.items() if key != "exec"}
         return {**await self._render_keys(step_type, rest, scope), "exec": script}, values
 
-    async def _render_ai(self, step: AiStep, scope: dict[str, Any]) -> dict[str, Any]:
+    async def _render_ai(self, step: AiStep, scope: TemplateScope) -> JsonObject:
         """Return the keys of an `ai` step, with the text of its `prompt_file` as the prompt, and the variables of its
         servers."""
         prompt = step.prompt
@@ -169,13 +160,11 @@ class StepRenderer:
             settings["ai"]["mcp_servers"][name]["env"] = await self._fill_variables(env, scope)
         return {**settings, "output_schema": step.output_schema}
 
-    async def _render_keys(
-        self, step_type: StepType, written: Mapping[str, Any], scope: dict[str, Any]
-    ) -> dict[str, Any]:
+    async def _render_keys(self, step_type: StepType, written: Mapping[str, Any], scope: TemplateScope) -> JsonObject:
         keys = step_type.value_keys
         return {key: await self._render_key(key, value, scope, key in keys) for key, value in written.items()}
 
-    async def _render_key(self, key: str, written: Any, scope: dict[str, Any], takes_values: bool) -> Any:
+    async def _render_key(self, key: str, written: Any, scope: TemplateScope, takes_values: bool) -> Any:
         """Return a rendered key: a value if the key takes any value, else text."""
         if not holds_template(written):
             return written
@@ -189,7 +178,7 @@ class StepRenderer:
             raise StepFailed("STEP_INVALID", f"{key}: it holds an incomplete character", "step/template") from None
         return text
 
-    async def _render_script(self, script: str, scope: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    async def _render_script(self, script: str, scope: TemplateScope) -> tuple[str, dict[str, str]]:
         if not is_template(script):
             return script, {}
         rendered = await self._render_text(script, scope, marked=True)
@@ -198,7 +187,7 @@ class StepRenderer:
         except Unsafe as unsafe:
             raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
 
-    async def _render_surroundings(self, step: StepPart, scope: dict[str, Any]) -> tuple[dict[str, str], Path]:
+    async def _render_surroundings(self, step: StepPart, scope: TemplateScope) -> tuple[dict[str, str], Path]:
         """Return the variables that the file sets, secret or not, and the folder of the step."""
         filled = await self._render_variables(step, scope)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
@@ -208,16 +197,15 @@ class StepRenderer:
             folder = folder / (await self._render_text(written, scope)).text
         return filled, folder
 
-    async def with_variables(self, step: StepPart, text: object, scope: dict[str, Any]) -> dict[str, Any]:
+    async def with_variables(self, step: StepPart, text: object, scope: TemplateScope) -> JsonObject:
         """Return the scope with the variables of the step that a text names."""
         names = set(re.findall(r"\benv(?:\.|\[['\"])(\w+)", text)) if isinstance(text, str) else set()
         return _with_env(scope, await self._render_variables(step, scope, names)) if names else scope
 
     async def _render_variables(
-        self, step: StepPart, scope: dict[str, Any], names: Collection[str] | None = None
+        self, step: StepPart, scope: TemplateScope, names: Collection[str] | None = None
     ) -> dict[str, str]:
-        """Return the variables of `env`, all or only those with these names."""
-        variables: dict[str, Any] = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
+        variables: JsonObject = {**self._workflow.env, **self._workflow.defaults.env, **step.env}
         if isinstance(step, ToolStep):
             variables = {**self._workflow.tools[step.tool].env, **variables}
         if names is not None:
@@ -226,7 +214,7 @@ class StepRenderer:
         return await self._fill_variables(variables, scope, command)
 
     async def _fill_variables(
-        self, variables: Mapping[str, Any], scope: dict[str, Any], command: str | None = None
+        self, variables: Mapping[str, Any], scope: TemplateScope, command: str | None = None
     ) -> dict[str, str]:
         """Return variables with `${NAME}` and templates filled in, and redact secret ones from now on. `command` is the
         shell command that gets them. Raise StepFailed if it would execute a value."""
@@ -245,12 +233,11 @@ class StepRenderer:
         self._run.redaction.learn(filled)
         return filled
 
-    async def render_output(self, template: str, scope: dict[str, Any]) -> Any:
-        """Return an output of the run. Raise StepFailed."""
+    async def render_output(self, template: str, scope: TemplateScope) -> Any:
         made = await self.render_value(template, scope) if is_template(template) else template
         return self._run.redaction.value(made)
 
-    async def render(self, value: Any, scope: dict[str, Any]) -> Any:
+    async def render(self, value: Any, scope: TemplateScope) -> Any:
         """Return a value with every text in it rendered. A text that is a single expression becomes its value."""
         if not holds_template(value):
             return value
@@ -262,7 +249,7 @@ class StepRenderer:
             return [await self.render(item, scope) for item in value]
         return value
 
-    async def render_value(self, template: str, scope: dict[str, Any], limit_ms: int | None = None) -> Any:
+    async def render_value(self, template: str, scope: TemplateScope, limit_ms: int | None = None) -> Any:
         """Return the value of a template. `limit_ms` replaces the usual timeout. Raise StepFailed."""
         if (name := templates.sole_name(template)) is not None:
             return _look_up(name, template, scope)
@@ -274,7 +261,7 @@ class StepRenderer:
             raise _template_failure(envelope, template, scope)
         return envelope.value
 
-    async def _render_text(self, template: str, scope: dict[str, Any], *, marked: bool = False) -> templates.Rendered:
+    async def _render_text(self, template: str, scope: TemplateScope, *, marked: bool = False) -> templates.Rendered:
         if templates.is_simple(template):
             try:
                 return templates.render_simple(template, scope, marked=marked)
@@ -287,7 +274,7 @@ class StepRenderer:
         rendered = envelope.value
         return templates.Rendered(*rendered[0])  # type: ignore[index]
 
-    async def evaluate(self, written: str | bool, scope: dict[str, Any], limit_ms: int | None = None) -> bool:
+    async def evaluate(self, written: str | bool, scope: TemplateScope, limit_ms: int | None = None) -> bool:
         if isinstance(written, bool):
             return written
         if (name := templates.sole_name(written)) is not None:
@@ -298,7 +285,7 @@ class StepRenderer:
             raise _template_failure(envelope, written, scope)
         return bool(envelope.value)
 
-    async def find_misfit(self, schema: dict[str, Any], value: Any, limit_ms: int | None = None) -> SchemaMisfit | None:
+    async def find_misfit(self, schema: JsonObject, value: Any, limit_ms: int | None = None) -> SchemaMisfit | None:
         arguments = {"schema": schema, "value": value}
         envelope = await self._run.runtime.call(_FIND_MISFIT, arguments, _limit_clocks(limit_ms))
         if envelope.ok:
@@ -310,8 +297,7 @@ def _limit_clocks(limit_ms: int | None) -> Clocks | None:
     return None if limit_ms is None else Clocks(timeout_ms=limit_ms)
 
 
-def _with_env(scope: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the scope with the variables of a step."""
+def _with_env(scope: TemplateScope, env: Mapping[str, str]) -> JsonObject:
     return {**scope, "env": {**scope["env"], **env}} if env else scope
 
 
@@ -339,10 +325,10 @@ def _template_failed(
     return StepFailed("TEMPLATE_FAILED", message, "step/template", ended)
 
 
-def _plain_scope(scope: Mapping[str, Any], template: str) -> dict[str, Any]:
+def _plain_scope(scope: Mapping[str, Any], template: str) -> JsonObject:
     """Return the scope for a worker: of the outputs, which can be large, only those that the template names."""
     mentioned = {name for _, name in mentions(template)}
-    plain: dict[str, Any] = {}
+    plain: JsonObject = {}
     for key, value in scope.items():
         if key not in ("outputs", "steps"):
             plain[key] = value

@@ -26,18 +26,15 @@ from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, l
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .scheduler import Execute
-from .state import Status, StepState
+from .state import Status, StepState, TemplateScope
 
 
 class AnsweredTry(NamedTuple):
-    """One try of a step after its end."""
-
     envelope: Envelope
     output: Any = None
     rule: str | None = None
     """The kind of a failure, such as `command/timeout`, for error.context.rule."""
     details: Mapping[str, Any] | None = None
-    """Data that is recorded with the output."""
     cut: str | None = None
     """The reason why the output is not whole, if it is not."""
 
@@ -156,7 +153,7 @@ def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredT
 def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
     """Return a function that executes a step below a span of its own and inside its deadline."""
 
-    async def execute_traced(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+    async def execute_traced(name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         outer = scope_of_run()
         run = outer.span.trace
         own, began_ns = run.below(new_span_id()), monotonic_ns()
@@ -174,7 +171,6 @@ def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None])
 
 
 def record_skipped_span(state: StepState) -> None:
-    """Record the span of a step that was never executed."""
     outer = current_scope.get()
     if spans.recorder is not None and outer is not None:
         run, now_ns = outer.span.trace, wall_ns()
@@ -218,7 +214,6 @@ def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, end
 
 
 def scope_of_run() -> Scope:
-    """Return the scope of the run around a step."""
     scope = current_scope.get()
     if scope is None:
         raise RuntimeError("a step is executed outside of a run")
