@@ -52,7 +52,7 @@ from .core.json_arguments import find_conversions
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.overtime import OvertimeError, OvertimePolicy
 from .core.proposal import Policy
-from .core.value_types import fields_of, replace, value
+from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -80,7 +80,7 @@ APPS: dict[str, App] = {}
 
 
 class Declared(TypedDict, total=False):
-    """Options of `@app.command`, for type checkers. `CommandOptions` has the defaults."""
+    """Options of `@app.command`."""
 
     name: str | None
     timeout: object
@@ -106,32 +106,11 @@ class Declared(TypedDict, total=False):
     mcp: bool
 
 
-@value
-class CommandOptions:
-    """Options of a command."""
-
-    name: str | None = None
-    timeout: object = None
-    soft: object = None
-    idle: object = None
-    queue: object = None
-    grace: object = None
-    wind_down: object = None
-    overtime: object = None
-    min_time: object = None
-    isolation: Isolation = "auto"
-    mutates: bool = True
-    idempotent: bool = False
-    destructive: bool = False
-    steps: Iterable[str] = ()
-    interruption: Interruption | Mapping[str, Any] | bool | None = None
-    exit_codes: Iterable[str] = ()
-    requires_person: str | None = None
-    approval: Policy | Mapping[str, Any] | bool | None = None
-    single_flight: str | None = None
-    concurrency: int | None = None
-    stdin: bool = False
-    mcp: bool = True
+# The options without a default here are None.
+DEFAULT_OPTIONS: Declared = {
+    **{"isolation": "auto", "mutates": True, "idempotent": False, "destructive": False},
+    **{"steps": (), "exit_codes": (), "stdin": False, "mcp": True},
+}
 
 
 class App:
@@ -198,12 +177,12 @@ class App:
 
         The function itself is unchanged and can be called directly, without clocks. See docs/reference/app.md.
         """
-        names = fields_of(CommandOptions)
-        for option in declared.keys() - {*names}:
+        names = Declared.__annotations__
+        for option in declared.keys() - names.keys():
             close = difflib.get_close_matches(option, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
             raise TypeError(f"@app.command has no option {option!r}; {hint}")
-        options = CommandOptions(**declared)
+        options: Declared = {**DEFAULT_OPTIONS, **declared}
 
         def decorate(decorated: F) -> F:
             self._declare(decorated, options)
@@ -211,14 +190,14 @@ class App:
 
         return decorate if function is None else decorate(function)
 
-    def _declare(self, function: Callable[..., Any], options: CommandOptions) -> None:
-        name = options.name or function.__name__.strip("_")
+    def _declare(self, function: Callable[..., Any], options: Declared) -> None:
+        name = options.get("name") or function.__name__.strip("_")
         self._check_name(name)
         parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
-        options = replace(options, steps=tuple(options.steps))
+        options["steps"] = tuple(options["steps"])
         _check_options(name, options, parameters)
-        interruption = _read_interruption(options.interruption)
-        approved_file = _read_approved_file(name, options.approval, parameters)
+        interruption = _read_interruption(options.get("interruption"))
+        approved_file = _read_approved_file(name, options.get("approval"), parameters)
         if approved_file is not None and interruption is not None:
             raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
         clocks = _read_clocks(name, options, interruption, self.clocks)
@@ -238,27 +217,27 @@ class App:
             input_schema=schema,
             output_schema=_output_schema(function),
             positionals=tuple(p.name for p in parameters if p.kind == "by place or name" and p.name != decision),
-            isolation=options.isolation,
+            isolation=options["isolation"],
             clocks=clocks,
-            mutates=options.mutates,
-            idempotent=options.idempotent,
-            destructive=options.destructive,
-            steps=tuple(options.steps),
+            mutates=options["mutates"],
+            idempotent=options["idempotent"],
+            destructive=options["destructive"],
+            steps=tuple(options["steps"]),
             interruption=interruption,
-            error_codes=tuple(error_entry(code).code for code in options.exit_codes),
-            requires_person=options.requires_person,
-            approval=_read_approval(name, options.approval),
+            error_codes=tuple(error_entry(code).code for code in options["exit_codes"]),
+            requires_person=options.get("requires_person"),
+            approval=_read_approval(name, options.get("approval")),
             approved_file=approved_file,
-            single_flight=options.single_flight,
-            concurrency=options.concurrency,
-            reads_stdin=options.stdin,
-            on_mcp=options.mcp and options.requires_person is None,
-            overtime=_read_overtime(name, options.overtime, clocks),
-            min_time_ms=_read_min_time(name, options.min_time, clocks),
+            single_flight=options.get("single_flight"),
+            concurrency=options.get("concurrency"),
+            reads_stdin=options["stdin"],
+            on_mcp=options["mcp"] and options.get("requires_person") is None,
+            overtime=_read_overtime(name, options.get("overtime"), clocks),
+            min_time_ms=_read_min_time(name, options.get("min_time"), clocks),
         )
         spec.operation()  # rejects an impossible isolation
         self._commands[name] = spec
-        if not is_async and not options.stdin:
+        if not is_async and not options["stdin"]:
             function = _refuse_questions(function, name)
         self._functions[name] = _check_result(function, spec)
 
@@ -431,7 +410,7 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     return found.catalogue().to_plain()
 
 
-def _check_options(name: str, options: CommandOptions, parameters: list[HandlerParameter]) -> None:
+def _check_options(name: str, options: Declared, parameters: list[HandlerParameter]) -> None:
     flags: dict[str, str] = {}
     for parameter in parameters:
         flag = flag_name(parameter.name)
@@ -439,15 +418,15 @@ def _check_options(name: str, options: CommandOptions, parameters: list[HandlerP
             raise ValueError(f"{name!r}: --{flag} is an option of every command; call the parameter something else")
         if flags.setdefault(flag, parameter.name) != parameter.name:
             raise ValueError(f"{name!r}: {flags[flag]!r} and {parameter.name!r} would both be --{flag}")
-        if parameter.name == "dry_run" and not options.destructive:
+        if parameter.name == "dry_run" and not options["destructive"]:
             raise ValueError(f"{name!r}: only a destructive command has a dry run")
-    if options.destructive and not options.mutates:
+    if options["destructive"] and not options["mutates"]:
         raise ValueError(f"{name!r} cannot be destructive and not mutate anything")
-    if options.concurrency is not None and options.concurrency < 1:
+    if (concurrency := options.get("concurrency")) is not None and concurrency < 1:
         raise ValueError(f"{name!r}: concurrency must be at least 1")
-    if len(set(options.steps)) < len(tuple(options.steps)):
+    if len(set(options["steps"])) < len(tuple(options["steps"])):
         raise ValueError(f"{name!r}: every step needs a name of its own")
-    for template in (options.single_flight, options.requires_person):
+    for template in (options.get("single_flight"), options.get("requires_person")):
         _check_placeholders(name, template or "", {parameter.name for parameter in parameters})
 
 
@@ -463,14 +442,14 @@ def _check_placeholders(name: str, template: str, parameters: set[str]) -> None:
             raise ValueError(f"{name!r}: {{{field}}} in {template!r} takes no format and no conversion")
 
 
-def _read_clocks(name: str, options: CommandOptions, interruption: Interruption | None, defaults: Clocks) -> Clocks:
+def _read_clocks(name: str, options: Declared, interruption: Interruption | None, defaults: Clocks) -> Clocks:
     clocks = Clocks.of(
-        timeout=options.timeout,
-        soft=options.soft,
-        idle=options.idle,
-        queue=options.queue,
-        grace=options.grace,
-        wind_down=options.wind_down,
+        timeout=options.get("timeout"),
+        soft=options.get("soft"),
+        idle=options.get("idle"),
+        queue=options.get("queue"),
+        grace=options.get("grace"),
+        wind_down=options.get("wind_down"),
     )
     if interruption is not None:  # the work of a job is bounded by its lifetime, not by the App's timeout
         job = Clocks(timeout_ms=interruption.max_lifetime_ms, idle_ms=interruption.idle_timeout_ms)

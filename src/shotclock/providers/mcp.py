@@ -230,10 +230,7 @@ class _ToolCall(Work):
         return True
 
     async def look(self) -> WorkView:
-        from .mcp_client import Stage
-
-        # As for the idle limit: starting may be silent.
-        return WorkView(has_begun=self._conversation.stage not in (Stage.CONNECTING, Stage.LISTING))
+        return WorkView(has_begun=self._conversation.has_begun)  # as for the idle limit: starting may be silent
 
     async def result(self) -> StepResult:
         self._admission.work = self
@@ -343,11 +340,9 @@ class _ToolCall(Work):
 
     def _alarms(self) -> list[tuple[int, ClockKind, int]]:
         """Return the next clocks: when they fire, their kind and their limit."""
-        from .mcp_client import Stage
-
         talk, bound, idle_ms = self._conversation, self._admission.bound, self._admission.clocks.idle_ms
         alarms = [] if bound.bell is None else [(bound.bell.at_ns, ClockKind.TIMEOUT, bound.limit_ms)]
-        if talk.stage in (Stage.CONNECTING, Stage.LISTING):  # starting may be silent
+        if not talk.has_begun:  # starting may be silent
             at_ns = talk.stage_began_ns + self._connect_ms * NS_PER_MS
             alarms += [(at_ns, ClockKind.OPERATION, self._connect_ms)] if self._connect_ms else []
         elif idle_ms:
@@ -355,8 +350,6 @@ class _ToolCall(Work):
         return alarms
 
     def _timeout_problem(self, talk: Conversation, kind: ClockKind, limit_ms: int) -> Problem:
-        from .mcp_client import Stage
-
         elapsed_ns = monotonic_ns() - self._admission.started_ns
         if kind is ClockKind.OPERATION:  # connect_timeout
             fired = Fired(ClockKind.TIMEOUT, f"{self._admission.name} connect", limit_ms, elapsed_ns // NS_PER_MS)
@@ -365,15 +358,12 @@ class _ToolCall(Work):
         if kind is ClockKind.IDLE:
             self._rule = "mcp/stalled"
             return Problem("STALLED", f"the MCP server sent nothing for {in_seconds(limit_ms)}", fired=fired)
-        self._rule = "mcp/connect_timeout"
-        match talk.stage:
-            case Stage.CONNECTING:
-                what = "MCP connection timed out"
-            case Stage.LISTING:
-                what = "MCP list of tools timed out"
-            case _:
-                self._rule, what = "mcp/timeout", "MCP tool call timed out"
-        return Problem("TIMEOUT", f"{what} after {in_seconds(limit_ms)}{self._describe_stray()}", fired=fired)
+        self._rule = "mcp/timeout" if talk.has_begun else "mcp/connect_timeout"
+        return Problem(
+            "TIMEOUT",
+            f"MCP {talk.stage.value} timed out after {in_seconds(limit_ms)}{self._describe_stray()}",
+            fired=fired,
+        )
 
     def _describe_stray(self) -> str:
         """Return the server's output that is not MCP, for a message."""
@@ -383,17 +373,15 @@ class _ToolCall(Work):
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def _judge(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
-        from .mcp_client import Stage, content_of, output_of, text_of
+        from .mcp_client import content_of, output_of, text_of
 
         talk = self._conversation
         if problem is not None:
-            return Outcome(
-                stopped_as if talk.stage is Stage.CALLING else _ending_before_call(stopped_as), problem
-            ), None
+            return Outcome(stopped_as if talk.is_calling else _ending_before_call(stopped_as), problem), None
         settled = talk.settled.result()
         if isinstance(settled, Problem):
             self._rule = _RULES[settled.code]
-            ending = Ending.FINISHED if talk.stage is Stage.CALLING else Ending.NOT_STARTED
+            ending = Ending.FINISHED if talk.is_calling else Ending.NOT_STARTED
             if self._describe_stray() and settled.code in _LOST:
                 settled = Problem(settled.code, settled.message + self._describe_stray(), context=settled.context)
             return Outcome(ending, settled), None

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from enum import Enum, auto
+from enum import Enum
 from typing import Any, cast
 
 import anyio
@@ -65,10 +65,10 @@ logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
 class Stage(Enum):
-    CONNECTING = auto()
-    LISTING = auto()
-    CALLING = auto()
-    ANSWERED = auto()
+    CONNECTING = "connection"
+    LISTING = "list of tools"
+    CALLING = "tool call"
+    ANSWERED = "answer"
 
 
 class Conversation:
@@ -98,6 +98,15 @@ class Conversation:
         self._stop_tool: types.Tool | None = None
         self._calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         """The session in which the tool is called, once it is."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the tool was called."""
+        return self.stage in (Stage.CALLING, Stage.ANSWERED)
+
+    @property
+    def is_calling(self) -> bool:
+        return self.stage is Stage.CALLING
 
     def enter(self, stage: Stage) -> None:
         self.stage, self.stage_began_ns = stage, monotonic_ns()
@@ -216,7 +225,7 @@ class Conversation:
             self.on_progress(progress, total, message)
 
     def _make_problem(self, error: BaseException) -> Problem:
-        is_called = self.stage is Stage.CALLING
+        is_called = self.is_calling
         lost = "CONNECTION_LOST" if is_called else "CONNECT_FAILED"
         if isinstance(error, MCPError):
             self.lost = self.lost or _is_lost(error)
@@ -281,12 +290,9 @@ class Conversation:
                         strays += len(line)
                         self.stray = (self.stray + line + b"\n")[:STRAY_SHOWN]
                 if len(unread) > MESSAGE_LIMIT:
-                    code = "TOOL_FAILED" if self.stage is Stage.CALLING else "CONNECT_FAILED"
+                    code = "TOOL_FAILED" if self.is_calling else "CONNECT_FAILED"
                     message = f"a message of the MCP server is larger than {MESSAGE_LIMIT} bytes, which is the limit"
                     self._settle(Problem(code, message))
-                if len(unread) > MESSAGE_LIMIT and unread.lstrip().startswith(b"{"):
-                    self._settle(self._make_problem(ValueError(f"a message is larger than {MESSAGE_LIMIT} bytes")))
-                    return
                 if strays > STRAY_LIMIT or len(unread) > MESSAGE_LIMIT:
                     self.stray = self.stray or bytes(unread[:STRAY_SHOWN])
                     return
