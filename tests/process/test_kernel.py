@@ -81,8 +81,8 @@ def test_without_the_children_files_of_proc_the_same_tree_is_found(
 ) -> None:
     with script(TREE, tmp_path) as process:
         listed = sorted(kernel.descendants(process.pid))
-        by_parent = kernel._scan_parents()
-        assert sorted(kernel._below(process.pid, by_parent)) == listed
+        monkeypatch.setattr(kernel.os.path, "exists", lambda path: False)
+        assert sorted(kernel.descendants(process.pid)) == listed
 
 
 def test_a_process_without_children_or_that_is_gone_has_no_descendants(tmp_path: Path) -> None:

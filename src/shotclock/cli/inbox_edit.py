@@ -30,7 +30,6 @@ from ..inbox.proposal_json import Compared, arguments_text, parse_exact_argument
 from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.forked import Unfinished
 from ..process.forked import run as run_forked
-from ..process.unsupervised import Edited, edit
 from ..runtime.commands import signal_name
 from ..store.home import create_private_file
 from ..store.store import Store
@@ -199,12 +198,12 @@ def _run_editor(proposal: Proposal, copy: Path) -> None:
     except ValueError as error:
         _refuse("EDITOR", f"{command!r} cannot be used: {error}")
     left_ms = min(MAX_MS, proposal.expires_at - wall_time())
-    edited = edit([*words, str(copy)], until_ns=monotonic_ns() + max(0, left_ms) * NS_PER_MS)
+    edited = forked.run_editor([*words, str(copy)], until_ns=monotonic_ns() + max(0, left_ms) * NS_PER_MS)
     if not edited.is_well:
         raise _explain_end(edited, words[0], proposal)
 
 
-def _explain_end(edited: Edited, editor: str, proposal: Proposal) -> Failure:
+def _explain_end(edited: forked.Edited, editor: str, proposal: Proposal) -> Failure:
     if edited.why_not is not None:
         missing = isinstance(edited.why_not, FileNotFoundError | NotADirectoryError)
         code = "COMMAND_NOT_FOUND" if missing else "COMMAND_NOT_EXECUTABLE"

@@ -1,4 +1,4 @@
-"""A function of our own, run by a blocking, single-threaded program in a forked child that can be killed.
+"""A forked child of a blocking, single-threaded program, which can be killed: a function of our own, or an editor.
 
     program (holds the clock) ── child (runs the function) ── anything
 
@@ -17,11 +17,12 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn, TypeVar
 
 from ..core.clocks import NS_PER_MS
+from ..core.value_types import value
 from . import kernel
 from .clock import monotonic_ns
 from .kill import STOP_SIGNALS, Cgroup, kill_below, signal_process
@@ -69,48 +70,77 @@ class Raised(Unfinished):
         self.lines = lines
 
 
+class _SignalWatch:
+    """The signals of this program while it waits for a child: `stops` are recorded, `others` only end a wait."""
+
+    def __init__(self, stops: Sequence[signal.Signals], others: Sequence[signal.Signals]) -> None:
+        self.received: list[signal.Signals] = []
+        self._stops = stops
+        self._wake, self._wake_in = os.pipe()
+        for fd in (self._wake, self._wake_in):
+            os.set_blocking(fd, False)
+        self._previous = {number: signal.signal(number, self._receive) for number in (*stops, *others)}
+        self._previous_fd = signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number in self._stops:
+            self.received.append(signal.Signals(number))
+
+    def wait(self, wait_ms: int, *fds: int) -> None:
+        """Wait until the time is up, a signal has come, a child has ended or a descriptor is readable."""
+        poller = select.poll()
+        for fd in (self._wake, *fds):
+            poller.register(fd, select.POLLIN)
+        poller.poll(max(0, min(wait_ms, LONGEST_WAIT_MS)))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+
+    def reset_in_child(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in self._previous:
+            signal.signal(number, signal.SIG_DFL)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        for fd in (self._wake, self._wake_in):
+            os.close(fd)
+
+
+def _wait_ms(until_ns: int) -> int:
+    return -(-(until_ns - monotonic_ns()) // NS_PER_MS)
+
+
+# --- a function -------------------------------------------------------------------------------------------
+
+
 def run(function: Callable[[], T], *, until_ns: int | None) -> T:
     """Return the function's result, or raise Unfinished. Not for programs with threads or other children.
 
     None of its processes survives this call, except the survivors of the exception.
     """
     kernel.become_subreaper()
+    watch = _SignalWatch(STOP_SIGNALS, [signal.SIGCHLD])
     answer, answer_in = os.pipe()
-    wake, wake_in = os.pipe()
-    for fd in (answer, wake, wake_in):
-        os.set_blocking(fd, False)
-    heard: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
-            heard.append(number)
-
-    previous = {number: signal.signal(number, hear) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
-    previous_fd = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
-    me = os.getpid()
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()  # or the child would write it a second time
-    with contextlib.suppress(Exception):
-        sys.stderr.flush()
-    pid = -1
+    os.set_blocking(answer, False)
+    me, pid = os.getpid(), -1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # or the child would write it a second time
     try:
         try:
             pid = os.fork()
         except OSError as error:
             raise NotStarted(f"no new process could be started: {os.strerror(error.errno or 0)}") from None
         if pid == 0:
-            _become(function, me, answer_in)
-        os.close(answer_in)
-        answer_in = -1
-        received = _await_answer(pid, answer, wake, heard, until_ns)
+            _become(function, me, answer_in, watch)
+        received = _await_answer(pid, answer, watch, until_ns)
     finally:
-        left = _end_everything(pid, wake) if pid > 0 else []
-        signal.set_wakeup_fd(previous_fd)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        for fd in (answer, answer_in, wake, wake_in):
-            if fd >= 0:
-                os.close(fd)
+        left = _end_everything(pid, watch) if pid > 0 else []
+        watch.close()
+        os.close(answer)
+        os.close(answer_in)
     unfinished: Unfinished = Died("it ended without an answer")
     if received is not None:
         kind, content = pickle.loads(received)
@@ -119,19 +149,17 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
         unfinished = Raised(*content)
     elif until_ns is not None and monotonic_ns() >= until_ns:
         unfinished = Overdue("it did not answer in time")
-    if heard:  # Ctrl-C reaches the child as well; its own answer then only reports the interruption
-        unfinished = StoppedBySignal(heard[0])
+    if watch.received:  # Ctrl-C reaches the child as well; its own answer then only reports the interruption
+        unfinished = StoppedBySignal(watch.received[0])
     unfinished.survivors = [kernel.describe(survivor) for survivor in left]
     raise unfinished
 
 
-def _become(function: Callable[[], object], parent: int, answer: int) -> NoReturn:
+def _become(function: Callable[[], object], parent: int, answer: int, watch: _SignalWatch) -> NoReturn:
     """Run the function in the child, from fork to exit."""
     try:
         kernel.die_with_parent(parent)
-        signal.set_wakeup_fd(-1)
-        for number in (*STOP_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        watch.reset_in_child()
         try:
             reply: tuple[str, object] = ("returned", function())
         except BaseException as error:
@@ -146,29 +174,21 @@ def _become(function: Callable[[], object], parent: int, answer: int) -> NoRetur
         os._exit(0)
 
 
-def _await_answer(pid: int, answer: int, wake: int, heard: list[int], until_ns: int | None) -> bytes | None:
+def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | None) -> bytes | None:
     """Return the whole answer, or None if the child died, the time is up or a signal came first.
 
     The end of file proves nothing: processes of the child may hold the pipe as well.
     """
     buffer = bytearray()
-    poller = select.poll()
-    poller.register(answer, select.POLLIN)
-    poller.register(wake, select.POLLIN)
     while True:
-        wait_ms = LONGEST_WAIT_MS
-        if until_ns is not None:
-            wait_ms = max(0, min(wait_ms, -(-(until_ns - monotonic_ns()) // NS_PER_MS)))
-        poller.poll(wait_ms)
-        with contextlib.suppress(BlockingIOError):
-            os.read(wake, 4096)
+        watch.wait(LONGEST_WAIT_MS if until_ns is None else _wait_ms(until_ns), answer)
         died = _has_ended(pid)  # before the last read, which then gets all it wrote
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(answer, _CHUNK):
                 buffer += chunk
         if len(buffer) >= _PREFIX and len(buffer) - _PREFIX >= int.from_bytes(buffer[:_PREFIX], "little"):
             return bytes(buffer[_PREFIX:])
-        if died or heard or (until_ns is not None and monotonic_ns() >= until_ns):
+        if died or watch.received or (until_ns is not None and monotonic_ns() >= until_ns):
             return None
 
 
@@ -177,20 +197,102 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _end_everything(child: int, wake: int) -> list[int]:
-    poller = select.poll()
-    poller.register(wake, select.POLLIN)
-
-    def pause(wait_ms: int) -> None:  # or until a child has died
-        poller.poll(wait_ms)
-        with contextlib.suppress(BlockingIOError):
-            os.read(wake, 4096)
-
+def _end_everything(child: int, watch: _SignalWatch) -> list[int]:
     below = kernel.descendants(os.getpid())
     if not below:  # it has ended, or /proc is missing, which is a case for `doctor`
         signal_process(child, signal.SIGKILL)
-    left = kill_below(kernel.collect_dead, pause)
+    left = kill_below(kernel.collect_dead, watch.wait)
     for pid in below:  # a killed supervisor cannot remove its own
         if (cgroup := Cgroup.left_by(pid)) is not None:
             cgroup.remove()
     return left
+
+
+# --- an editor at the person's terminal -------------------------------------------------------------------
+#
+# An editor stays in our session and process group, so that it has the terminal (`/dev/tty`, the size of the window,
+# Ctrl-Z), which a supervisor would take from it. So this process guards it: the editor is stopped when its time is up,
+# when this process receives a stop signal, and by the kernel when this process is killed.
+
+# Between SIGTERM and SIGKILL: time for an editor to save its buffers.
+EDITOR_GRACE_MS = 2_000
+# The exit code of a command that was not found; nothing was edited then.
+_NOT_FOUND = 127
+
+
+@value
+class Edited:
+    """The end of an editor."""
+
+    status: int | None
+    """Its exit code, or minus its signal."""
+    why_not: OSError | None = None
+    """The error of the start."""
+    overdue: bool = False
+    signal: str | None = None
+    """The signal that stopped it."""
+
+    @property
+    def is_well(self) -> bool:
+        return self.status == 0 and not self.overdue and self.signal is None
+
+
+def run_editor(argv: Sequence[str], *, until_ns: int) -> Edited:
+    """Run an editor to its end, or until this process is to stop. Nothing of it survives this call.
+
+    Not for programs with threads or other children.
+    """
+    kernel.become_subreaper()
+    # The terminal sends INT and QUIT to its whole foreground, and the editor handles them: Emacs uses one for Ctrl-G.
+    watch = _SignalWatch([signal.SIGTERM, signal.SIGHUP], [signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD])
+    errors, errors_in = os.pipe()
+    os.set_blocking(errors, False)
+    me = os.getpid()
+    try:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return Edited(None, error)
+        if pid == 0:
+            _become_editor(argv, me, errors_in, watch)
+        edited = _await_editor(pid, watch, until_ns)
+        with contextlib.suppress(BlockingIOError):  # empty, or the error of the start
+            number = int(os.read(errors, 16)) if edited.status == _NOT_FOUND else 0
+            return Edited(None, OSError(number, os.strerror(number))) if number else edited
+        return edited
+    finally:
+        kill_below(kernel.collect_dead, watch.wait)
+        watch.close()
+        os.close(errors)
+        os.close(errors_in)
+
+
+def _become_editor(argv: Sequence[str], parent: int, errors_in: int, watch: _SignalWatch) -> None:
+    """Exec the editor in the forked child."""
+    try:
+        kernel.die_with_parent(parent)
+        watch.reset_in_child()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(argv[0], list(argv))
+    except OSError as error:
+        os.write(errors_in, str(error.errno or 0).encode())
+    finally:
+        os._exit(_NOT_FOUND)
+
+
+def _await_editor(pid: int, watch: _SignalWatch, until_ns: int) -> Edited:
+    kill_ns: int | None = None
+    overdue = False
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        now_ns = monotonic_ns()
+        if ended or (kill_ns is not None and now_ns >= kill_ns):
+            stopped_by = watch.received[0].name if watch.received else None
+            return Edited(os.waitstatus_to_exitcode(status) if ended else None, None, overdue, stopped_by)
+        if kill_ns is None and (watch.received or now_ns >= until_ns):
+            overdue = not watch.received
+            kill_ns = now_ns + EDITOR_GRACE_MS * NS_PER_MS
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                signal_process(pid, number)
+        watch.wait(_wait_ms(kill_ns or until_ns))

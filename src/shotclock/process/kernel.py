@@ -178,23 +178,28 @@ def descendants(root: int) -> list[int]:
     """
     if find_unfitness() is not None:
         return []
+    list_children = _find_lister()
     found: list[int] = []
     queue = [root]
     while queue:
-        children = _list_children(queue.pop())
-        if children is None:  # a kernel without the children files: one pass over all of /proc instead
-            return _below(root, _scan_parents())
+        children = list_children(queue.pop())
         found += children
         queue += children
     return found
 
 
 def children_of(pid: int) -> list[int]:
-    """Return its direct children, zombies included."""
-    if find_unfitness() is not None:
-        return []
-    listed = _list_children(pid)
-    return _scan_parents().get(pid, []) if listed is None else listed
+    """Return the direct children of a process, zombies included."""
+    return [] if find_unfitness() is not None else _find_lister()(pid)
+
+
+def _find_lister() -> Callable[[int], list[int]]:
+    """Return a function that lists the children of a process: by its children files, or by a pass over all processes
+    where the kernel has none."""
+    if LINUX and os.path.exists("/proc/thread-self/children"):
+        return _list_children
+    by_parent = _scan_parents()
+    return lambda pid: by_parent.get(pid, [])
 
 
 def name_of(pid: int) -> str:
@@ -205,34 +210,13 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def _list_children(pid: int) -> list[int] | None:
+def _list_children(pid: int) -> list[int]:
     children: list[int] = []
-    tasks = f"/proc/{pid}/task"
-    try:
-        threads = os.listdir(tasks)
-    except OSError:
-        return [] if LINUX and os.path.isdir("/proc/self/task") else None
-    for thread in threads:
-        try:
-            fd = os.open(f"{tasks}/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if not _has_children_files():
-                return None
-            continue
-        except OSError:
-            continue
-        try:
-            while chunk := os.read(fd, 65536):
-                children += map(int, chunk.split())
-        except OSError:
-            pass  # the process went away while it was read
-        finally:
-            os.close(fd)
+    with contextlib.suppress(OSError):  # the process is gone
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
     return children
-
-
-def _has_children_files() -> bool:
-    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def _scan_parents() -> dict[int, list[int]]:
@@ -249,16 +233,6 @@ def _scan_parents() -> dict[int, list[int]]:
     for process in psutil.process_iter(["pid", "ppid"]):
         by_parent.setdefault(process.info["ppid"], []).append(process.info["pid"])
     return by_parent
-
-
-def _below(root: int, by_parent: dict[int, list[int]]) -> list[int]:
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        children = by_parent.get(queue.pop(), [])
-        found += children
-        queue += children
-    return found
 
 
 def _read_stat(path: object) -> list[bytes]:
