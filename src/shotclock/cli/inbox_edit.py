@@ -27,6 +27,7 @@ from ..core.proposal_checks import ARGUMENTS_LIMIT, FILE_LIMIT, problems_with_de
 from ..core.value_types import record
 from ..core.visible_text import visible
 from ..inbox.proposal_json import Compared, arguments_text, parse_exact_arguments
+from ..process import forked
 from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.forked import Unfinished
 from ..process.forked import run as run_forked
