@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.ui.device import Place, Snapshot
+from shotclock.ui.device import Countdown, Place, Snapshot
 from shotclock.ui.execution import ExecutionRun
 from shotclock.ui.payload import Scroll, read_execution
 
@@ -54,14 +54,14 @@ class MemoryDevice:
         done = self.script[name](within_ms) if name in self.script else {}
         return await done if asyncio.iscoroutine(done) else done
 
-    async def click(self, params: Any, within_ms: int) -> Any:
-        return await self._do(params.matcher.text_equals, within_ms)
+    async def click(self, params: Any, time: Countdown) -> Any:
+        return await self._do(params.matcher.text_equals, time.limit_ms)
 
-    async def press_key(self, key: str, within_ms: int) -> Any:
-        return await self._do(key, within_ms)
+    async def press_key(self, key: str, time: Countdown) -> Any:
+        return await self._do(key, time.limit_ms)
 
-    async def read_text(self, matcher: Any, within_ms: int) -> Any:
-        return await self._do(matcher.text_equals, within_ms)
+    async def read_text(self, matcher: Any, time: Countdown) -> Any:
+        return await self._do(matcher.text_equals, time.limit_ms)
 
     async def sees(self, matcher: Any, within_ms: int) -> bool:
         try:
@@ -70,14 +70,14 @@ class MemoryDevice:
             return False
         return True
 
-    async def wait_for_node(self, matcher: Any, state: str, within_ms: int) -> Any:
-        return await self._do(matcher.text_equals, within_ms)
+    async def wait_for_node(self, matcher: Any, state: str, time: Countdown) -> Any:
+        return await self._do(matcher.text_equals, time.limit_ms)
 
-    async def scroll(self, params: Scroll, within_ms: int) -> Any:
-        return await self._do("scroll", within_ms)
+    async def scroll(self, params: Scroll, time: Countdown) -> Any:
+        return await self._do("scroll", time.limit_ms)
 
-    async def snapshot(self, within_ms: int) -> Snapshot:
-        return Snapshot(await self._do("snapshot", within_ms) or "- text", Place("memory:start", "d1"))
+    async def snapshot(self, time: Countdown) -> Snapshot:
+        return Snapshot(await self._do("snapshot", time.limit_ms) or "- text", Place("memory:start", "d1"))
 
 
 def fail(code: str) -> Callable[[int], Any]:

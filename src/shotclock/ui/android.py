@@ -206,8 +206,7 @@ class AndroidDevice:
 
     # --- apps -------------------------------------------------------------------------------------------------
 
-    async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
-        time = Countdown(within_ms)
+    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
         app, package = _check_app(application_id), application_id.partition("/")[0]
         start = f"am start -W -n {app}" if "/" in app else f"monkey -p {app} -c android.intent.category.LAUNCHER 1"
         await self._order(f"open_app {application_id}", start, time)
@@ -225,15 +224,13 @@ class AndroidDevice:
                 raise
             raise Failure("OPERATION_TIMEOUT", str(failure)) from None
 
-    async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
-        time = Countdown(within_ms)
+    async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
         script = f"am start -W -a android.intent.action.VIEW -d {shlex.quote(uri)}"
         await self._order(f"open_uri {uri[:200]}", script, time)
         return {"where": (await self.look(time.left_ms)).where}
 
-    async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
-        time = Countdown(within_ms)
-        package = application_id.partition("/")[0] if application_id else _package_of(await self.look(within_ms))
+    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]:
+        package = application_id.partition("/")[0] if application_id else _package_of(await self.look(time.limit_ms))
         await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", time)
         return {"applicationId": package}
 
@@ -250,8 +247,7 @@ class AndroidDevice:
 
     # --- touch and keys ---------------------------------------------------------------------------------------
 
-    async def click(self, params: Click, within_ms: int) -> dict[str, object]:
-        time = Countdown(within_ms)
+    async def click(self, params: Click, time: Countdown) -> dict[str, object]:
         if params.matcher is not None:
             _, found = await self._find(params.matcher, time, enabled=True)
             if params.click_type == "focus" and not found[0].is_editable:
@@ -265,8 +261,7 @@ class AndroidDevice:
         )
         return {"x": x, "y": y}
 
-    async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        time = Countdown(within_ms)
+    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]:
         typed = _type(params.text)
         _, found = await self._find(params.matcher, time, enabled=True)
         if not found[0].is_editable:
@@ -284,18 +279,17 @@ class AndroidDevice:
         await self._order("enter_text", " && ".join(steps), time)
         return {"length": len(params.text)}
 
-    async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
+    async def press_key(self, key: str, time: Countdown) -> dict[str, object]:
         *modifiers, last = [key] if len(key) == 1 else key.lower().split("+")
         if not modifiers and len(last) == 1:
             script = " && ".join(_type(last))
         else:
             codes = " ".join(str(_code_of(each)) for each in (*modifiers, last))
             script = f"input {'keycombination' if modifiers else 'keyevent'} {codes}"
-        await self._order(f"press_key {key}", script, Countdown(within_ms))
+        await self._order(f"press_key {key}", script, time)
         return {}
 
-    async def scroll(self, params: Scroll, within_ms: int) -> bool:
-        time = Countdown(within_ms)
+    async def scroll(self, params: Scroll, time: Countdown) -> bool:
         if params.container is None:
             before = await self._dump(time)
             left, top, right, bottom = before.screen
@@ -313,12 +307,12 @@ class AndroidDevice:
 
     # --- reading and waiting ----------------------------------------------------------------------------------
 
-    async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
-        hierarchy, found = await self._find(matcher, Countdown(within_ms))
+    async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
+        hierarchy, found = await self._find(matcher, time)
         return [hierarchy.text_of(node) for node in found]
 
-    async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
-        hierarchy, found = await self._find(label, Countdown(within_ms))
+    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]:
+        hierarchy, found = await self._find(label, time)
         if (pair := hierarchy.find_value(found[0])) is None:
             raise Failure("ACTION_FAILED", f"the node with {label.describe()} has no value beside it")
         return pair
@@ -327,9 +321,8 @@ class AndroidDevice:
         return await self._sees(matcher, Countdown(within_ms))
 
     async def wait_for_node(
-        self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
+        self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
     ) -> dict[str, object]:
-        time = Countdown(within_ms)
         if state == "visible":
             await self._find(matcher, time)
             return {"state": state}
@@ -341,10 +334,9 @@ class AndroidDevice:
 
         return await self._until(time, check)
 
-    async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
+    async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
         if params.expected_url is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone shows no address: use expectedPackage or expectedNode")
-        time = Countdown(within_ms)
         node = params.expected_node
 
         async def check() -> dict[str, object]:
@@ -357,16 +349,14 @@ class AndroidDevice:
 
         return await self._until(time, check)
 
-    async def snapshot(self, within_ms: int) -> Snapshot:
-        time = Countdown(within_ms)
+    async def snapshot(self, time: Countdown) -> Snapshot:
         hierarchy = await self._dump(time)
         place = await self.look(time.left_ms)
         return Snapshot(hierarchy.write_snapshot(self._refs, self._next_ref), place)
 
-    async def screenshot(self, within_ms: int) -> bytes:
-        time = Countdown(within_ms)
-        async with _explained("take_screenshot", within_ms):
-            output = await self._adb.run("exec-out", "screencap -p", within_ms=within_ms)
+    async def screenshot(self, time: Countdown) -> bytes:
+        async with _explained("take_screenshot", time.limit_ms):
+            output = await self._adb.run("exec-out", "screencap -p", within_ms=time.left_ms)
             # Some phones write a warning first.
             start, end = output.stdout.find(_PNG), output.stdout.rfind(_PNG_END)
             if start < 0 or end < start:

@@ -407,14 +407,13 @@ class BrowserDevice:
 
     # --- actions ----------------------------------------------------------------------------------------------
 
-    async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
+    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
         raise Failure("ACTION_UNSUPPORTED", f"a browser has no apps; to open a page write https://{application_id}")
 
-    async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
+    async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
         if uri.strip().partition(":")[0].lower() not in SCHEMES:
             raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
-        time = Countdown(within_ms)
-        async with self._explained(f"opening {uri[:200]}", within_ms):
+        async with self._explained(f"opening {uri[:200]}", time.limit_ms):
             # A frozen page could block the navigation, and is replaced. One that is navigating could not.
             if self._is_own and self._page not in self._leaving and not await self._answers():
                 await self._replace_page(time)
@@ -428,21 +427,20 @@ class BrowserDevice:
                 return {"where": page.url, "download": True}
         return {"where": page.url} | ({} if answer is None else {"status": answer.status})
 
-    async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
+    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]:
         page = self._page
-        async with self._explained("closing", within_ms):
+        async with self._explained("closing", time.limit_ms):
             if self._is_own and len(self._pages) == 1:
-                await _bounded(self._context.new_page(), within_ms)
-            await _bounded(page.close(), within_ms)
+                await _bounded(self._context.new_page(), time.limit_ms)
+            await _bounded(page.close(), time.limit_ms)
         self._forget(page)
         return {}
 
-    async def click(self, params: Click, within_ms: int) -> dict[str, object]:
+    async def click(self, params: Click, time: Countdown) -> dict[str, object]:
         page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
-        time = Countdown(within_ms)
-        async with self._explained("click", within_ms, matcher=params.matcher):
+        async with self._explained("click", time.limit_ms, matcher=params.matcher):
             if params.coordinate is not None:
-                await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), within_ms)
+                await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), time.limit_ms)
             elif params.matcher is not None:
                 node = await self._await_node(params.matcher, time)
                 if params.click_type == "focus":
@@ -451,9 +449,8 @@ class BrowserDevice:
                     await self._order(node.click(timeout=time.left_ms, delay=delay))
         return {"where": self._page.url}
 
-    async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
-        time = Countdown(within_ms)
-        async with self._explained("enter_text", within_ms, matcher=params.matcher):
+    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]:
+        async with self._explained("enter_text", time.limit_ms, matcher=params.matcher):
             node = await self._await_node(params.matcher, time)
             if params.clear:
                 await node.fill(params.text, timeout=time.left_ms)
@@ -463,31 +460,30 @@ class BrowserDevice:
                 await self._order(node.press("Enter", timeout=time.left_ms))
         return {"length": len(params.text)}
 
-    async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
+    async def press_key(self, key: str, time: Countdown) -> dict[str, object]:
         page = self._page
         if key.lower() in ("home", "recents"):
             raise Failure("ACTION_UNSUPPORTED", f"a browser has no key {key!r}; move_home is Home")
-        async with self._explained(f"press_key {key}", within_ms):
+        async with self._explained(f"press_key {key}", time.limit_ms):
             if key.lower() == "back":
-                await page.go_back(timeout=within_ms, wait_until="commit")
+                await page.go_back(timeout=time.limit_ms, wait_until="commit")
             else:
                 words = [key] if len(key) == 1 else key.split("+")
                 keys = "+".join(_KEYS.get(word.lower(), word) for word in words)
-                await _bounded(page.keyboard.press(keys), within_ms)
+                await _bounded(page.keyboard.press(keys), time.limit_ms)
         return {"where": page.url}
 
-    async def scroll(self, params: Scroll, within_ms: int) -> bool:
+    async def scroll(self, params: Scroll, time: Countdown) -> bool:
         page, ratio = self._page, params.distance_ratio
         x, y = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}[params.direction]
         step = [x * ratio, y * ratio]
-        async with self._explained("scroll", within_ms, matcher=params.container):
+        async with self._explained("scroll", time.limit_ms, matcher=params.container):
             if params.container is None:
-                return bool(await _bounded(page.evaluate(f"step => ({_SCROLL})(null, step)", step), within_ms))
-            return bool(await self._find(params.container).first.evaluate(_SCROLL, step, timeout=within_ms))
+                return bool(await _bounded(page.evaluate(f"step => ({_SCROLL})(null, step)", step), time.limit_ms))
+            return bool(await self._find(params.container).first.evaluate(_SCROLL, step, timeout=time.limit_ms))
 
-    async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
-        time = Countdown(within_ms)
-        async with self._explained("read_text", within_ms, "EVAL_TIMEOUT", matcher):
+    async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
+        async with self._explained("read_text", time.limit_ms, "EVAL_TIMEOUT", matcher):
             node = await self._await_node(matcher, time)
             if matcher.ref is not None:  # Playwright finds only one node at a time by its ref
                 return [str(await node.evaluate(f"n => ({_READ_TEXTS})([n])[0]", timeout=time.left_ms))]
@@ -496,9 +492,8 @@ class BrowserDevice:
             raise Failure("WAIT_TIMEOUT", f"the node with {matcher.describe()} went away while it was read")
         return texts
 
-    async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
-        time = Countdown(within_ms)
-        async with self._explained("read_key_value_pair", within_ms, "EVAL_TIMEOUT", label):
+    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]:
+        async with self._explained("read_key_value_pair", time.limit_ms, "EVAL_TIMEOUT", label):
             node = await self._await_node(label, time)
             pair = await node.evaluate(_READ_PAIR, timeout=time.left_ms)
         if pair is None:
@@ -507,7 +502,7 @@ class BrowserDevice:
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
         try:
-            await self.wait_for_node(matcher, "visible", min(GLANCE_MS, within_ms))
+            await self.wait_for_node(matcher, "visible", Countdown(min(GLANCE_MS, within_ms)))
         except Failure as failure:
             if failure.code != "WAIT_TIMEOUT":
                 raise
@@ -515,43 +510,43 @@ class BrowserDevice:
         return True
 
     async def wait_for_node(
-        self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
+        self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
     ) -> dict[str, object]:
-        async with self._explained("wait_for_node", within_ms, "WAIT_TIMEOUT", matcher):
+        async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", matcher):
             if state == "visible":
-                await self._await_node(matcher, Countdown(within_ms))
+                await self._await_node(matcher, time)
             else:
-                await self._await_hidden(matcher, within_ms)
+                await self._await_hidden(matcher, time.limit_ms)
         return {"where": self._page.url, "state": state}
 
-    async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
+    async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
         if params.expected_package is not None:
             raise Failure("ACTION_UNSUPPORTED", "a browser has no packages: use expectedUrl or expectedNode")
-        page, time = self._page, Countdown(within_ms)
+        page = self._page
         if params.expected_url is not None:
             pattern = ".*".join(re.escape(part) for part in params.expected_url.split("*"))
             try:
-                async with self._explained("wait_for_navigation", within_ms, "WAIT_TIMEOUT"):
-                    await page.wait_for_url(re.compile(pattern + r"\Z"), timeout=within_ms, wait_until="commit")
+                async with self._explained("wait_for_navigation", time.limit_ms, "WAIT_TIMEOUT"):
+                    await page.wait_for_url(re.compile(pattern + r"\Z"), timeout=time.limit_ms, wait_until="commit")
             except Failure as failure:
                 if failure.code != "WAIT_TIMEOUT":
                     raise
-                message = f"the address is {page.url[:200]}, not {params.expected_url} within {within_ms} ms"
+                message = f"the address is {page.url[:200]}, not {params.expected_url} within {time.limit_ms} ms"
                 raise Failure("WAIT_TIMEOUT", message) from None
         if params.expected_node is not None:
-            await self.wait_for_node(params.expected_node, "visible", time.left_ms)
+            await self.wait_for_node(params.expected_node, "visible", Countdown(time.left_ms))
         return {"where": page.url}
 
-    async def snapshot(self, within_ms: int) -> Snapshot:
+    async def snapshot(self, time: Countdown) -> Snapshot:
         page = self._page
-        async with self._explained("snapshot_ui", within_ms, "EVAL_TIMEOUT"):
-            text = await page.aria_snapshot(mode="ai", timeout=within_ms)
+        async with self._explained("snapshot_ui", time.limit_ms, "EVAL_TIMEOUT"):
+            text = await page.aria_snapshot(mode="ai", timeout=time.limit_ms)
         return Snapshot(text, Place(page.url, self._documents.get(page, "")))
 
-    async def screenshot(self, within_ms: int) -> bytes:
+    async def screenshot(self, time: Countdown) -> bytes:
         page = self._page
-        async with self._explained("take_screenshot", within_ms, "EVAL_TIMEOUT"):
-            image: bytes = await page.screenshot(timeout=within_ms, type="png")
+        async with self._explained("take_screenshot", time.limit_ms, "EVAL_TIMEOUT"):
+            image: bytes = await page.screenshot(timeout=time.limit_ms, type="png")
         return image
 
 

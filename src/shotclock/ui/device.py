@@ -3,7 +3,7 @@
 A device is used by one execution at a time, on one event loop, in a process of its own that is killed with all its
 children when it does not answer. So a device has no clock over executions; each method keeps its own limit.
 
-The contract of every method that takes `within_ms`:
+The contract of every method that takes a `Countdown` or `within_ms`:
 
 - It returns or raises within that time. It is cancelled a little later (`execution.GUARD_MS`) and must obey.
 - It raises `Failure` with one of these codes, and a message for the author of the payload:
@@ -17,7 +17,7 @@ The contract of every method that takes `within_ms`:
       ACTION_UNSUPPORTED  this kind of device cannot do that; nothing was tried
 
   Any other exception is a bug, and is reported as one.
-- It waits up to `within_ms` for a node to appear, and uses a node that is there at once.
+- It waits for a node to appear, and uses a node that is there at once.
 - A failed order may have had a part of its effect, so it is never retried.
 """
 
@@ -131,48 +131,48 @@ class Device(Protocol):
     async def close(self) -> None:
         """Close the device. Its process ends next; anything that hangs is killed then."""
 
-    async def open_app(self, application_id: str, within_ms: int) -> dict[str, object]:
+    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
         """Bring an app to the foreground."""
 
-    async def open_uri(self, uri: str, within_ms: int) -> dict[str, object]:
+    async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
         """Open an address, and return once its document is there."""
 
-    async def close_app(self, application_id: str | None, within_ms: int) -> dict[str, object]:
+    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]:
         """Close an app; without an id the one in the foreground."""
 
-    async def click(self, params: Click, within_ms: int) -> dict[str, object]:
+    async def click(self, params: Click, time: Countdown) -> dict[str, object]:
         """Click, long-click or focus the node or the point."""
 
-    async def enter_text(self, params: EnterText, within_ms: int) -> dict[str, object]:
+    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]:
         """Enter text into a node, and press Enter if `submit` is set."""
 
-    async def press_key(self, key: str, within_ms: int) -> dict[str, object]:
+    async def press_key(self, key: str, time: Countdown) -> dict[str, object]:
         """Press a key of `payload.KEYS` or a character, after its modifiers, as in `ctrl+a`."""
 
-    async def scroll(self, params: Scroll, within_ms: int) -> bool:
+    async def scroll(self, params: Scroll, time: Countdown) -> bool:
         """Scroll by `distance_ratio` of the visible part. Return whether anything moved."""
 
-    async def read_text(self, matcher: Matcher, within_ms: int) -> list[str]:
+    async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
         """Return the texts of all nodes that match, at least one, in their order."""
 
-    async def read_key_value_pair(self, label: Matcher, within_ms: int) -> tuple[str, str]:
+    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]:
         """Return the text of a label and of its value."""
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
         """Return whether a node that matches is visible now."""
 
     async def wait_for_node(
-        self, matcher: Matcher, state: Literal["visible", "hidden"], within_ms: int
+        self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
     ) -> dict[str, object]:
         """Wait until a node that matches is visible, or until none is."""
 
-    async def wait_for_navigation(self, params: WaitForNavigation, within_ms: int) -> dict[str, object]:
+    async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
         """Wait until the expected package, node and address are there at once."""
 
-    async def snapshot(self, within_ms: int) -> Snapshot:
+    async def snapshot(self, time: Countdown) -> Snapshot:
         """Return all visible nodes."""
 
-    async def screenshot(self, within_ms: int) -> bytes:
+    async def screenshot(self, time: Countdown) -> bytes:
         """Return a PNG of the screen."""
 
 

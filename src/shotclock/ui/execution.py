@@ -34,7 +34,7 @@ from ..core.errors import Failure, SideEffects
 from ..core.value_types import record, value
 from ..process.clock import monotonic_ns
 from ..process.context import Context
-from .device import Device, Place, ProgramOutput, Snapshot, module_of
+from .device import Countdown, Device, Place, ProgramOutput, Snapshot, module_of
 from .payload import (
     BEST_EFFORT_MAX_FAILURES,
     DEFAULT_SNAPSHOT_BYTES,
@@ -322,38 +322,39 @@ async def _sleep(duration_ms: int, budget: StepBudget) -> dict[str, object]:
 
 async def perform(device: Device, action: Action, within_ms: int) -> dict[str, object]:
     """Do one action on a device. Raises Failure."""
+    time = Countdown(within_ms)
     match action.params:
         case OpenApp() as params:
-            return await device.open_app(params.application_id, within_ms)
+            return await device.open_app(params.application_id, time)
         case OpenUri() as params:
-            return await device.open_uri(params.uri, within_ms)
+            return await device.open_uri(params.uri, time)
         case CloseApp() as params:
-            return await device.close_app(params.application_id, within_ms)
+            return await device.close_app(params.application_id, time)
         case Click() as params:
-            return await device.click(params, within_ms)
+            return await device.click(params, time)
         case EnterText() as params:
-            return await device.enter_text(params, within_ms)
+            return await device.enter_text(params, time)
         case PressKey() as params:
-            return await device.press_key(params.key, within_ms)
+            return await device.press_key(params.key, time)
         case Scroll() as params:
-            return {"moved": await device.scroll(params, within_ms)}
+            return {"moved": await device.scroll(params, time)}
         case ScrollUntil() as params:
-            return await _scroll_until(device, params, within_ms)
+            return await _scroll_until(device, params, time)
         case ReadText() as params:
-            texts = await device.read_text(params.matcher, within_ms)
+            texts = await device.read_text(params.matcher, time)
             return shorten_texts(texts if params.all else texts[:1], params.all, params.max_bytes)
         case ReadKeyValuePair() as params:
-            label, text = await device.read_key_value_pair(params.label_matcher, within_ms)
+            label, text = await device.read_key_value_pair(params.label_matcher, time)
             cut = {"label": _cut(label, DEFAULT_SNAPSHOT_BYTES), "value": _cut(text, DEFAULT_SNAPSHOT_BYTES)}
             return cut | ({} if (cut["label"], cut["value"]) == (label, text) else {"truncated": True})
         case SnapshotUi() as params:
-            return shorten_snapshot(await device.snapshot(within_ms), params.max_bytes)
+            return shorten_snapshot(await device.snapshot(time), params.max_bytes)
         case TakeScreenshot() as params:
-            return await _keep_image(await device.screenshot(within_ms), params.path)
+            return await _keep_image(await device.screenshot(time), params.path)
         case WaitForNode() as params:
-            return await device.wait_for_node(params.matcher, params.state, within_ms)
+            return await device.wait_for_node(params.matcher, params.state, time)
         case WaitForNavigation() as params:
-            return await device.wait_for_navigation(params, within_ms)
+            return await device.wait_for_navigation(params, time)
     raise Failure("ACTION_UNSUPPORTED", f"{action.type} cannot be done")
 
 
@@ -414,23 +415,17 @@ def _cut_line(line: str, most: int) -> str:
     return f"{_cut(line, most - len(ref))}{ref}" if most > 2 * len(ref) else kept
 
 
-async def _scroll_until(device: Device, params: ScrollUntil, within_ms: int) -> dict[str, object]:
-    deadline = Deadline.after_ms(monotonic_ns(), within_ms)
-    scrolled = 0
-    while True:
-        left_ms = deadline.remaining_ms(monotonic_ns())
-        if left_ms <= 0:
-            why = f"in {within_ms} ms"
-            break
-        if await device.sees(params.matcher, left_ms):
+async def _scroll_until(device: Device, params: ScrollUntil, time: Countdown) -> dict[str, object]:
+    container = {} if params.container is None else {"container": params.container}
+    step = Scroll.model_validate({"direction": params.direction, **container})
+    scrolled, why = 0, f"in {time.limit_ms} ms"
+    while not time.is_over:
+        if await device.sees(params.matcher, time.left_ms):
             return {"scrolls": scrolled}
         if scrolled >= params.max_scrolls:
             why = f"after {scrolled} scrolls"
             break
-        container = {} if params.container is None else {"container": params.container}
-        step = Scroll.model_validate({"direction": params.direction, **container})
-        left_ms = deadline.remaining_ms(monotonic_ns())
-        if not await device.scroll(step, max(1, left_ms)):
+        if not await device.scroll(step, Countdown(time.left_ms)):
             why = f"at the end, after {scrolled} scrolls"
             break
         scrolled += 1
