@@ -160,7 +160,7 @@ def test_an_unregistered_code_cannot_be_looked_up_raised_or_put_into_an_envelope
 
 
 def test_an_unregistered_warning_without_words_of_its_own_is_refused():
-    with pytest.raises(LookupError, match="unknown error code"):
+    with pytest.raises(LookupError, match="not registered"):
         warning("NOBODY_KNOWS_ME")
 
 
