@@ -199,13 +199,7 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
         return flag(flag_text, text, negatable=True, default=None, key=name, heading="Parameters")
     metavar = {"integer": "N", "number": "N", "object": "JSON", "array": "ITEM"}.get(str(kind), "TEXT")
     return option(
-        flag_text,
-        metavar,
-        text,
-        repeats=kind == "array",
-        by_place=is_positional,
-        key=name,
-        heading="Parameters",
+        flag_text, metavar, text, repeats=kind == "array", by_place=is_positional, key=name, heading="Parameters"
     )
 
 

@@ -300,8 +300,7 @@ def _decide(
     this: InboxCall, id: str, decision: Decision, action_hash: str | None = None, confirmation: str | None = None
 ) -> Outcome:
     return _change(
-        this,
-        lambda inbox: inbox.decide(id, decision, this.me, action_hash=action_hash, confirmation=confirmation),
+        this, lambda inbox: inbox.decide(id, decision, this.me, action_hash=action_hash, confirmation=confirmation)
     )
 
 
@@ -409,7 +408,6 @@ _WAIT = duration(
     "Wait this long for the decision, instead of SHOTCLOCK_RESPONSE_TIMEOUT (a duration), else "
     "SUPERVISE_RESPONSE_TIMEOUT_SECONDS, else 30s; 0 does not wait. Never longer than the caller's own deadline.",
 )
-_DECIDE, _ASK = "Deciding", "Asking"
 _VERBS = (
     Subcommand(
         "list",
@@ -428,16 +426,12 @@ _VERBS = (
             JSON,
         ),
         _run_list,
-        usage="[--all | --status STATUS]",
-        heading=_DECIDE,
     ),
     Subcommand(
         "show",
         "Show a proposal: the action, the reason, the change to the file, and its history.",
         (_ID, *_ENGINE, JSON),
         _run_show,
-        usage="ID",
-        heading=_DECIDE,
     ),
     Subcommand(
         "approve",
@@ -446,16 +440,12 @@ _VERBS = (
             _ID,
             _NOTES,
             option(
-                "--answer",
-                "TEXT",
-                'The answer to a question: one of its choices, or any text if it has none ["yes"].',
+                "--answer", "TEXT", 'The answer to a question: one of its choices, or any text if it has none ["yes"].'
             ),
             *_ENGINE,
             JSON,
         ),
         _run_approve,
-        usage="ID [--notes TEXT] [--answer TEXT]",
-        heading=_DECIDE,
     ),
     Subcommand(
         "modify",
@@ -463,30 +453,19 @@ _VERBS = (
         (
             _ID,
             option(
-                "--file",
-                "FILE",
-                "The file with the new text. Without it, $VISUAL or $EDITOR is opened, at a terminal.",
+                "--file", "FILE", "The file with the new text. Without it, $VISUAL or $EDITOR is opened, at a terminal."
             ),
             _NOTES,
             *_ENGINE,
             JSON,
         ),
         _run_modify,
-        usage="ID [--file FILE] [--notes TEXT]",
-        heading=_DECIDE,
     ),
     Subcommand(
         "reject",
         "Reject a proposal.",
-        (
-            _ID,
-            option("--notes", "TEXT", "The reason for the asker, and a better way.", default=""),
-            *_ENGINE,
-            JSON,
-        ),
+        (_ID, option("--notes", "TEXT", "The reason for the asker, and a better way.", default=""), *_ENGINE, JSON),
         _run_reject,
-        usage="ID [--notes TEXT]",
-        heading=_DECIDE,
     ),
     Subcommand(
         "extend",
@@ -502,16 +481,12 @@ _VERBS = (
             JSON,
         ),
         _run_extend,
-        usage="ID DURATION",
-        heading=_DECIDE,
     ),
     Subcommand(
         "watch",
         "Show the waiting proposals, then every change and every reminder, until Ctrl-C.",
         (duration("--for", "Stop after this time.", key="for_ms"), JSON),
         _run_watch,
-        usage="[--for DURATION]",
-        heading=_DECIDE,
     ),
     Subcommand(
         "audit",
@@ -539,8 +514,6 @@ _VERBS = (
             JSON,
         ),
         _run_audit,
-        usage="[ID | --head | --verify] [--anchor FILE]",
-        heading=_DECIDE,
     ),
     Subcommand(
         "serve",
@@ -552,8 +525,6 @@ _VERBS = (
             JSON,
         ),
         _run_serve,
-        usage="[--http HOST:PORT] [--on URL]",
-        heading=_DECIDE,
     ),
     Subcommand(
         "propose",
@@ -592,24 +563,19 @@ _VERBS = (
         _run_propose,
         usage="--title TEXT [--file FILE [--current FILE]] [OPTIONS]",
         epilogue=_ANSWERS,
-        heading=_ASK,
     ),
     Subcommand(
         "check",
         "Show the state of a proposal, and wait for its decision for a short time.",
         (_ID, _WAIT, JSON),
         _run_check,
-        usage="ID [--wait DURATION]",
         epilogue=_ANSWERS,
-        heading=_ASK,
     ),
     Subcommand(
         "withdraw",
         "Withdraw a proposal that is not decided yet.",
         (_ID, option("--as", "NAME", "The asker that made the proposal.", read=_read_asker, key="asker"), JSON),
         _run_withdraw,
-        usage="ID",
-        heading=_ASK,
     ),
 )
 COMMANDS = {
