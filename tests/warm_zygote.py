@@ -40,6 +40,7 @@ _BY_PROGRAMS = (
     "shotclock.cli.serve",
     "shotclock.cli.live_view",
     "shotclock.cli.maintenance",
+    "shotclock.cli.prune",
     "shotclock.cli.render",
     "shotclock.cli.report",
     "shotclock.cli.run",

@@ -537,7 +537,7 @@ def test_without_a_terminal_a_modification_comes_from_a_file(
         ('{"table": NaN}', "not JSON"),
         ('{"table": 5}', "arguments.table"),
         ("[" * 100_000, "not JSON"),
-        ('{"table": "users"}', "what was proposed"),
+        ('{"table": "users"}', "the text is unchanged"),
     ],
 )
 def test_arguments_are_looked_over_before_they_are_approved(
@@ -608,7 +608,7 @@ def test_who_decides_while_another_edits_wins_and_the_edit_is_kept(terminal: Any
     ("script", "code", "told"),
     [
         ("exit 3", 1, "exit code 3"),
-        ("true", 2, "what was proposed"),
+        ("true", 2, "the text is unchanged"),
         ("printf '\\377' > \"$1\"; kill -INT $$", 1, "SIGINT"),
     ],
 )

@@ -16,6 +16,7 @@ from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace, value
+from ..core.visible_text import visible
 from ..process.clock import monotonic_ns, process_began_ns
 from ..runtime.call import (
     DEFAULT_CLOCKS,
@@ -28,6 +29,8 @@ from ..runtime.call import (
     inherited_deadline,
     no_time_left,
 )
+from ..runtime.commands import carry_out
+from ..runtime.outcomes import failure_outcome
 from .output import (
     Signalled,
     emit,
@@ -228,8 +231,6 @@ def settle_engine(values: dict[str, Any]) -> Mistakes:
 
 def perform(work: ChildWork, as_json: bool) -> int:
     """Do the work in a child, within its timeout and our caller's. Returns the exit code."""
-    from ..runtime.commands import carry_out
-
     call = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
 
     def body() -> Outcome:
@@ -251,8 +252,6 @@ def conclude(call: Call, body: Callable[[], Outcome | Envelope]) -> Envelope:
     except Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
-        from ..runtime.outcomes import failure_outcome
-
         outcome = failure_outcome(failure)
     return answer(call, outcome)
 
@@ -324,7 +323,5 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
     if show is not None and envelope.data is not None:
         show(envelope)
     if envelope.error is not None or envelope.warnings:
-        from ..core.visible_text import visible
-
         say_line(visible(summary_line(envelope)), heard=signals_heard)
     return envelope.exit_code
