@@ -7,17 +7,16 @@ The layout, from the outside in:
       server/     MCP over stdio and HTTP; web/: the operators' page and its API
       temporal/   a run on other machines: its workflow, the activity for a step, worker, client, front end, dev server
       workflow/   a file read, checked, planned, scheduled, run and reported
-      providers/  what steps do, one file per step type; provider: their registry
+      providers/  the step types, one file each; provider: their registry
       ui/         UI executions: payloads and budgets, devices, and the daemon that keeps one
       dispatch/   a command of an App through its stages: approval, keys, limits, jobs
-      inbox/      what waits for a person: propose, wait, decide; who may do what; the audit file
+      inbox/      proposals to a person: propose, wait, decide; access; the audit file
       runtime/    a call, begun and answered once; pools of workers and loops that it runs on
       process/    start, watch, stop and see gone; the programs of our child processes; the clock
       store/      durable state: one SQLite file, every method one short transaction
       core/       pure values: clocks, deadlines, envelope, errors, arguments, actions, proposals
 
-docs/design.md has the way of a call through it. The public names are imported when first used, because a wrapper that
-stands before every command must be cheap to start.
+docs/design.md follows a call through it. The public names are imported on first use, so that `exec` starts fast.
 """
 
 from __future__ import annotations

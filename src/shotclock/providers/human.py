@@ -129,8 +129,7 @@ class HumanProvider(Provider):
 
     async def _ask_in_inbox(self, step: StepCall, call: Call) -> StepResult:
         try:
-            # How long it is open is the question's own clock, which went on while nobody had the run. What ends here is
-            # the time of the run.
+            # The question has its own clock, which also runs while the run is parked; the wait ends with the run.
             wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call))
             waited = await ask_and_wait(self._inbox(), _make_request(step, call), Principal.local(), wait)
         except Failure as failure:
