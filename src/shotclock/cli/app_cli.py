@@ -98,7 +98,7 @@ def _main(app: CommandLineApp, catalogue: Catalogue, words: list[str], as_json: 
     line = read_command(table, words)
     command, mistakes = line.command, line.mistakes
     if command is not None and command.main is not None:
-        return command.main(["--help"] if line.wants == "help" else line.words)
+        return command.main(line.words)
     if line.wants == "help" or not words:
         emit_help(table_help(table) if command is None else command_help(table.name, command))
         if words:

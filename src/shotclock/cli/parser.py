@@ -194,7 +194,7 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
     place = (named or alone or places)[0]
     name, others = words[place], [*words[:place], *words[place + 1 :]]
     if name == "help":
-        return _read_help(table, others)
+        return find_command(table, [*others, "--help"])
     line = ParsedLine(table.find(name), others)
     if line.command is not None:
         return line
@@ -204,27 +204,15 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
     return line
 
 
-def _read_help(table: CommandTable, words: list[str]) -> ParsedLine:
-    names = [word for word in words if not is_option(word)]
-    line = ParsedLine(table.find(names[0]) if names else None, wants="help")
-    if len(names) > 1:
-        line = ParsedLine()
-        line.refuse("arguments", f"help takes one word; try `{table.name} {' '.join(names)} --help`")
-    elif names and line.command is None:
-        line = ParsedLine()
-        line.refuse(table.kind, f"there is no {table.kind} {names[0]!r}; {_list_names(table)}")
-    return line
-
-
 def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
+    if "-h" in words or "--help" in words:
+        return ParsedLine(wants="help")
     line = ParsedLine(words=words)
-    known = ["--help", "-h", "--json", *(["--version"] if table.has_version else [])]
+    known = ["--help", "--json", *(["--version"] if table.has_version else [])]
     for word in words:
         if word not in known and is_option(word):
             line.refuse_unknown(word.partition("=")[0], known, f"see {table.name} --help")
-    if "-h" in words or "--help" in words:
-        return ParsedLine(wants="help")
-    if table.has_version and "--version" in words:
+    if "--version" in known and "--version" in words:
         line.wants = "version"
     elif not line.mistakes:
         line.refuse(table.kind, f"no {table.kind}; {_list_names(table)}")
@@ -234,7 +222,7 @@ def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
 def read_command(table: CommandTable, words: list[str]) -> ParsedLine:
     """Find the command and read its options."""
     line = find_command(table, words)
-    if line.command is None or line.wants or line.command.main is not None:
+    if line.command is None or line.command.main is not None:
         return line
     return read(line.command, line.words, hint=f"see {table.name} {line.command.name} --help")
 
@@ -370,8 +358,7 @@ def is_option(word: str) -> bool:
 
 
 def _list_names(table: CommandTable) -> str:
-    names = [*table.names, *([] if "help" in table.names else ["help"])]
-    return f"there are {', '.join(names[:-1])} and {names[-1]}"
+    return f"there are {', '.join(table.names)} and help"
 
 
 def nearest_of(name: str, known: Iterable[str]) -> str | None:

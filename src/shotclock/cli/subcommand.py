@@ -110,8 +110,7 @@ def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) 
             return perform(ChildWork(table.name, lambda: version, show=show_drawn), as_json)
         emit_help(table_help(table))
         return 0
-    words = ["--help"] if line.wants == "help" else line.words
-    return run_subcommand(table.name, line.command, words, tool=tool)
+    return run_subcommand(table.name, line.command, line.words, tool=tool)
 
 
 def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: Tool = OURSELVES) -> int:
