@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from shotclock.core.clocks import ProcessIdentity, WallTime
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import visible
-from shotclock.store.runs import Run, StepRecord
+from shotclock.store.runs import StepRecord, StoredRun
 from shotclock.ui.browser import find_chromium
 from shotclock.workflow.html_report import to_html
 from shotclock.workflow.report import Report, brief, report_of, to_junit, to_markdown
@@ -62,7 +62,7 @@ def report(
     """`took` None: it has not ended."""
     written = written if written is not None else {state.id: {} for state in states}
     steps = {key: {"type": "command", "exec": "true", **value} for key, value in written.items()}
-    run = Run(
+    run = StoredRun(
         id="run-1",
         name=name,
         file="/flow.yaml",

@@ -1,7 +1,7 @@
 """The audit trail: an entry for every change of a proposal or a token, written in the same transaction.
 
-Each entry carries the hash of the one before it, so none can be taken out, changed or put elsewhere without a trace.
-`filed` is how far the entries are known to be in the file beside the database as well (inbox/audit_file.py).
+Each entry has the hash of the one before it, so that none can be removed, changed or moved unnoticed. `filed` is the
+last entry that is known to be in the file beside the database (inbox/audit_file.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Entry:
     hash: str
 
     def content(self) -> dict[str, Any]:
-        """Return all that the hash is made of."""
+        """Return the fields that the hash covers."""
         return {
             "seq": self.seq,
             "at": self.at.iso(),
@@ -49,7 +49,7 @@ class Entry:
 
 
 def _decode_details(column: str) -> dict[str, Any]:
-    """Return the details, or what stands in their place: whoever verifies the trail has to be able to read on."""
+    """Return the details. Invalid ones are returned as text, so that the trail can be verified further."""
     try:
         details = json.loads(column)
     except (ValueError, RecursionError):
@@ -68,8 +68,7 @@ def append(
     by: str,
     details: Mapping[str, Any],
 ) -> int:
-    """Append an entry and return its number. Only inside a writing transaction, which makes us alone with the end of
-    the chain."""
+    """Append an entry and return its number. Only inside a writing transaction, which excludes other writers."""
     last, previous = _read_last(transaction)
     entry = Entry(last + 1, now, action, proposal, by, dict(details), previous, "")
     _ENTRIES.insert(transaction, replace(entry, hash=digest(entry.content())))
@@ -87,7 +86,7 @@ def _read_last(transaction: Transaction) -> tuple[int, str]:
 
 
 def digest_of_row(row: Sequence[object]) -> str:
-    """Return the digest of all that is kept of something, as the entry of its last change has it."""
+    """Return the digest of a row, as the entry of its last change has it."""
     return digest([value.hex() if isinstance(value, bytes) else value for value in row])
 
 
@@ -108,13 +107,12 @@ class Audit:
             return entries_of(transaction, proposal_id, limit)
 
     def head(self) -> tuple[int, str]:
-        """Return the number and the hash of the last entry: whoever keeps them elsewhere can tell later what was
-        there."""
+        """Return the number and the hash of the last entry, to be anchored elsewhere."""
         with self._database.read() as transaction:
             return _read_last(transaction)
 
     def list_unfiled(self, limit: int) -> list[Entry]:
-        """Return the entries that are not known to be in the file, the oldest first."""
+        """Return the entries that may be missing in the file, the oldest first."""
         with self._database.read() as transaction:
             return _entries(transaction, _read_filed_seq(transaction), limit)
 
@@ -124,13 +122,13 @@ class Audit:
             return _read_filed_seq(transaction)
 
     def mark_filed(self, seq: int) -> None:
-        """Record that everything up to this one is in the file, and on the disk."""
+        """Record that the entries up to this one are in the file, and on the disk."""
         with self._database.write(durable=False) as transaction:
             transaction.execute("UPDATE audit_filed SET seq = ? WHERE seq < ?", (seq, seq))
 
 
 def entries_of(transaction: Transaction, proposal_id: str, limit: int | None = None) -> list[Entry]:
-    """Return the history of one proposal, the oldest first: all of it, or so many entries."""
+    """Return the entries of one proposal, the oldest first."""
     rest, values = "WHERE proposal = ? ORDER BY seq", (proposal_id,)
     if limit is None:
         return _ENTRIES.list(transaction, rest, values)

@@ -1,15 +1,14 @@
-"""Idempotency keys: what was answered to a call, so that its repeat is answered and not run.
+"""Idempotency keys: the answer of a call, so that a repeat is answered and not run.
 
     begin ── Fresh ─────────── finish ── Finished, to every repeat
-               │ holder died without a word
+               │ the holder died without an answer
                └─ Interrupted ─ finish ── Finished
                               └ drop ─── Fresh again
 
-Under one key nothing runs twice unless somebody says so. When the process that ran it is dead, nobody knows how far it
-got: `begin` answers `Interrupted` to everyone who asks, until one of them settles it. Either `finish`, with the
-envelope that says INTERRUPTED, side effects unknown, which then is the answer to all repeats; or `drop`, which is
-right where the operation is idempotent or changes nothing, and lets the next `begin` run it anew.
-The same key with other arguments is a `Mismatch`, whatever became of the first.
+Nothing runs twice under one key. When the process of the first call dies, its progress is unknown: `begin` returns
+`Interrupted` to every caller until one of them settles it. Either `finish` with the envelope INTERRUPTED, side effects
+unknown, which then answers all repeats; or `drop`, if the operation is idempotent or changes nothing.
+The same key with other arguments is a `Mismatch`, however the first call ended.
 
 docs/design.md: R37.
 """
@@ -26,7 +25,7 @@ from .rows import Database, RowMapper, check_count, decode_process, json_text
 
 @value
 class Fresh:
-    """The key is new: the caller runs the call, and owes a `finish` or a `drop`, however it ends."""
+    """The key is new: the caller runs the call, and must `finish` or `drop` it."""
 
 
 @value
@@ -42,7 +41,6 @@ class Interrupted:
     """The process that ran the call died before it answered."""
 
     holder: ProcessIdentity
-    """The dead one."""
     began_at: WallTime
     found_at: WallTime
 
@@ -62,7 +60,7 @@ class Mismatch:
 
     began_at: WallTime
     digest: str
-    """Of the arguments that the key was first used with."""
+    """Digest of the arguments that the key was first used with."""
 
 
 Beginning = Fresh | CallInProgress | Interrupted | Finished | Mismatch
@@ -98,8 +96,10 @@ class IdempotencyKeys:
         now: WallTime,
         is_alive: Callable[[ProcessIdentity], bool],
     ) -> Beginning:
-        """Begin a call under a key, or return what became of the earlier one. `Fresh` goes to exactly one of all who
-        ask. `is_alive` must not use the store."""
+        """Begin a call under a key, or return the state of the earlier one. Exactly one caller gets `Fresh`.
+
+        `is_alive` must not use the store.
+        """
         with self._database.write() as transaction:
             first = _REPLIES.get(transaction, "WHERE scope = ? AND key = ?", (scope, key))
             if first is None:
@@ -115,39 +115,37 @@ class IdempotencyKeys:
                     (now, scope, key),
                 )
                 return Interrupted(first.holder, first.began_at, now)
-            assert first.ended_at is not None
-            if first.state == "interrupted":
-                return Interrupted(first.holder, first.began_at, first.ended_at)
-            assert first.envelope is not None
-            return Finished(first.envelope, first.began_at, first.ended_at)
+            ended_at = first.ended_at or now
+            if first.envelope is None:
+                return Interrupted(first.holder, first.began_at, ended_at)
+            return Finished(first.envelope, first.began_at, ended_at)
 
     def is_known(self, scope: str, key: str) -> bool:
-        """Return whether the key was used before, so that nothing has to be run for it."""
+        """Return whether the key was used before."""
         with self._database.read() as transaction:
             found = transaction.execute("SELECT 1 FROM replies WHERE scope = ? AND key = ?", (scope, key))
             return found.fetchone() is not None
 
     def finish(self, scope: str, key: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
-        """Record the answer and return whether it is now the answer: the first one stays."""
+        """Record the answer, unless there is one, and return whether it was recorded."""
         text = json_text(envelope)
         with self._database.write() as transaction:
-            return transaction.execute(
+            finished = transaction.execute(
                 "UPDATE replies SET state = 'finished', envelope = ?, ended_at = ? "
                 "WHERE scope = ? AND key = ? AND state <> 'finished'",
                 (text, now, scope, key),
-            ).rowcount > 0  # fmt: skip
+            )
+            return finished.rowcount > 0
 
     def drop(self, scope: str, key: str) -> bool:
-        """Delete the key, as if it had never been used: for calls that never began, or may be repeated. Return whether
-        there was one."""
+        """Delete the key of a call that never began or may be repeated. Return whether there was one."""
         with self._database.write() as transaction:
             return transaction.execute("DELETE FROM replies WHERE scope = ? AND key = ?", (scope, key)).rowcount > 0
 
     def forget_begun_before(
         self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool], limit: int = 500
     ) -> int:
-        """Delete the oldest keys, `limit` at most, and return how many. Those of calls that a living process still runs
-        stay, however old."""
+        """Delete the oldest keys, `limit` at most, and return their number. Keys of running calls stay."""
         with self._database.write() as transaction:
             rows = transaction.execute(
                 "SELECT scope, key, state, holder FROM replies WHERE began_at < ? ORDER BY began_at LIMIT ?",

@@ -1,9 +1,8 @@
-"""Jobs, which are detached work: who runs each, how far it is, how it ended, whether somebody was told; checkpoints.
+"""Jobs, which are detached work, with their runner, progress and end; and checkpoints.
 
-A job is *starting* until its job runner takes charge, *running* while it has one, and ends *finished* (the runner said
-so) or *lost* (the runner is gone without a word). The identical invocation finds it by its key. A new attempt after a
-loss goes on under the same id, and what an earlier attempt still has to say is not listened to: writers may name the
-attempt they belong to.
+A job is *starting* until its job runner takes charge, *running* while it has one, and ends *finished* (reported by the
+runner) or *lost* (the runner died). The identical invocation finds it by its key. A new attempt after a loss has the
+same id; writers may name their attempt, and those of an earlier attempt are ignored.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .rows import Database, Result, RowMapper, Transaction, check_count, insert_row, json_text
+from .rows import Database, RowMapper, Transaction, check_count, insert_row, json_text
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
-# would run this out.
+# exhausts this.
 STARTING_LIMIT_MS = 30_000
 # How long the result of a job answers for the identical invocation (F-081: kept for a day).
 RETENTION_MS = 24 * 3600 * 1000
@@ -37,7 +36,7 @@ class JobState(StrEnum):
 @value
 class NewJob:
     id: str
-    """Made by the caller, who names the files of the job after it. Letters, digits, - and _."""
+    """Letters, digits, - and _. The files of the job are named after it."""
     key: str
     """The identity of the invocation: equal keys are the same work."""
     app: str
@@ -54,9 +53,9 @@ class NewJob:
     stdin_path: str | None = None
     deadline_at: WallTime | None = None
     owner: str | None = None
-    """Whose it is. None: the user's whose store it is."""
+    """None: the user of the store."""
     resume: bool = False
-    """Whether a lost job of the same key is to be taken up again, rather than reported."""
+    """Whether a lost job of the same key gets a further attempt instead of being reported."""
 
 
 @value
@@ -90,7 +89,7 @@ class Job:
     progress_unit: str | None
     progress_at: WallTime | None
     heartbeat_at: WallTime | None
-    """The last sign of life of this attempt: its job runner took charge, beat or made progress."""
+    """The last sign of life of this attempt."""
     created_at: WallTime
     attempt_at: WallTime
     deadline_at: WallTime | None
@@ -115,8 +114,7 @@ class Job:
 
 @value
 class Checkpoint:
-    """State of some work, in its own form, so that the next attempt does not begin at nothing. Whether it fits
-    today's input, its fingerprint tells whoever loads it."""
+    """State of some work for its next attempt. The fingerprint identifies the input that it belongs to."""
 
     key: str
     fingerprint: str
@@ -135,7 +133,7 @@ class Ambiguous:
 _JOBS = RowMapper(Job, "jobs")
 _NEW_JOBS = RowMapper(NewJob, "jobs")
 _CHECKPOINTS = RowMapper(Checkpoint, "checkpoints")
-# Where a writer may name the attempt it belongs to.
+# A writer may name the attempt it belongs to.
 _SAME_ATTEMPT = "attempt = coalesce(?, attempt)"
 
 
@@ -148,15 +146,15 @@ class Jobs:
     def attach_or_create(
         self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
     ) -> tuple[Job, bool]:
-        """Return the job that does this work, and whether the caller is the one who must start its job runner.
+        """Return the job of this work, and whether this caller must start its job runner.
 
-        Of any number of callers at once, one is. The others get that job, running, or ended and not yet told.
-        A lost one comes back as a further attempt under its id (progress, log and input are kept) if
-        `new.resume`, and otherwise ends as lost. `is_alive` must not use the store.
+        Of several callers at once, one must. The others get that job, running, or ended and not yet delivered. With
+        `new.resume` a lost one gets a further attempt under its id (progress, log and input are kept); otherwise it
+        ends as lost. `is_alive` must not use the store.
         """
         if not _ID.fullmatch(new.id):
             raise ValueError(f"{new.id!r} cannot be the id of a job: letters, digits, - and _ only")
-        # Nearly every look finds a living job. Finding out costs no place among the writers.
+        # Nearly every look finds a living job, and does not have to wait for writers.
         if (job := self.find_answer(new, now, is_alive)) is not None:
             return job, False
         check_count(new.max_lifetime_ms, "max_lifetime_ms")
@@ -179,7 +177,7 @@ class Jobs:
             return _get_existing(transaction, new.id), True
 
     def find_answer(self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
-        """Return the job that does this work already, or has done it and told nobody; None if there is none."""
+        """Return the job that does this work, or has done it and is not delivered; None if there is none."""
         with self._database.read() as transaction:
             job = _get_latest(transaction, new.key)
         return job if job is not None and _answers(job, new, now, is_alive) else None
@@ -189,8 +187,7 @@ class Jobs:
             return _get(transaction, id)
 
     def find(self, prefix: str, of: str | None = None) -> Job | Ambiguous | None:
-        """Return the one job whose id has this prefix. The whole id always finds its job. `of`: only among those of
-        this owner, as if others had none."""
+        """Return the one job whose id has this prefix, or is it. `of`: only among the jobs of this owner."""
         if not _ID.fullmatch(prefix):
             return None
         with self._database.read() as transaction:
@@ -219,8 +216,7 @@ class Jobs:
             return tuple(_JOBS.list(transaction, f"{where}ORDER BY seq DESC LIMIT ?", values))
 
     def take_charge(self, id: str, runner: ProcessIdentity, now: WallTime) -> Job | None:
-        """Put a starting job under this job runner and return it. None if it is not to be run: ended, or under another
-        runner."""
+        """Give a starting job to this job runner and return it. None if it has ended or has another runner."""
         with self._database.write() as transaction:
             transaction.execute(
                 "UPDATE jobs SET state = 'running', runner = ?, heartbeat_at = ? WHERE id = ? AND state = 'starting'",
@@ -232,10 +228,9 @@ class Jobs:
     def progress(
         self, id: str, done: int, total: int | None, unit: str | None, now: WallTime, *, attempt: int | None = None
     ) -> JobProgress | None:
-        """Record progress and return what is kept: `done` never decreases, and total and unit stay until others are
-        given.
+        """Record progress and return the stored one: `done` never decreases, total and unit stay until replaced.
 
-        Survives `kill -9`; a power loss may take the last few seconds. None if nothing was ever kept.
+        Survives `kill -9`; a power loss may take the last few seconds. None if there is no progress.
         """
         check_count(done, "done")
         if total is not None:
@@ -255,14 +250,11 @@ class Jobs:
     def beat(self, id: str, now: WallTime, *, attempt: int | None = None) -> bool:
         """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
         with self._database.write(durable=False) as transaction:
-            return _has_changed(transaction.execute(
-                f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
-                (now, id, attempt),
-            ))  # fmt: skip
+            query = f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
+            return transaction.execute(query, (now, id, attempt)).rowcount > 0
 
     def request_cancel(self, id: str, now: WallTime) -> Job | None:
-        """Record that the job is to be cancelled and return it as it is now. The first request counts; one that has
-        ended is left as it is."""
+        """Record a request to cancel the job, unless it has ended, and return it. The first request counts."""
         with self._database.write() as transaction:
             transaction.execute(
                 "UPDATE jobs SET cancel_requested_at = ? "
@@ -272,7 +264,7 @@ class Jobs:
             return _get(transaction, id)
 
     def finish(self, id: str, envelope: Mapping[str, Any], now: WallTime, *, attempt: int | None = None) -> bool:
-        """End the job with its envelope. Return whether it was this call that ended it: the first one does."""
+        """End the job with its envelope. Return whether this call ended it: the first one does."""
         text = json_text(envelope)
         with self._database.write() as transaction:
             return _end(transaction, id, JobState.FINISHED, text, now, attempt)
@@ -280,31 +272,25 @@ class Jobs:
     def mark_lost(
         self, id: str, envelope: Mapping[str, Any] | None, now: WallTime, *, attempt: int | None = None
     ) -> bool:
-        """End a job whose runner is gone, or give the envelope to one that was found lost without. Return whether
-        anything changed."""
+        """End a job whose runner died, or add the envelope of a lost one. Return whether anything changed."""
         text = None if envelope is None else json_text(envelope)
         with self._database.write() as transaction:
             if _end(transaction, id, JobState.LOST, text, now, attempt):
                 return True
-            return text is not None and _has_changed(transaction.execute(
-                "UPDATE jobs SET envelope = ? WHERE id = ? AND state = 'lost' AND envelope IS NULL "
-                f"AND {_SAME_ATTEMPT}",
-                (text, id, attempt),
-            ))  # fmt: skip
+            query = (
+                f"UPDATE jobs SET envelope = ? WHERE id = ? AND state = 'lost' AND envelope IS NULL AND {_SAME_ATTEMPT}"
+            )
+            return text is not None and transaction.execute(query, (text, id, attempt)).rowcount > 0
 
     def deliver(self, id: str, now: WallTime) -> bool:
-        """Record that somebody was told how it ended. Return whether that was the first time."""
+        """Record the delivery of the envelope. Return whether that was the first one."""
         with self._database.write() as transaction:
-            return _has_changed(transaction.execute(
-                "UPDATE jobs SET delivered_at = ? WHERE id = ? AND ended_at IS NOT NULL AND delivered_at IS NULL",
-                (now, id),
-            ))  # fmt: skip
+            query = "UPDATE jobs SET delivered_at = ? WHERE id = ? AND ended_at IS NOT NULL AND delivered_at IS NULL"
+            return transaction.execute(query, (now, id)).rowcount > 0
 
     def forget_ended_before(self, before: WallTime, limit: int = 500) -> tuple[Job, ...]:
-        """Delete the oldest jobs that ended before then and return them; their files are the caller's to remove.
-
-        At most `limit` at once, so that nobody waits long for the place among the writers: ask again until empty.
-        """
+        """Delete the oldest jobs that ended before then, `limit` at most so that other writers do not wait long, and
+        return them. The caller removes their files."""
         with self._database.write() as transaction:
             jobs = tuple(_JOBS.list(transaction, "WHERE ended_at < ? ORDER BY ended_at LIMIT ?", (before, limit)))
             transaction.executemany("DELETE FROM jobs WHERE id = ?", [(job.id,) for job in jobs])
@@ -312,13 +298,13 @@ class Jobs:
 
 
 class Checkpoints:
-    """Table of checkpoints, one for each key. One that was saved is on the disk."""
+    """Table of checkpoints, one for each key. A saved one is on the disk."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def save(self, key: str, fingerprint: str, state: object, now: WallTime) -> None:
-        """Replace the checkpoint of this key, all of it or nothing. `state` is any JSON value."""
+        """Replace the checkpoint of this key. `state` is any JSON value."""
         text = json_text(state)
         with self._database.write() as transaction:
             transaction.execute(
@@ -339,8 +325,7 @@ class Checkpoints:
             return transaction.execute("DELETE FROM checkpoints WHERE key = ?", (key,)).rowcount > 0
 
     def forget_saved_before(self, before: WallTime, limit: int = 500) -> int:
-        """Delete the oldest checkpoints, `limit` at most, and return how many. Those of jobs that are still active
-        stay, however old."""
+        """Delete the oldest checkpoints, `limit` at most, and return their number. Those of active jobs stay."""
         with self._database.write() as transaction:
             return transaction.execute(
                 "DELETE FROM checkpoints WHERE key IN (SELECT key FROM checkpoints WHERE saved_at < ? AND key NOT IN "
@@ -350,22 +335,20 @@ class Checkpoints:
 
 
 def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> bool:
-    """Return whether this job is the answer to the invocation as it stands."""
+    """Return whether this job answers the invocation."""
     if job.state is JobState.STARTING:
-        # Either way: a clock that was set back must not keep a job starting until it has caught up.
+        # `abs`, so that a clock that was set back does not keep a job starting until it has caught up.
         return abs(now - job.attempt_at) < STARTING_LIMIT_MS
     if job.state is JobState.RUNNING:
         return job.runner is not None and is_alive(job.runner)
-    assert job.ended_at is not None
-    if job.state is JobState.LOST and new.resume:
+    if job.ended_at is None or (job.state is JobState.LOST and new.resume):
         return False
-    untold = job.delivered_at is None
-    return (untold or job.idempotency_key is not None) and now - job.ended_at < RETENTION_MS
+    is_wanted = job.delivered_at is None or job.idempotency_key is not None
+    return is_wanted and now - job.ended_at < RETENTION_MS
 
 
 def _take_up_again(transaction: Transaction, id: str, row: Mapping[str, object], now: WallTime) -> None:
-    """Begin a further attempt, with the clocks of the call that asked for it. Log and input stay: same key, same
-    input."""
+    """Begin a further attempt, with the limits of the new call. Log and input stay: same key, same input."""
     names = ("program", "spec", "deadline_at", "max_lifetime_ms", "idle_timeout_ms")
     transaction.execute(
         "UPDATE jobs SET state = 'starting', attempt = attempt + 1, attempt_at = ?, runner = NULL, "
@@ -383,15 +366,9 @@ def _end(
     now: WallTime,
     attempt: int | None = None,
 ) -> bool:
-    return _has_changed(transaction.execute(
-        "UPDATE jobs SET state = ?, envelope = ?, ended_at = ? "
-        f"WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
-        (state, envelope, now, id, attempt),
-    ))  # fmt: skip
-
-
-def _has_changed(result: Result) -> bool:
-    return result.rowcount > 0
+    where = f"WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
+    query = f"UPDATE jobs SET state = ?, envelope = ?, ended_at = ? {where}"
+    return transaction.execute(query, (state, envelope, now, id, attempt)).rowcount > 0
 
 
 def _get_latest(transaction: Transaction, key: str) -> Job | None:

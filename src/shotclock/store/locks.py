@@ -1,8 +1,8 @@
 """Named locks with a number of slots, between all processes that share the store.
 
-A lock belongs to a token; the process behind it is written down, and when that is dead the next one who asks takes the
-place in the same transaction. Nobody waits in here: whoever gets a `Conflict` decides how long to ask again.
-Locks need not survive a power loss (nor would their holders), so taking one does not wait for the disk.
+A lock belongs to a token and to a process; when the process is dead, the next caller takes its slot in the same
+transaction. There is no waiting here: the caller of a `Conflict` decides how long to retry. Locks need not survive a
+power loss (nor would their holders), so acquiring one does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Lock:
     token: str
     holder: ProcessIdentity
     label: str
-    """What the holder is doing, in words for whoever has to wait."""
+    """The work of the holder, for those who wait."""
     acquired_at: WallTime
     expires_at: WallTime | None
-    """From then on others may take it, even if its holder lives. None: while the holder lives."""
+    """The end of the lease. None: as long as the holder lives."""
 
     def age_ms(self, now: WallTime) -> int:
         return now.since_ms(self.acquired_at)
@@ -40,12 +40,12 @@ class Held:
 
     lock: Lock
     displaced: tuple[Lock, ...] = ()
-    """Whose places were cleared to make room: dead holders, and leases that ran out."""
+    """Locks of dead holders and expired leases that were removed."""
 
 
 @value
 class Conflict:
-    """Every slot is taken. `oldest` is the living holder who has been there longest."""
+    """Every slot is taken. `oldest` is the living holder that has had its slot longest."""
 
     oldest: Lock
     slots: int
@@ -87,16 +87,16 @@ class Locks:
         is_alive: Callable[[ProcessIdentity], bool],
         lease_ms: int | None = None,
     ) -> Held | Conflict:
-        """Acquire a slot, or return the Conflict. Asking again with a token that holds one renews its lease.
+        """Acquire a slot, or return the Conflict. Repeating it with a token that holds one renews the lease.
 
-        The holder may hold several, each under its own token. `is_alive` must not use the store.
+        `is_alive` must not use the store.
         """
         if check_count(slots, "slots") < 1:
-            raise ValueError("a lock needs at least one place")
+            raise ValueError("a lock needs at least one slot")
         if not token:
             raise ValueError("a lock needs a token")
         expires_at = None if lease_ms is None else now + check_count(lease_ms, "lease_ms")
-        # Whoever has to wait asks often. A look that ends in a conflict takes no place among the writers.
+        # A waiting caller retries often. A look that ends in a conflict does not delay writers.
         with self._database.read() as transaction:
             locks = _of_name(transaction, name)
         conflict, _ = _weigh(locks, slots, token, now, is_alive)
@@ -119,13 +119,12 @@ class Locks:
         return Held(lock, vacant)
 
     def release(self, token: str) -> bool:
-        """Release the slot of this token and return whether it was held. Releasing what is not held (any more) does
-        nothing."""
+        """Release the slot of this token and return whether it was held."""
         with self._database.write(durable=False) as transaction:
             return transaction.execute("DELETE FROM locks WHERE token = ?", (token,)).rowcount > 0
 
     def list(self, name: str | None = None) -> tuple[Lock, ...]:
-        """Return the oldest first, with those of dead holders that nobody has taken over yet."""
+        """Return the locks, the oldest first, including those of dead holders."""
         with self._database.read() as transaction:
             if name is not None:
                 return _of_name(transaction, name)
@@ -135,7 +134,7 @@ class Locks:
 def _weigh(
     locks: tuple[Lock, ...], slots: int, token: str, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
 ) -> tuple[Conflict | None, tuple[Lock, ...]]:
-    """Return the conflict, if there is no slot for this token, and the locks that hold a slot without a right to it."""
+    """Return the conflict, if there is no slot for this token, and the locks that are dead or expired."""
     if any(lock.token == token for lock in locks):
         return None, ()
     vacant: list[Lock] = []

@@ -1,7 +1,7 @@
-"""Runs of workflows: what was asked for, how far each step is, and how it ended.
+"""Runs of workflows, with the records of their steps.
 
-A step is written down when it begins and when it ends, so that whoever takes a run up again after a crash knows what
-was finished and what was cut off in the middle.
+A step is recorded when it begins and when it ends, so that a process that resumes a run after a crash knows which steps
+were finished and which were interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import value
+from ..core.value_types import as_dict, value
 from .rows import Database, RowMapper, Transaction, check_count, decode_process, decode_text, json_text
 
 
@@ -21,14 +21,14 @@ class NewRun:
     name: str
     file: str
     workflow: Any
-    """The file as it was when the run began: a run that goes on later goes on with that."""
+    """The file as it was when the run began. A resumed run uses it."""
     inputs: Any
     trace_id: str
     deadline_at: WallTime | None = None
 
 
 @value
-class Run:
+class StoredRun:
     id: str
     name: str
     file: str
@@ -37,11 +37,11 @@ class Run:
     trace_id: str
     holder: ProcessIdentity
     created_at: WallTime
-    deadline_at: WallTime | None
-    ended_at: WallTime | None
-    envelope: dict[str, Any] | None
+    deadline_at: WallTime | None = None
+    ended_at: WallTime | None = None
+    envelope: dict[str, Any] | None = None
     parked_at: WallTime | None = None
-    """Since when it lies here with its questions, and no process has it."""
+    """Since when it waits for a person without a process."""
 
 
 @value
@@ -58,21 +58,21 @@ class Outdated:
     seq: int
     bytes: int
     holder: str | None = None
-    """Who had it and died, where it has not ended."""
+    """The dead process of a run that has not ended."""
 
 
 class RunTaken(Exception):
-    """The run belongs to somebody: it is under way, or its id was used before."""
+    """The run is under way, or its id was used before."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StoredRun) -> None:
         super().__init__(run.id)
         self.run = run
 
 
-_RUNS = RowMapper(Run, "runs")
+_RUNS = RowMapper(StoredRun, "runs")
 _NEW_RUNS = RowMapper(NewRun, "runs")
 _STEPS = RowMapper(StepRecord, "steps")
-# Of steps whose items are still needed, unless the record of the step has them as `parts`.
+# Status of steps whose items are still needed, unless the record of the step has them as `parts`.
 _OPEN = ("pending", "running")
 
 
@@ -82,21 +82,20 @@ class Runs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(self, new: NewRun, holder: ProcessIdentity, now: WallTime) -> Run:
-        """Record a new run. Raises RunTaken if there is one of that id already, however it ended."""
+    def begin(self, new: NewRun, holder: ProcessIdentity, now: WallTime) -> StoredRun:
+        """Record a new run. Raises RunTaken if there is one of that id already."""
         with self._database.write() as transaction:
             if (there := _get(transaction, new.id)) is not None:
                 raise RunTaken(there)
             _NEW_RUNS.insert(transaction, new, holder=holder, created_at=now)
-            made = _get(transaction, new.id)
-        assert made is not None
-        return made
+        return StoredRun(**as_dict(new), holder=holder, created_at=now)
 
-    def take_up(self, run_id: str, holder: ProcessIdentity, is_alive: Callable[[ProcessIdentity], bool]) -> Run | None:
-        """Give the run to this holder and return it; None if there is none. Raises RunTaken while another process lives
-        that has it.
+    def take_up(
+        self, run_id: str, holder: ProcessIdentity, is_alive: Callable[[ProcessIdentity], bool]
+    ) -> StoredRun | None:
+        """Give the run to this holder and return it; None if there is none. An ended one stays as it is.
 
-        One that has ended stays as it is.
+        Raises RunTaken while another living process has it.
         """
         with self._database.write() as transaction:
             run = _get(transaction, run_id)
@@ -108,7 +107,7 @@ class Runs:
             return _get(transaction, run_id)
 
     def park(self, run_id: str, holder: ProcessIdentity, now: WallTime) -> None:
-        """Record that nobody has it any more, until it is taken up again."""
+        """Record that the run has no process until it is taken up again."""
         with self._database.write() as transaction:
             transaction.execute(
                 "UPDATE runs SET parked_at = ? WHERE id = ? AND holder = ? AND ended_at IS NULL",
@@ -116,15 +115,17 @@ class Runs:
             )
 
     def extend(self, run_id: str, deadline_at: WallTime, *, may_wait: bool = True) -> None:
-        """Record that a run that is under way has more time. `may_wait`: see Database.write."""
+        """Record a later deadline of a run. `may_wait`: see Database.write."""
         with self._database.write(durable=False, may_wait=may_wait) as transaction:
             transaction.execute(
                 "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL", (deadline_at, run_id)
             )
 
     def record(self, run_id: str, steps: Sequence[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
-        """Record how far these steps are, all of them or none. Survives `kill -9`; a power loss may take the last
-        moment, and its step is then taken for one that was cut off. `may_wait`: see Database.write."""
+        """Record the state of these steps, all of them or none. `may_wait`: see Database.write.
+
+        Survives `kill -9`; after a power loss the last step may count as interrupted.
+        """
         rows = [(run_id, step.id, step.status, json_text(step.record), now) for step in steps]
         with self._database.write(durable=False, may_wait=may_wait) as transaction:
             transaction.executemany(
@@ -137,7 +138,7 @@ class Runs:
             transaction.executemany("DELETE FROM items WHERE run = ? AND step = ?", ended)
 
     def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, may_wait: bool = True) -> None:
-        """Record how far one item of a running step is. `may_wait`: see Database.write."""
+        """Record the state of one item of a running step. `may_wait`: see Database.write."""
         row = (run_id, step_id, number, json_text(record))
         with self._database.write(durable=False, may_wait=may_wait) as transaction:
             transaction.execute(
@@ -147,13 +148,13 @@ class Runs:
             )
 
     def items(self, run_id: str, step_id: str) -> dict[int, Any]:
-        """Return how far each begun item of a step is, by its number."""
+        """Return the record of each begun item of a step, by its number."""
         query = "SELECT number, record FROM items WHERE run = ? AND step = ?"
         with self._database.read() as transaction:
             return {number: json.loads(record) for number, record in transaction.execute(query, (run_id, step_id))}
 
     def steps(self, run_id: str) -> dict[str, StepRecord]:
-        """Return how far each step of a run is, by its id."""
+        """Return the record of each step of a run, by its id."""
         with self._database.read() as transaction:
             return {step.id: step for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
 
@@ -171,12 +172,12 @@ class Runs:
             )
             return ended.rowcount > 0
 
-    def get(self, run_id: str) -> Run | None:
+    def get(self, run_id: str) -> StoredRun | None:
         with self._database.read() as transaction:
             return _get(transaction, run_id)
 
     def list_inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
-        """Return the ids of the runs that a step has begun, which have not ended."""
+        """Return the ids of the runs that a step has begun and that have not ended."""
         first = f"{run_id}.{step_id}"
         with self._database.read() as transaction:
             rows = transaction.execute(
@@ -186,20 +187,20 @@ class Runs:
             ids = [decode_text(id) for (id,) in rows]
         return tuple(id for id in ids if id == first or id[len(first) + 1 :].isdecimal())
 
-    def list(self, limit: int = 100) -> tuple[Run, ...]:
-        """Return the newest first."""
+    def list(self, limit: int = 100) -> tuple[StoredRun, ...]:
+        """Return the runs, the newest first."""
         with self._database.read() as transaction:
             return tuple(_RUNS.list(transaction, "ORDER BY seq DESC LIMIT ?", (limit,)))
 
-    def list_open(self, limit: int = 100) -> tuple[Run, ...]:
-        """Return the newest of those that a process has, or had when it died."""
+    def list_open(self, limit: int = 100) -> tuple[StoredRun, ...]:
+        """Return the runs with a process, living or dead, the newest first."""
         where = "WHERE ended_at IS NULL AND parked_at IS NULL ORDER BY seq DESC LIMIT ?"
         with self._database.read() as transaction:
             return tuple(_RUNS.list(transaction, where, (check_count(limit, "limit"),)))
 
     def list_outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
-        """Return ended runs that ended before then, or that are more than so many or than so many bytes, the oldest
-        first; 0 and None are no limit. What belongs to a run that has not ended stays."""
+        """Return the runs that ended before then or exceed the count or the size, the oldest first; 0 and None are no
+        limit. Runs inside a run that has not ended are not returned."""
         kept = total = 0
         found = []
         with self._database.read() as transaction:
@@ -220,8 +221,7 @@ class Runs:
             return _list_open_ids(transaction)
 
     def list_left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
-        """Return runs that began before then and whose process died. One that is parked waits for a person, and
-        stays."""
+        """Return the runs that began before then and whose process died, without parked ones."""
         with self._database.read() as transaction:
             rows = transaction.execute(
                 "SELECT seq, holder FROM runs WHERE ended_at IS NULL AND parked_at IS NULL AND created_at < ?",
@@ -230,7 +230,7 @@ class Runs:
         return tuple(Outdated(seq, 0, holder) for seq, holder in rows if not is_alive(decode_process(holder)))
 
     def forget(self, runs: Iterable[Outdated]) -> int:
-        """Delete runs with their steps and return how many. One that was taken up meanwhile stays."""
+        """Delete runs with their steps and return their number. One that was taken up meanwhile stays."""
         with self._database.write() as transaction:
             query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
             return sum(transaction.execute(query, (run.seq, run.holder)).rowcount for run in runs)
@@ -241,12 +241,12 @@ def _list_open_ids(transaction: Transaction) -> frozenset[str]:
 
 
 def belongs_to(name: str, run_ids: frozenset[str], separators: str) -> bool:
-    """Return whether a name begins with the id of one of these runs and a separator: so do those of the runs that it
-    has begun, and the keys of what it has asked."""
+    """Return whether a name begins with the id of one of these runs and a separator, as the ids of its nested runs and
+    the keys of its proposals do."""
     return any(letter in separators and name[:at] in run_ids for at, letter in enumerate(name))
 
 
-def _get(transaction: Transaction, run_id: str) -> Run | None:
+def _get(transaction: Transaction, run_id: str) -> StoredRun | None:
     run = _RUNS.get(transaction, "WHERE id = ?", (run_id,))
     if run is not None:
         without = {id: step for id, step in _steps_of(run.envelope).items() if "output" not in step}
@@ -257,7 +257,7 @@ def _get(transaction: Transaction, run_id: str) -> Run | None:
 
 
 def _is_inside_open(transaction: Transaction, seq: int, open_ids: frozenset[str]) -> bool:
-    """Return whether a run was begun by a step of one that has not ended."""
+    """Return whether a run is nested in one that has not ended."""
     row = transaction.execute("SELECT id FROM runs WHERE seq = ?", (seq,)).fetchone()
     return belongs_to(decode_text(row[0]), open_ids, ".")
 

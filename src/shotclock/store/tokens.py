@@ -1,7 +1,7 @@
-"""Tokens of those who reach the inbox over the network. Only the hash of a token is kept.
+"""Tokens of agents and operators that use the inbox over the network. Only the hash of a token is stored.
 
-A token lives until it is revoked or expires. A name is unique among the living, because proposals are somebody's by
-name; a token that follows a revoked one of the same name goes on with what that one proposed.
+A token is active until it is revoked or expires. A name is unique among active tokens, because proposals belong to a
+name; a token that follows a revoked one of the same name owns its proposals.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from ..core.value_types import value
 from .audit import append, digest_of_row
 from .rows import Database, RowMapper, Transaction
 
-# All that is kept of one: what its last entry in the audit trail has the digest of. Never changed, because entries of
-# another time are compared with it.
+# The columns that the digest in the last audit entry of a token covers.
 _ROW = "id, name, role, digest, created_at, expires_at, revoked_at"
 
 
@@ -41,7 +40,7 @@ class Tokens:
         self._database = database
 
     def add(self, token: Token, by: str) -> None:
-        """Record a token. Raises Failure if a living one has that name."""
+        """Record a token. Raises Failure if an active one has that name."""
         with self._database.write() as transaction:
             of_that_name = _TOKENS.list(transaction, "WHERE name = ?", (token.name,))
             if any(there.is_active(token.created_at) for there in of_that_name):
@@ -60,9 +59,9 @@ class Tokens:
 
     def revoke(self, id_or_name: str, by: str, now: WallTime) -> list[Token]:
         """Revoke the token of that id, or all of that name. Return those that were not revoked before."""
-        given = (id_or_name, id_or_name)
+        values = (id_or_name, id_or_name)
         with self._database.write() as transaction:
-            found = _TOKENS.list(transaction, "WHERE (id = ? OR name = ?) AND revoked_at IS NULL", given)
+            found = _TOKENS.list(transaction, "WHERE (id = ? OR name = ?) AND revoked_at IS NULL", values)
             for token in found:
                 transaction.execute("UPDATE tokens SET revoked_at = ? WHERE id = ?", (now, token.id))
                 details = {"token": token.id, "name": token.name, "row": _row_digest(transaction, token.id)}
@@ -70,7 +69,7 @@ class Tokens:
         return found
 
     def end_session(self, id: str, expires_at: WallTime, now: WallTime) -> None:
-        """Record, until it expires, that a browser's session is not to be let in any more."""
+        """Record the end of a browser session before it expires."""
         with self._database.write() as transaction:
             transaction.execute("DELETE FROM ended_sessions WHERE expires_at <= ?", (now,))
             transaction.execute(
@@ -84,13 +83,13 @@ class Tokens:
         return row is not None
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of all that is kept of each, by its id, as its last entry has it."""
+        """Return the digest of each row, by the id of the token, as its last entry has it."""
         with self._database.read() as transaction:
             rows = transaction.execute(f"SELECT {_ROW} FROM tokens").fetchall()
         return {row[0]: digest_of_row(row) for row in rows}
 
     def list(self) -> list[Token]:
-        """Return the oldest first, with those that are revoked or expired."""
+        """Return the tokens, the oldest first, including revoked and expired ones."""
         with self._database.read() as transaction:
             return _TOKENS.list(transaction, "ORDER BY created_at, id")
 

@@ -43,7 +43,7 @@ from ..providers.provider import STEP_TYPES
 from ..runtime.call import Outcome, admit, answer, inherited_deadline
 from ..runtime.outcomes import failure_outcome
 from ..store.proposals import export_proposal, read_exported
-from ..store.runs import Run, StepRecord
+from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from ..workflow.engine import RunOrder, RunSummary
 from ..workflow.lint import identity
@@ -710,9 +710,9 @@ def _read_instant(at: datetime) -> WallTime:
     return WallTime(int(at.timestamp() * 1000))
 
 
-def make_run(run_id: str, progress: Progress) -> tuple[Run, dict[str, StepRecord]]:
+def make_run(run_id: str, progress: Progress) -> tuple[StoredRun, dict[str, StepRecord]]:
     """Return a running run and its steps, in the form of a store."""
-    run = Run(
+    run = StoredRun(
         run_id,
         progress["name"],
         progress["file"],

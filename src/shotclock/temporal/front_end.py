@@ -22,7 +22,7 @@ from ..inbox.access import Principal
 from ..inbox.audit_file import AuditFile
 from ..process.clock import wall_time
 from ..store.proposals import export_proposal
-from ..store.runs import Run, StepRecord
+from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from ..workflow.engine import RunOrder
 from ..workflow.state import JsonObject, Status
@@ -42,7 +42,7 @@ MOST_RUNS = 500
 MOST_ADOPTED = 1_000
 
 T = TypeVar("T")
-RunAndCalls = tuple[Run, dict[str, StepRecord], list[JsonObject]]
+RunAndCalls = tuple[StoredRun, dict[str, StepRecord], list[JsonObject]]
 
 
 @value
@@ -289,7 +289,7 @@ class FrontEnd:
         return await self._within(CHANGE_LIMIT_S, self._engine.order(order), "CONNECTION_LOST")
 
 
-def _describe_run_call(run: Run) -> JsonObject:
+def _describe_run_call(run: StoredRun) -> JsonObject:
     """Return the call of a run in the form of `describe_call`. Its deadline is on the engine's clock."""
     now, deadline_at = wall_time(), run.deadline_at
     return {

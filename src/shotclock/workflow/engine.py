@@ -20,7 +20,7 @@ from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive
 from ..runtime.control_channel import ask_holder
-from ..store.runs import Run
+from ..store.runs import StoredRun
 from ..store.store import Store
 from . import run as local
 from .report import Report, report_of
@@ -220,13 +220,13 @@ class EmbeddedEngine:
         run = self._find(run_id)
         return report_of(run, self.store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
 
-    def _get(self, run_id: str) -> Run:
+    def _get(self, run_id: str) -> StoredRun:
         run = self.store.runs.get(run_id)
         if run is None:
             raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
         return run
 
-    def _find(self, run_id: str) -> Run:
+    def _find(self, run_id: str) -> StoredRun:
         run = None if "\0" in run_id else self.store.runs.get(run_id)
         if run is not None:
             return run
@@ -240,7 +240,7 @@ class EmbeddedEngine:
         raise Failure("RUN_NOT_FOUND", message, context={"near": near}, suggestion=hint)
 
 
-def _summarise(run: Run) -> RunSummary:
+def _summarise(run: StoredRun) -> RunSummary:
     made = report_of(run, {}, now=wall_time(), is_alive=run.ended_at is None and is_alive(run.holder))
     duration_ms = None if made.status in (Status.INTERRUPTED, Status.PARKED) else made.duration_ms
     return RunSummary(run.id, run.name, made.status, run.created_at, run.ended_at, duration_ms, why=made.why)

@@ -19,7 +19,7 @@ from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
 from ..core.value_types import as_dict, replace, value
 from ..core.visible_text import one_line, visible
-from ..store.runs import Run, StepRecord
+from ..store.runs import StepRecord, StoredRun
 from .plan import Groups, Plan, PlannedStep, needs, plan_of
 from .schema import WorkflowFile, calls_of
 from .state import Reason, Status
@@ -153,7 +153,7 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
 # --- from the store -------------------------------------------------------------------------------------------
 
 
-def report_of(run: Run, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
+def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
     """Return the report of a run. `is_alive` is whether the process of an unfinished run still exists."""
     is_alive = is_alive and run.parked_at is None  # a parked run has no process
     plan = _plan(run)
@@ -213,7 +213,7 @@ def unstarted(name: str, envelope: Mapping[str, Any], now: WallTime) -> Report:
     return Report("", name, name, Status.FAILED, why, None, now, now, 0, None, (), error=error)
 
 
-def _plan(run: Run) -> Plan | None:
+def _plan(run: StoredRun) -> Plan | None:
     """Return the plan of a run; None where another version has stored a workflow that this one cannot read."""
     try:
         return plan_of(WorkflowFile.model_validate(run.workflow))
@@ -221,7 +221,7 @@ def _plan(run: Run) -> Plan | None:
         return None
 
 
-def _ids_of(run: Run) -> list[str]:
+def _ids_of(run: StoredRun) -> list[str]:
     """Return the ids of the steps in the order of the file."""
     written = run.workflow.get("steps") if isinstance(run.workflow, dict) else None
     return [str(name) for name in written] if isinstance(written, dict) else []
@@ -284,7 +284,7 @@ def _find_position(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int
     return None if step.status is not Status.SKIPPED or cause is None else cause.ended_ms
 
 
-def _callers(run: Run) -> dict[str, set[str]]:
+def _callers(run: StoredRun) -> dict[str, set[str]]:
     """Return, by step, the steps whose `on_fail` or `on_success` calls it."""
     callers: dict[str, set[str]] = {}
     with contextlib.suppress(ValidationError, ValueError):
@@ -404,7 +404,7 @@ def brief(ms: int) -> str:
     return format_duration(round(ms / unit) * unit)
 
 
-def _run_status(run: Run, is_alive: bool) -> Status:
+def _run_status(run: StoredRun, is_alive: bool) -> Status:
     if run.envelope is None and run.parked_at is not None:
         return Status.PARKED
     if run.envelope is None:
@@ -424,7 +424,7 @@ def judge_code(code: object) -> Status:
     }.get(str(code), Status.FAILED)
 
 
-def _run_why(run: Run, status: Status, error: Mapping[str, Any] | None) -> str:
+def _run_why(run: StoredRun, status: Status, error: Mapping[str, Any] | None) -> str:
     if error is not None:
         return shorten(str(error.get("message", "")), MESSAGE_SHOWN)
     if status is Status.INTERRUPTED:

@@ -36,7 +36,7 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.retention import prune_in_passing
-from ..store.runs import NewRun, Run, RunTaken, StepRecord
+from ..store.runs import NewRun, RunTaken, StepRecord, StoredRun
 from ..store.store import Store
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, run_timeout_ms
@@ -206,7 +206,7 @@ def _rename_news(on_news: OnNews | None, name: str) -> OnNews | None:
     return on_news and (lambda step, news: on_news(f"{name}.{step}" if step else name, news))
 
 
-def _take_up(run_id: str, store: Store) -> Run:
+def _take_up(run_id: str, store: Store) -> StoredRun:
     try:
         run = store.runs.take_up(run_id, this_process(), is_alive)
     except RunTaken as taken:
@@ -231,7 +231,7 @@ class _Beginning:
     budget_ms: int | None = None
 
     @classmethod
-    def of(cls, run: Run) -> _Beginning:
+    def of(cls, run: StoredRun) -> _Beginning:
         budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
         return cls(run.created_at, monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS, budget_ms)
 
@@ -246,7 +246,7 @@ def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> Non
 
 
 def _resume_states(
-    workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: Run
+    workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: StoredRun
 ) -> dict[str, StepState]:
     """Return the states of a resumed run. A step that was cut off runs again only if that is harmless."""
     resumed = {}
@@ -266,7 +266,7 @@ def _resume_states(
 
 
 def _resume_items(
-    workflow: WorkflowFile, step: StepPart, state: StepState, items: Mapping[int, Any], store: Store, run: Run
+    workflow: WorkflowFile, step: StepPart, state: StepState, items: Mapping[int, Any], store: Store, run: StoredRun
 ) -> StepState:
     """Return a step whose items continue: finished items stay, and cut-off ones follow the rule for steps."""
     parts = {**dict(enumerate(state.parts)), **items}
@@ -283,7 +283,7 @@ def _resume_items(
     return state
 
 
-def _only_waited(store: Store, run: Run, step: StepPart, state: StepState) -> bool:
+def _only_waited(store: Store, run: StoredRun, step: StepPart, state: StepState) -> bool:
     """Return whether a step certainly had not begun, because it waited for its approval or its command's."""
     asker, key = Principal.local().name, state.key_in(run.id)
     if step.approval and not store.proposals.was_used(asker, key):

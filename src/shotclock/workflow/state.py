@@ -25,7 +25,7 @@ from .plan import keep_steps
 from .schema import REFERENCE, WorkflowFile
 
 if TYPE_CHECKING:
-    from ..store.runs import Run
+    from ..store.runs import StoredRun
     from ..store.store import Store
 
 JsonObject = dict[str, Any]
@@ -348,7 +348,7 @@ def _is_literal_secret(key: str, name: str, value: Any) -> bool:
     return bool(text) and "{{" not in text and not REFERENCE.search(text)
 
 
-def read_record(run: Run, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
+def read_record(run: StoredRun, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
     """Return the workflow and the steps of a stored run. Raise Failure if another version wrote it."""
     try:
         states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
@@ -365,7 +365,7 @@ def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> J
     return kept if kept == written else {**kept, HIDES: True}
 
 
-def restore_secrets(run: Run, kept: WorkflowFile) -> WorkflowFile:
+def restore_secrets(run: StoredRun, kept: WorkflowFile) -> WorkflowFile:
     """Return the workflow with its secrets, read again from its file. Raise Failure if the file is gone or changed."""
     if HIDES not in run.workflow:
         return kept

@@ -26,7 +26,7 @@ from ...process.kernel import is_alive, this_process
 from ...runtime.control import live_calls
 from ...runtime.control_channel import ask_holder, extend, find_calls, list_calls, wind_down
 from ...store.jobs import Job
-from ...store.runs import Run
+from ...store.runs import StoredRun
 from ...store.store import Store
 from ...workflow.engine import RunOrder
 from .responses import answer_request, answering, principal_of, read_body
@@ -125,7 +125,7 @@ def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object]
     return None if engine is None or to.role is Role.AGENT else {"url": engine.url, "problem": engine.problem}
 
 
-def _read_store(store: Store) -> tuple[list[Run], list[Job]]:
+def _read_store(store: Store) -> tuple[list[StoredRun], list[Job]]:
     runs = [run for run in store.runs.list_open(MOST_LISTED) if is_alive(run.holder)]
     jobs = [job for job in store.jobs.list(None, True, MOST_LISTED) if job.runner is None or is_alive(job.runner)]
     return runs, jobs
@@ -162,7 +162,7 @@ async def _list_calls_of(
     return {holder: calls for holder, calls in found if calls is not None}
 
 
-def _describe_run(run: Run, records: dict[str, Any], calls: Calls | None) -> dict[str, Any]:
+def _describe_run(run: StoredRun, records: dict[str, Any], calls: Calls | None) -> dict[str, Any]:
     own = next((call for call in calls or () if call.get("run_id") == run.id), None)
     tries: dict[str, Calls] = {}
     for call in calls or ():
