@@ -34,30 +34,9 @@ from ..core.errors import Failure, SideEffects
 from ..core.value_types import record, value
 from ..process.clock import monotonic_ns
 from ..process.context import Context
+from . import payload
 from .device import Countdown, Device, Place, ProgramOutput, Snapshot, module_of
-from .payload import (
-    BEST_EFFORT_MAX_FAILURES,
-    DEFAULT_SNAPSHOT_BYTES,
-    Action,
-    Click,
-    CloseApp,
-    EnterText,
-    Execution,
-    OpenApp,
-    OpenUri,
-    PressKey,
-    ReadKeyValuePair,
-    ReadText,
-    Scroll,
-    ScrollUntil,
-    Sleep,
-    SnapshotUi,
-    TakeScreenshot,
-    WaitForNavigation,
-    WaitForNode,
-    read_execution,
-    usable_ms,
-)
+from .payload import Action, Execution, read_execution, usable_ms
 
 T = TypeVar("T")
 Event = dict[str, object]
@@ -141,7 +120,7 @@ class ExecutionRun:
             failures.append(error)
             in_a_row += 1
             page = await self._examine(before, started_ns)
-            may_continue = in_a_row < BEST_EFFORT_MAX_FAILURES and page["next"] != "none"
+            may_continue = in_a_row < payload.BEST_EFFORT_MAX_FAILURES and page["next"] != "none"
             if execution.mode != "best_effort" or not may_continue:
                 break
         if page is None:
@@ -178,7 +157,7 @@ class ExecutionRun:
         error: dict[str, Any] | None = None
         data: dict[str, Any] = {}
         try:
-            if isinstance(action.params, Sleep):
+            if isinstance(action.params, payload.Sleep):
                 data = await _sleep(action.params.duration_ms, budget)
             else:
                 async with asyncio.timeout((budget.limit_ms + GUARD_MS) / 1000):
@@ -324,36 +303,39 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
     """Do one action on a device. Raises Failure."""
     time = Countdown(within_ms)
     match action.params:
-        case OpenApp() as params:
+        case payload.OpenApp() as params:
             return await device.open_app(params.application_id, time)
-        case OpenUri() as params:
+        case payload.OpenUri() as params:
             return await device.open_uri(params.uri, time)
-        case CloseApp() as params:
+        case payload.CloseApp() as params:
             return await device.close_app(params.application_id, time)
-        case Click() as params:
+        case payload.Click() as params:
             return await device.click(params, time)
-        case EnterText() as params:
+        case payload.EnterText() as params:
             return await device.enter_text(params, time)
-        case PressKey() as params:
+        case payload.PressKey() as params:
             return await device.press_key(params.key, time)
-        case Scroll() as params:
+        case payload.Scroll() as params:
             return {"moved": await device.scroll(params, time)}
-        case ScrollUntil() as params:
+        case payload.ScrollUntil() as params:
             return await _scroll_until(device, params, time)
-        case ReadText() as params:
+        case payload.ReadText() as params:
             texts = await device.read_text(params.matcher, time)
             return shorten_texts(texts if params.all else texts[:1], params.all, params.max_bytes)
-        case ReadKeyValuePair() as params:
+        case payload.ReadKeyValuePair() as params:
             label, text = await device.read_key_value_pair(params.label_matcher, time)
-            cut = {"label": _cut(label, DEFAULT_SNAPSHOT_BYTES), "value": _cut(text, DEFAULT_SNAPSHOT_BYTES)}
+            cut = {
+                "label": _cut(label, payload.DEFAULT_SNAPSHOT_BYTES),
+                "value": _cut(text, payload.DEFAULT_SNAPSHOT_BYTES),
+            }
             return cut | ({} if (cut["label"], cut["value"]) == (label, text) else {"truncated": True})
-        case SnapshotUi() as params:
+        case payload.SnapshotUi() as params:
             return shorten_snapshot(await device.snapshot(time), params.max_bytes)
-        case TakeScreenshot() as params:
+        case payload.TakeScreenshot() as params:
             return await _keep_image(await device.screenshot(time), params.path)
-        case WaitForNode() as params:
+        case payload.WaitForNode() as params:
             return await device.wait_for_node(params.matcher, params.state, time)
-        case WaitForNavigation() as params:
+        case payload.WaitForNavigation() as params:
             return await device.wait_for_navigation(params, time)
     raise Failure("ACTION_UNSUPPORTED", f"{action.type} cannot be done")
 
@@ -415,9 +397,9 @@ def _cut_line(line: str, most: int) -> str:
     return f"{_cut(line, most - len(ref))}{ref}" if most > 2 * len(ref) else kept
 
 
-async def _scroll_until(device: Device, params: ScrollUntil, time: Countdown) -> dict[str, object]:
+async def _scroll_until(device: Device, params: payload.ScrollUntil, time: Countdown) -> dict[str, object]:
     container = {} if params.container is None else {"container": params.container}
-    step = Scroll.model_validate({"direction": params.direction, **container})
+    step = payload.Scroll.model_validate({"direction": params.direction, **container})
     scrolled, why = 0, f"in {time.limit_ms} ms"
     while not time.is_over:
         if await device.sees(params.matcher, time.left_ms):
