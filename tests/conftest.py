@@ -5,9 +5,11 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -49,8 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # `make check` is for every few minutes: a third of the examples, and others each time.
     settings.register_profile("shotclock", deadline=None, max_examples=20 if leaves_out_slow(config) else 60)
     settings.load_profile("shotclock")
+    if not hasattr(config, "workerinput"):  # workers inherit it
+        # The user's own store may be of another version, and is none of the tests' business.
+        os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="shotclock-state-")
     spawn_warm()
     gc.disable()  # until all is collected: what is made by then stays
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 # --- what is collected ----------------------------------------------------------------------------

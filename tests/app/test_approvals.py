@@ -737,7 +737,7 @@ def test_an_operation_that_was_approved_by_other_rules_lets_nothing_pass(home: H
 @pytest.mark.parametrize(
     ("approval", "options", "says"),
     [
-        ({"file": {"path": "policy", "proposed": "text"}}, {}, "from the root"),
+        ({"file": {"path": "policy", "proposed": "text"}}, {}, "absolute path"),
         ({"file": {"path": "/policy", "proposed": "words"}}, {}, "name parameters"),
         ({"file": {"path": "/policy", "proposed": "text", "decision": "more"}}, {}, "name parameters"),
         ({"file": {"path": "/policy", "proposed": "text", "decision": "needed"}}, {}, "needs a default"),
