@@ -376,7 +376,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             "steps: {l: {exec: x, for_each: true}, a: {exec: 'echo {{ item }}', depends_on: l}}",
             "tools: {t: {exec: 'echo {{ args.x }}'}}\nsteps: {a: {type: tool, tool: t}}",
             "steps: {a: {exec: '{% for x in [1] %}{{ x }}{{ loop.index }}{% endfor %}{% set y = 1 %}{{ y }}'}}",
-            "steps: {a: {exec: '{% macro m(x) %}{{ x }}{% endmacro %}{{ m(1) }}'}}",
+            "steps: {a: {exec: x, stdin: '{% macro m(x) %}{{ x }}{% endmacro %}{{ m(1) }}'}}",
             "steps: {a: {exec: '{{ range(3) | join }}', fail_if: output == run.name, transform: '{{ output | min }}'}}",
             "steps: {a: {exec: x, if: true and none == false}}",
             "steps: {a: {exec: x}, b: {exec: '{{ steps.a.error.code }} {{ steps.a.items() | list }}', depends_on: a}}",

@@ -40,31 +40,13 @@ class Refusal(NamedTuple):
     rule: str = "shell/value-in-script"
 
 
-def mark(number: int, nonce: int = 0) -> str:
-    """Return the mark of value `number` in a rendered command.
-
-    No template can write it. Where text of values is searched for marks, `nonce` is a number that no value can know.
-    """
-    return f"\ue000{nonce}:{number}\ue001"
+def mark(number: int) -> str:
+    """Return the mark of value `number` in a rendered command. Neither a template nor a value can write it there."""
+    return f"\ue000{number}\ue001"
 
 
 def has_marks(text: str) -> bool:
     return _MARK_CHARACTERS.search(text) is not None
-
-
-def marks_in(text: str) -> list[str]:
-    """Return every mark in the text, in its order, and the parts of broken ones."""
-    return [found[0] for found in _MARK_OR_ITS_PARTS.finditer(text)]
-
-
-def unmarked(text: str, values: Sequence[str], nonce: int) -> str:
-    """Return the text with its values in place of the marks of this nonce."""
-
-    def value_of(found: re.Match[str]) -> str:
-        number = int(found[2])
-        return values[number] if int(found[1]) == nonce and number < len(values) else found[0]
-
-    return MARKED.sub(value_of, text) if has_marks(text) else text
 
 
 def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -79,7 +61,7 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
     variables: dict[str, str] = {}
 
     def reference(found: re.Match[str]) -> str:
-        name, value = VARIABLE.format(found[2]), values[int(found[2])]
+        name, value = VARIABLE.format(found[1]), values[int(found[1])]
         _check_size(value)
         variables[name] = value
         return _reference(script.places[found.start()], name, value)

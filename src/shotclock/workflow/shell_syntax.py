@@ -16,7 +16,7 @@ from ..core.value_types import field, record
 DEPTH_LIMIT = 50
 
 MARK_START = "\ue000"
-MARKED = re.compile("\ue000(\\d+):(\\d+)\ue001")
+MARKED = re.compile("\ue000(\\d+)\ue001")
 # `${x:1}`, `${x[1]}` and `${!x}` are arithmetic. Other expansions hold text.
 _COMPUTED = re.compile(r"!|[#]?(?:[A-Za-z_]\w*|[\d@*#?$!-])?(?:\[|:(?![-+=?]))")
 _ASSIGNS = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\[[^]]*\])?:?=")

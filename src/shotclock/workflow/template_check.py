@@ -16,7 +16,15 @@ from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
 from .schema import CONDITIONS, WorkflowFile, calls_of, is_template
-from .templates import condition_expression, environment_for, is_simple, names_in, with_subscripts
+from .templates import (
+    condition_expression,
+    environment_for,
+    find_text_block,
+    is_simple,
+    names_in,
+    refuse_text_block,
+    with_subscripts,
+)
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -34,6 +42,7 @@ class VisibleNames:
     steps: Collection[str]
     texts: Collection[str] = ()
     """Steps whose output is text, an object or a list, and never a number."""
+    is_command: bool = False
     hints: dict[str, str] = field(default_factory=dict)
     """Where else a name can be used."""
 
@@ -151,6 +160,8 @@ class _TreeCheck:
         from jinja2 import nodes
 
         environment, found = environment_for(False), [tree, *_all_inside(tree)]
+        if self._visible.is_command and (block := find_text_block(tree)) is not None:
+            self.findings.append(_finding("template/syntax", refuse_text_block(block)))
         bound = {node.name for node in found if isinstance(node, nodes.Name) and node.ctx != "load"}
         bound |= {node.name for node in found if isinstance(node, nodes.Macro | nodes.NSRef)}
         called = {id(node.node) for node in found if isinstance(node, nodes.Call)}
@@ -332,6 +343,7 @@ def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Itera
             if path[0] in ("fail_if", "transform"):
                 texts_here = {*texts, "output"} if path[0] == "fail_if" and _is_printed(step) else texts
                 visible = replace(visible, names={*visible.names, "output"}, texts=texts_here)
+            visible = replace(visible, is_command=path == ("exec",))
             yield Written(("steps", step_id, *path), text, visible, path[0] in CONDITIONS)
     anywhere = replace(base, names={*_EVERYWHERE, "item", "index"}) if per_item else once
     yield from _plain_texts(("env",), workflow.env, anywhere)
@@ -339,7 +351,8 @@ def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Itera
     yield from _plain_texts(("defaults", "cwd"), workflow.defaults.cwd, anywhere)
     for name, tool in workflow.tools.items():
         inside = replace(anywhere, names={*anywhere.names, "args", "arguments"})
-        for key, visible in (("exec", inside), ("stdin", inside), ("env", anywhere), ("cwd", anywhere)):
+        command = replace(inside, is_command=True)
+        for key, visible in (("exec", command), ("stdin", inside), ("env", anywhere), ("cwd", anywhere)):
             yield from _plain_texts(("tools", name, key), getattr(tool, key), visible)
     for name, text in workflow.outputs.items():
         yield from _plain_texts(("outputs", name), text, once)

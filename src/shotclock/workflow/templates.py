@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
 import resource
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from ..core.errors import Failure
 from ..core.json_values import as_plain, as_text, is_true, read_json, write_json
 from .schema import is_template
-from .shell_quoting import has_marks, mark, marks_in, unmarked
+from .shell_quoting import has_marks, mark
 
 # --- memory -----------------------------------------------------------------------------------------------
 # The timeout of the call does not bound memory, which could be used up before it fires.
@@ -276,13 +275,13 @@ def _why(template: str, error: Exception) -> str:
 def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
     _refuse_marks(template)
     environment = environment_for(marked)
-    values: list[str] = []
-    # Data may hold marks as well. Those of this rendering have a nonce that no data can know.
-    environment.marked_values, environment.nonce = values, int.from_bytes(os.urandom(8))
-    environment.marks_before = []
+    environment.marked_values = []
     try:
+        tree = environment.parse(with_subscripts(template))
+        if marked and (block := find_text_block(tree)) is not None:
+            raise TemplateError(f"{template[:100]!r}: {refuse_text_block(block)}")
         parts, size = [], 0
-        for part in environment.from_string(with_subscripts(template)).generate(**scope):
+        for part in environment.from_string(tree).generate(**scope):
             size += len(part)
             if size > OUTPUT_LIMIT:
                 raise TemplateError(f"a template made more than {OUTPUT_LIMIT} characters")
@@ -291,85 +290,45 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
         raise
     except Exception as error:
         raise TemplateError(_why(template, error)) from None
-    return Rendered("".join(parts), values)
+    return Rendered("".join(parts), environment.marked_values)
+
+
+def find_text_block(tree: Any) -> str | None:
+    """Return the name of a block that makes text of other text, in which values would lose their marks; or None."""
+    from jinja2 import nodes
+
+    blocks = {
+        nodes.Macro: "macro",
+        nodes.CallBlock: "call",
+        nodes.FilterBlock: "filter",
+        nodes.AssignBlock: "set … %}…{% endset",
+        nodes.Block: "block",
+    }
+    found = next(tree.find_all(tuple(blocks)), None)
+    if found is None:
+        return "for … recursive" if any(loop.recursive for loop in tree.find_all(nodes.For)) else None
+    return blocks[type(found)]
+
+
+def refuse_text_block(block: str) -> str:
+    return f"a command cannot use {{% {block} %}}: write the command out, and filter each value itself"
 
 
 @lru_cache(maxsize=2)
 def environment_for(marked: bool) -> Any:
-    from jinja2 import StrictUndefined, nodes
-    from jinja2.compiler import CodeGenerator
+    from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.visitor import NodeTransformer
 
-    def plain(value: Any) -> Any:
+    def finalize(value: Any) -> Any:
         if isinstance(value, StrictUndefined):
             return value  # its use raises an error that names it
         if not marked:
             return as_text(value)
         environment.marked_values.append(as_text(value))
-        return mark(len(environment.marked_values) - 1, environment.nonce)
-
-    def restore_values(made: Any) -> Any:
-        return unmarked(made, environment.marked_values, environment.nonce) if isinstance(made, str) else made
-
-    def note_marks(text: str) -> str:
-        environment.marks_before.append(marks_in(text))
-        return text
-
-    def require_same_marks(made: Any) -> Any:
-        if environment.marks_before.pop() != (marks_in(made) if isinstance(made, str) else []):
-            raise TemplateError("a filter over a block changed a value or its place: filter the value itself")
-        return made
-
-    # No template can write these names.
-    own_filters = {"plain again": restore_values, "note marks": note_marks, "require same marks": require_same_marks}
-
-    def make_filter(node: nodes.Expr | None, by: str, lineno: int) -> nodes.Filter:
-        return nodes.Filter(node, by, [], [], None, None, lineno=lineno)
-
-    def put_innermost(outer: nodes.Filter, by: str) -> None:
-        while outer.node is not None:
-            assert isinstance(outer.node, nodes.Filter)
-            outer = outer.node
-        outer.node = make_filter(None, by, outer.lineno)
-
-    class KeepMarks(NodeTransformer):
-        """A pass over the syntax tree: marks stay in text of the command, and are values elsewhere."""
-
-        def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
-            self.generic_visit(node)
-            put_innermost(node.filter, "note marks")
-            node.filter = make_filter(node.filter, "require same marks", node.lineno)
-            return node
-
-        def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
-            self.generic_visit(node)
-            if node.filter is None:
-                node.filter = make_filter(None, "plain again", node.lineno)
-            else:
-                put_innermost(node.filter, "plain again")
-            return node
-
-        def visit_Call(self, node: nodes.Call) -> nodes.Node:
-            self.generic_visit(node)
-            return make_filter(node, "plain again", node.lineno)
-
-        def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-            self.generic_visit(node)
-            # The result of `{% call %}` becomes part of the command: its marks stay.
-            made: Any = node.call
-            node.call = made.node
-            return node
-
-    class Generator(CodeGenerator):
-        def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
-            super().visit_Template(KeepMarks().visit(node) if marked else node, frame)
+        return mark(len(environment.marked_values) - 1)
 
     class Environment(ImmutableSandboxedEnvironment):
-        code_generator_class = Generator
         marked_values: list[str]
-        nonce: int
-        marks_before: list[list[str]]
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             if isinstance(obj, dict) and attribute in obj:  # `.items` of an object is its key
@@ -381,7 +340,7 @@ def environment_for(marked: bool) -> Any:
         comment_start_string="\ue002",
         comment_end_string="\ue003",
         undefined=StrictUndefined,
-        finalize=plain,
+        finalize=finalize,
         autoescape=False,
         keep_trailing_newline=True,
     )
@@ -390,8 +349,6 @@ def environment_for(marked: bool) -> Any:
     environment.filters["bool"] = is_true
     for name, parse in (("int", _to_int), ("float", float)):
         environment.filters[name] = _number_filter(name, parse, environment.filters[name])
-    if marked:
-        environment.filters.update(own_filters)
     return environment
 
 
