@@ -141,7 +141,7 @@ def only_read(words: list[str]) -> None:
         loaded = LOADED[words[0]]
         command = loaded.find(words[1]) if isinstance(loaded, CommandTable) else loaded
         assert command is not None
-        find_work(command, read(command, words[1 + isinstance(loaded, CommandTable) :], hint=""))
+        find_work(words[0], command, read(command, words[1 + isinstance(loaded, CommandTable) :], hint=""))
 
 
 def find_unanswered(largest: int, most_pairs: int) -> list[str]:

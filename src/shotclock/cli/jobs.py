@@ -98,7 +98,7 @@ def job_table(scope: JobScope) -> CommandTable:
 def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: Any) -> Callable[[bool], int]:
     if name == "extend" and not values["by"]:
         raise Mistaken({"by": _NO_DURATION})
-    budget_ms = read_budget_ms(values.get("budget"))
+    budget_ms = read_budget_ms(values["budget"]) if name == "wait" else None
 
     def start(as_json: bool) -> int:
         call = admit_call(

@@ -122,14 +122,14 @@ def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: 
         emit_help(command_help(prefix, command))
         return 0
     as_json = wants_json("--json" in words, even_without_colour=command.name != "run")
-    work = find_work(command, line)
+    name = " ".join([*prefix.split()[1:][-1:], command.name])
+    work = find_work(name, command, line)
     if line.mistakes or work is None:
-        name = " ".join([*prefix.split()[1:][-1:], command.name])
         return refuse(name, line.mistakes, as_json, tool=tool)
     return perform(work, as_json) if isinstance(work, ChildWork) else work(as_json)
 
 
-def find_work(command: Subcommand, line: ParsedLine) -> ChildWork | Callable[[bool], int] | None:
+def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | Callable[[bool], int] | None:
     """Call the body with the values, which returns the work to do. Adds the mistakes that it finds to the line's."""
     values = line.values
     values.pop("json", None)
@@ -142,7 +142,7 @@ def find_work(command: Subcommand, line: ParsedLine) -> ChildWork | Callable[[bo
         work: ChildWork | Callable[[bool], int] = command.run(**values)
         return work
     except Failure as failure:
-        envelope = unstarted(command.name, problem_in(failure))
+        envelope = unstarted(name, problem_in(failure))
         return lambda as_json: deliver(envelope, as_json)
     except Mistaken as mistaken:
         reported = {mistake["field"] for mistake in line.mistakes}
