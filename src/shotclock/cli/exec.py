@@ -162,9 +162,9 @@ COMMAND = Subcommand(
             "--overtime",
             "WHO",
             "Ask whether it may take longer at the soft limit [3/4 of the timeout]: progress (while its output grows), "
-            "command=CMD, or none. Further keys follow, separated by commas without spaces: budget=2m, max_requests=3, "
-            "max_per_request=30s, observer_timeout=10s, hard_extends=true. `--overtime 2m` is progress,budget=2m. A CMD "
-            "with a comma in it needs the same keys as a JSON object.",
+            "command=CMD, or none. Further keys follow, separated by commas without spaces: budget=2m, "
+            "max_requests=3, max_per_request=30s, observer_timeout=10s, hard_extends=true. `--overtime 2m` is "
+            "progress,budget=2m. A CMD with a comma in it needs the same keys as a JSON object.",
             heading=_CLOCKS,
         ),
         duration("--wind-down", "The time to exit after the soft limit before it is killed [5s].", heading=_CLOCKS),
