@@ -175,7 +175,7 @@ def _sort_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(value: JSON) -> str:
-    """Return one text for one value, in whatever order its keys are. Raises ValueError or TypeError for other values
+    """Return one text for one value, with its keys sorted. Raises ValueError or TypeError for other values
     than JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

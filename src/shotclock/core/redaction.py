@@ -1,5 +1,4 @@
-"""What is secret, and how it is kept out of what is shown or written down: by the name that it has, by its value, and
-by where it stands in an address. All of it is here, for every provider and for the record of a run."""
+"""Secrets, and their removal from texts: by the name of a variable, by their value, and by their place in a URL."""
 
 from __future__ import annotations
 
@@ -30,28 +29,28 @@ SHORTEST_PART = 8
 
 
 def looks_secret(variable: str) -> bool:
-    """Return whether the name of a variable says that its value is secret."""
+    """Return whether the name of a variable indicates a secret value."""
     return _SECRET_VARIABLE.search(variable) is not None and not _SETTING.fullmatch(variable)
 
 
 def is_secret_header(name: str) -> bool:
-    """Return whether the name of an HTTP header says that its value is secret."""
+    """Return whether the name of an HTTP header indicates a secret value."""
     return _SECRET_HEADER.search(name) is not None
 
 
 def hide_values(text: str, secrets: Iterable[str], shortest: int = SHORTEST) -> str:
-    """Return the text without these values, as far as they are long enough to be known for what they are."""
+    """Return the text without these values, except for those too short to be recognised."""
     return _hide_longest_first(text, sorted({each for each in secrets if len(each) >= shortest}, key=len, reverse=True))
 
 
 def hide_credentials(text: str, *, names_too: bool = True) -> str:
-    """Return the text without what stands before the host in its addresses: in http a name alone can be the secret, in
-    ssh (`names_too=False`) it is who to be."""
+    """Return the text without the credentials in its URLs. In http a name alone can be the secret; in ssh
+    (`names_too=False`) it is the user."""
     return (_USER_IN_URL if names_too else _PASSWORD_IN_URL).sub(f"{HIDDEN}@", text)
 
 
 def _hide_longest_first(text: str, secrets: Iterable[str]) -> str:
-    # One after the other is twenty times as fast as a regular expression of them all.
+    # One after the other is twenty times as fast as one regular expression.
     for secret in secrets:
         if secret in text:
             text = text.replace(secret, HIDDEN)
@@ -59,28 +58,28 @@ def _hide_longest_first(text: str, secrets: Iterable[str]) -> str:
 
 
 class Redaction:
-    """Takes secret values out of whatever is about to be written down, also as base64 (in one line or in several), in
-    hex, or escaped for JSON or a URL, and each line of one that has several."""
+    """Removes secret values from texts, also in base64 (in one line or several), in hex, or escaped for JSON or a URL,
+    and each line of a secret that has several."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._known: set[str] = set()
+        self._secrets: set[str] = set()
         self._ways: list[str] = []
         self._in_base64: list[str] = []
         self.learn(environment)
 
     def learn(self, variables: Mapping[str, str]) -> None:
-        """Add the values of the variables whose names look secret to what is hidden."""
+        """Add the values of variables with secret names."""
         new = {value for name, value in variables.items() if looks_secret(name) and len(value) >= SHORTEST}
-        if new <= self._known:
+        if new <= self._secrets:
             return
-        self._known |= new
-        written = {each for value in self._known for each in _ways_to_write(value)}
+        self._secrets |= new
+        written = {each for value in self._secrets for each in _ways_to_write(value)}
         self._ways = sorted(written, key=len, reverse=True)
-        plain = {each for value in self._known for each in _plain_parts(value)}
+        plain = {each for value in self._secrets for each in _plain_parts(value)}
         self._in_base64 = [each for part in plain for each in _in_base64(part.encode("utf-8", "surrogateescape"))]
 
     def holds(self, text: str) -> bool:
-        """Return whether a secret is in the text, written in any of these ways."""
+        """Return whether a secret is in the text, in any of these encodings."""
         return any(written in text for written in self._ways) or bool(self._broken_in(text))
 
     def text(self, text: str) -> str:
@@ -90,8 +89,8 @@ class Redaction:
         return text
 
     def _broken_in(self, text: str) -> list[str]:
-        """Return what is in the text as base64 that is broken over lines, also where JSON writes these as `\\n`."""
-        # In lines of eight characters or more, one of these two parts is whole. Looking for them is cheap.
+        """Return the secrets in the text as base64 broken over lines, also where JSON writes line ends as `\\n`."""
+        # In lines of eight characters or more, one of these two parts is unbroken. Searching for them is cheap.
         likely = [written for written in self._in_base64 if written[:4] in text or written[4:8] in text]
         if not likely:
             return []
@@ -114,7 +113,7 @@ class Redaction:
 def _plain_parts(secret: str) -> list[str]:
     """Return the secret, and each line of one that has several."""
     lines = [line.strip() for line in secret.splitlines()]
-    # The first and the last line of a key in PEM are everybody's.
+    # The first and the last line of a key in PEM are the same in all keys.
     parts = [line for line in lines if len(line) >= SHORTEST_PART and not line.startswith("-----")]
     found = (secret, secret.strip(), *(parts if len(lines) > 1 else ()))
     return [plain for plain in found if len(plain) >= SHORTEST]
@@ -135,8 +134,8 @@ def _ways_to_write(secret: str) -> Iterator[str]:
 
 
 def _in_base64(data: bytes) -> Iterator[str]:
-    """Yield the parts of its base64 that are the same whatever stands around it: three bytes are four characters, so
-    there are three ways."""
+    """Yield the parts of its base64 that do not depend on the text around it: three bytes are four characters, so there
+    are three ways."""
     for before in range(3):
         encoded = base64.b64encode(b"\0" * before + data).decode()
         end = len(encoded) - (0, 3, 2)[(before + len(data)) % 3]

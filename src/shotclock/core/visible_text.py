@@ -1,9 +1,10 @@
-"""Text from outside, made harmless to look at: what cannot be seen or looks like something else is shown by its number.
+"""Text from outside with every character visible, and the exact text of an action.
 
-One function for the terminal, the operators' page, reports and the text that an approval is bound to. It is exact: two
-texts that differ are shown differently, because a mark itself cannot be forged (`<U+` in a text is marked as well).
+Invisible characters, and those that look like others, are shown by their number. One function serves the terminal, the
+operators' page, reports and the text of an action. It is exact: different texts are shown differently, because a mark
+cannot be forged (`<U+` in a text is marked as well).
 
-And the text of an action: all of what would be done, in the one form that people are shown and approvals are bound to.
+The text of an action is the one form that people are shown and that approvals are bound to:
 
     run: "shop/pay"
     with:
@@ -14,9 +15,8 @@ And the text of an action: all of what would be done, in the one form that peopl
     where:
       directory: "/srv/shop"
 
-It is exact. Two actions with one text are one action: numbers are written out in full, text is in quotes, what cannot
-be seen is marked, and no value can look like another or end before its end. Reasons, titles and
-what an agent says about a file are claims, and stand elsewhere.
+Two actions with one text are one action: numbers are written in full, text is in quotes, and no value can look like
+another or end before its end. Reasons, titles and an agent's claims about a file are not part of it.
 
 docs/design.md: R48.
 """
@@ -29,9 +29,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-# Controls but for line ends and tabs, the beginning of a mark, and everything that has to be looked at closer.
+# Controls except line ends and tabs, the beginning of a mark, and all other characters that need a closer look.
 _SUSPECT = re.compile("[\x00-\x08\x0b-\x1f\x7f]|<(?=U\\+)|[^\x00-\x7f]")
-# Alphabets with letters that look like Latin ones or like digits. Those of one line belong together.
+# Alphabets with letters that look like Latin ones or like digits.
 _ALPHABETS = {
     "Greek": "\u0370-\u03ff\u1d26-\u1d2a\u1f00-\u1fff\uab65",
     "Cyrillic": "\u0400-\u052f\u1c80-\u1c8f\u1d2b\u2de0-\u2dff\ua640-\ua69f",
@@ -47,14 +47,14 @@ _ALPHABETS = {
     "Lisu": "\ua4d0-\ua4ff",
     "Vai": "\ua500-\ua63f",
     "ancient": "\U00010280-\U0001044f\U000104b0-\U0001056f\U000118a0-\U000118ff\U00016f00-\U00016f9f",
-    # Of those that are written without blanks, or joined to Latin words, only what looks like an o or an l.
+    # Of scripts without blanks, or joined to Latin words, only the letters that look like an o or an l.
     "Arabic": "\u0627\u0647\u06be\u06c1\u06d5",
     "Indic": "\u0b20\u0c02\u0c82\u0d02\u0d20\u0d82\u101d",
 }
 _OTHER_LETTERS = re.compile(f"[{''.join(_ALPHABETS.values())}]")
 _WORD = re.compile(r"\w+")
 _LATIN = re.compile("[A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff]")
-# Letters that nobody tells from a Latin one or a digit: a word of nothing else looks like a Latin word.
+# Letters that look like a Latin one or a digit: a word of only these looks like a Latin word.
 _TWINS = frozenset(
     # Cyrillic
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0455\u0456\u0458\u04bb\u04cf\u0501\u051b\u051d\u0475\u04af"
@@ -78,25 +78,25 @@ _TWINS = frozenset(
     # Canadian syllables
     "\u144c\u146d\u146f\u1472\u148d\u14aa\u142f\u1431\u1433\u1455\u1541\u1587\u157c\u15b4\u15c5\u15de\u15ea\u15f0\u15f7\u166d\u166e"
 )
-# These alphabets were made of Latin letters, upright and turned: all of their words look like some.
+# Alphabets made of Latin letters, upright and turned: all of their words look Latin.
 _MADE_OF_LATIN = ("Lisu", "ancient")
-# Seen by nobody, although Unicode calls them letters, marks or symbols.
+# Invisible, although Unicode calls them letters, marks or symbols.
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U0001d159")
-# Taken for - / : ; , . ! | ' ` by everybody, and for a letter (a, g, i, c, o, v, w, z, s, u).
+# They look like - / : ; , . ! | ' ` or like a letter (a, g, i, c, o, v, w, z, s, u).
 _POSES = frozenset(
     "\u2010\u2011\u2012\u2043\u2212\u2215\u2044\u29f8\u2236\ua789\u0589\u05c3\u201a\u01c3\u01c0\u2223\u02b9\u02bc\u02c8\u02cb"
     "\u2035\u0251\u0261\u0269\u1d04\u1d0f\u1d20\u1d21\u1d22\ua731\u1d1c\ua78c"
 )
 _JOINED_BEFORE, _JOINED_AFTER = re.compile(r"[A-Za-z0-9][!-/:-@\[-`{-~]"), re.compile(r"[!-/:-@\[-`{-~][A-Za-z0-9]")
-# Accents and overlays that stand by themselves, after the letter that they are drawn on.
+# Accents and overlays that are characters of their own, after the letter that they are drawn on.
 _COMBINING = ((0x300, 0x36F), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20FF), (0xFE20, 0xFE2F))
 
 
 def visible(text: str) -> str:
-    """Return the text with everything in it to be seen: an escape is `<U+001B>`, a turned direction `<U+202E>`.
+    """Return the text with every character visible: an escape is `<U+001B>`, a change of direction `<U+202E>`.
 
-    Line ends and tabs stay. So do the letters of all languages, but for those that pose as Latin ones. What a line is
-    shown as depends on nothing outside of it: alone, in a file and in a difference it is the same.
+    Line ends, tabs and the letters of all languages stay, except for letters that pose as Latin ones. Each line is
+    marked by itself, so that it looks the same alone, in a file and in a difference.
     """
     if not text.isascii() and _OTHER_LETTERS.search(text) is not None:
         return "\n".join(map(_visible_line, text.split("\n")))
@@ -127,7 +127,7 @@ def _mark(character: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _is_odd(character: str) -> bool:
-    """Return whether this one, which is not ASCII, cannot be seen, joins what stands before it, or poses as ASCII."""
+    """Return whether a character beyond ASCII is invisible, joins the one before it, or poses as ASCII."""
     import unicodedata
 
     kind, number = unicodedata.category(character), ord(character)
@@ -135,7 +135,7 @@ def _is_odd(character: str) -> bool:
     if kind[0] in "CZ" or kind in ("Me", "Nd") or character in _UNSEEN or character in _POSES:
         return True
     if kind == "Mn":
-        # Variation selectors have no looks of their own; accents that stand by themselves look like a letter with one.
+        # Variation selectors are invisible; a letter with a separate accent looks like a letter with one.
         is_selector = 0xFE00 <= number <= 0xFE0F or 0x180B <= number <= 0x180F
         return is_selector or any(low <= number <= high for low, high in _COMBINING) or number > 0xE0000
     words = unicodedata.decomposition(character).split()
@@ -146,11 +146,10 @@ def _is_odd(character: str) -> bool:
 
 
 def _posing_letters(line: str) -> list[int]:
-    """Return where letters of another alphabet stand among those of a second one, or are a whole word that looks
-    Latin."""
+    """Return the places of letters that are mixed with those of another alphabet, or in a word that looks Latin."""
     found: list[int] = []
     words = [(word, _alphabets_in(word[0])) for word in _WORD.finditer(line) if _OTHER_LETTERS.search(word[0])]
-    # Where somebody really writes in such a language there are letters that look like no other.
+    # A real text in such a language has letters that look like no Latin ones.
     written = {name for word, names in words if len(names) == 1 and not _looks_latin(word[0]) for name in names}
     for word, names in words:
         poses = _looks_latin(word[0]) and (not names <= written or _stands_among_latin(line, word))
@@ -166,7 +165,7 @@ def _alphabets_in(word: str) -> set[str]:
 
 @lru_cache(maxsize=1)
 def _which() -> re.Pattern[str]:
-    """Compile the pattern when it is first needed, which for most is never."""
+    """Compile the pattern when it is first needed, which is rare."""
     return re.compile("|".join(f"(?P<{name}>[{letters}])" for name, letters in _ALPHABETS.items()))
 
 
@@ -180,7 +179,7 @@ def _is_made_of_latin(letter: str) -> bool:
 
 
 def _stands_among_latin(text: str, word: re.Match[str]) -> bool:
-    """Return whether what it is joined to, without a space between, is Latin: a host, a path, an address."""
+    """Return whether a word is joined to a Latin one without a space, as in a host, a path or an address."""
     before, after = text[max(0, word.start() - 2) : word.start()], text[word.end() : word.end() + 2]
     return _JOINED_BEFORE.fullmatch(before) is not None or _JOINED_AFTER.fullmatch(after) is not None
 
@@ -190,9 +189,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 
 def text_of(value: Mapping[str, Any]) -> str:
-    """Return the exact text of named values: two that differ in anything have different texts.
+    """Return the exact text of named values: different values have different texts.
 
-    Names stand in the order they were given in, because whoever gets a value sees that order.
+    Names keep their order, because the receiver of a value sees that order.
     """
     return "\n".join(_lines(value, ""))
 
@@ -239,5 +238,5 @@ def _quote(text: str) -> str:
 
 
 def _line(line: str) -> str:
-    """Return one line of several, with a blank at its end to be seen."""
+    """Return one line of several, with a blank at its end made visible."""
     return f"{visible(line[:-1])}<U+{ord(line[-1]):04X}>" if line.endswith((" ", "\t")) else visible(line)

@@ -1,1 +1,1 @@
-"""The inbox: an agent proposes, a person decides, and whoever waits for it is bounded either way."""
+"""The inbox: agents propose, operators decide, and every wait is bounded."""

@@ -347,7 +347,7 @@ def _make_approved_arguments(
         }
     assert proposal.ask.file is not None
     approved = {**arguments, file.proposed: proposal.file_text}
-    if JUSTIFICATION in arguments:  # the one that the operator was shown, whatever this call says
+    if JUSTIFICATION in arguments:  # the one that the operator was shown, not that of this call
         approved[JUSTIFICATION] = proposal.ask.justification
     if file.decision is not None:
         shown = {"path": file.path, "text": proposal.file_text, "current": proposal.ask.file.current}

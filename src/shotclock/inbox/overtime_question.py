@@ -64,7 +64,7 @@ def _describe(summary: dict[str, Any]) -> str:
     """Return the facts about the call for the person."""
     lines = [f"It has run for {format_duration(summary['elapsed_ms'])}."]
     if summary["remaining_ms"] is not None:
-        lines[0] += f" It is stopped in {format_duration(summary['remaining_ms'])}, whatever you decide."
+        lines[0] += f" It is stopped in {format_duration(summary['remaining_ms'])} at the latest."
     if summary.get("reason"):
         lines.append(f"It asks for more itself: {summary['reason'][:REASON_SHOWN]}")
     if summary["granted_ms"]:

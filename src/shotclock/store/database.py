@@ -1,16 +1,14 @@
 """One connection to one SQLite file: opening, transactions, threads and forks.
 
 Write-ahead logging, so that readers never wait for a writer. A durable transaction is on the disk when it returns;
-one that is not (a heartbeat, a lock) survives `kill -9` of anybody, but may be lost with the power, together with
-everybody whom it was about.
+others (a heartbeat, a lock) survive `kill -9`, but may be lost with the power, as their processes are.
 
-A connection must not cross a fork, and not only the copy is at fault: SQLite keeps one table of file locks per
-process, the child inherits it without the locks, and even a *new* connection there would believe in them. Once the
-parent ends, others clean up a log that the child still writes to, and what it commits is gone
-(tests/store/test_forks.py). So every open database lets go before a fork and comes back, on both sides, when it is
-next used.
+A connection must not cross a fork, and a new one in the child is no better: SQLite keeps one table of file locks per
+process, and the child inherits the table without the locks. Once the parent ends, others clean up a log that the child
+still writes to, and its commits are lost (tests/store/test_forks.py). So every open database disconnects before a fork
+and connects again, on both sides, when it is next used.
 
-Nobody else may open and close the file inside a process that has a connection: POSIX drops all its locks then.
+No other code may open and close the file in a process that has a connection: POSIX drops all locks of the process then.
 
 docs/design.md: R34.
 """
@@ -39,25 +37,25 @@ from .home import (
 from .rows import encode
 from .schema import APPLICATION_ID, STATEMENTS, VERSION
 
-# How long SQLite waits for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
-# would run this out.
+# SQLite waits this long for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
+# exhausts this.
 BUSY_TIMEOUT_MS = 5_000
-# How long a thread waits for another thread's transaction, which may itself be waiting for another process.
+# A thread waits this long for another thread's transaction, which may itself be waiting for another process.
 THREAD_WAIT_S = 10.0
-# Some of what happens while files are created and removed around us is answered "busy" without any waiting, so opening
-# waits in small steps of its own: ten seconds at the most. Many first opens on a slow disk would run this out.
+# While files are created and removed, SQLite sometimes answers "busy" without waiting, so opening waits in small steps
+# of its own: ten seconds at the most. Many first opens on a slow disk exhaust this.
 OPEN_ATTEMPTS = 100
 OPEN_PAUSE_S = 0.05
 OPEN_STEP_MS = 25
-# What a fork may be kept waiting by a transaction of another thread. Run out: the child cannot use the store.
+# A fork waits this long for a transaction of another thread. After that the child cannot use the store.
 FORK_WAIT_S = 2.0
-# What is kept of the write-ahead log's file after a burst.
+# The size of the write-ahead log's file after a burst.
 LOG_KEPT_BYTES = 4 * 1024 * 1024
 _HEADER_BYTES = 100
-# Room of what was deleted is given back when it is asked for.
+# auto_vacuum: unused pages are given back on request.
 _INCREMENTAL = 2
 
-_FORKED = "the store was in use in the moment this process was forked, and can only be opened after an exec"
+_FORKED = "the store was in use when this process was forked, and can only be opened after an exec"
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _MEANING = {
@@ -73,16 +71,12 @@ _MEANING = {
 }
 
 
-def is_busy(error: sqlite3.Error) -> bool:
-    # Extended codes (SQLITE_BUSY_RECOVERY, …) carry the plain one in their lowest byte.
-    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _BUSY
-
-
 def translate_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
-    """Return the error of ours that a SQLite error stands for. The one place where it is translated."""
-    if is_busy(error):
-        return StoreBusy("the store is in use by others", path)
+    """Return the StoreError for a SQLite error."""
+    # Extended codes (SQLITE_BUSY_RECOVERY, …) have the plain one in their lowest byte.
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    if code in _BUSY:
+        return StoreBusy("the store is in use by others", path)
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     meaning = _MEANING.get(code, "the store failed")
     return StoreUnusable(f"{meaning} ({name}: {error})", path)
@@ -91,13 +85,13 @@ def translate_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> Store
 # Taken after a database's own lock, never before.
 _opening = threading.Lock()
 _open: weakref.WeakSet[SQLiteDatabase] = weakref.WeakSet()
-# Connections that came through a fork in use. Even closing one would be wrong, so they are kept until we end.
+# Connections that were in use during a fork. Even closing one would drop locks, so they are kept until the end.
 _inherited: list[tuple[tuple[int, int], sqlite3.Connection]] = []
 _torn = False  # this process was forked while another thread was opening some store
 
 
 class SQLiteTransaction:
-    """A transaction on the connection: see rows.Transaction. SQLite takes `?` for values as it is."""
+    """A transaction on the connection: see rows.Transaction."""
 
     __slots__ = ("_connection",)
 
@@ -111,7 +105,7 @@ class SQLiteTransaction:
         return self._connection.executemany(statement, ([encode(value) for value in row] for row in rows))
 
     def change_mark(self) -> object:
-        # The number means something on one connection only, and a fork brings another one.
+        # The number is valid on one connection only, and after a fork there is another one.
         return self._connection, self._connection.execute("PRAGMA data_version").fetchone()[0]
 
 
@@ -120,8 +114,8 @@ class SQLiteDatabase:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Whoever waits for the lock holds the queue lock, so a thread in a hurry cannot come back before it: Python's
-        # locks are not fair, and a fork would wait for ever behind one that writes in a loop.
+        # A thread that waits for the lock holds the queue lock, so that the last holder cannot overtake it: Python's
+        # locks are not fair, and a fork would wait for ever behind a thread that writes in a loop.
         self._queue = threading.Lock()
         self._lock = threading.Lock()
         self._user = 0  # the thread inside
@@ -138,15 +132,15 @@ class SQLiteDatabase:
 
     @contextmanager
     def read(self) -> Iterator[SQLiteTransaction]:
-        """Open a transaction for reading: what is seen inside belongs to one instant."""
+        """Open a transaction for reading. It sees the state of one instant."""
         with self._transaction("BEGIN") as connection:
             yield SQLiteTransaction(connection)
 
     @contextmanager
     def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[SQLiteTransaction]:
-        """Open a transaction for reading and writing, alone among all processes. All of it happens, or nothing does.
+        """Open a transaction for reading and writing that excludes other writers.
 
-        `may_wait=False` is for an event loop: StoreBusy at once where another thread or process is in the way.
+        `may_wait=False` is for an event loop: it raises StoreBusy instead of waiting for another thread or process.
         """
         with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait) as connection:
             yield SQLiteTransaction(connection)
@@ -156,8 +150,7 @@ class SQLiteDatabase:
         return SQLiteDatabase(self.path)
 
     def shrink(self, pages: int | None = None) -> bool:
-        """Give space of what was deleted back to the file system: so many pages at most, or all of it. Return whether
-        that was possible: others may be in the middle of something."""
+        """Give unused space back to the file system, so many pages or all. Return whether others allowed it."""
         with self._hold_lock():
             self._check_file()
             connection = self._connection or self._connect()
@@ -212,7 +205,7 @@ class SQLiteDatabase:
         if self._pid != os.getpid():
             raise StoreUnusable(_FORKED, self.path)
         if self._user == threading.get_ident():  # a signal handler, or a callback such as is_alive
-            raise StoreBusy("the store was asked from inside one of its own transactions", self.path)
+            raise StoreBusy("the store was used inside one of its own transactions", self.path)
         if not self._acquire(within_s):
             raise StoreBusy("another thread of this process is using the store", self.path)
         try:
@@ -223,7 +216,7 @@ class SQLiteDatabase:
             self._lock.release()
 
     def _acquire(self, within_s: float) -> bool:
-        """Take the lock. Waits twice that long at the worst: for the queue lock, and for the lock itself."""
+        """Take the lock. May wait twice that long: for the queue lock, and for the lock itself."""
         if not self._queue.acquire(timeout=within_s):
             return False
         try:
@@ -232,8 +225,7 @@ class SQLiteDatabase:
             self._queue.release()
 
     def _check_file(self) -> None:
-        """Raise StoreUnusable if the file was removed or replaced: whoever goes on with it shares its locks with
-        nobody."""
+        """Raise StoreUnusable if the file was removed or replaced: its locks would exclude no other process."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -262,32 +254,28 @@ class SQLiteDatabase:
             raise StoreUnusable(f"the store cannot be created ({error.strerror})", self.path) from error
         if _torn or any(file == self._file for file, _ in _inherited):
             raise StoreUnusable(_FORKED, self.path)
-        last: StoreError | None = None
-        for attempt in range(OPEN_ATTEMPTS):
-            if attempt:
-                time.sleep(OPEN_PAUSE_S)
-            connection: sqlite3.Connection | None = None
+        for attempt in range(1, OPEN_ATTEMPTS + 1):
             try:
-                connection = sqlite3.connect(
-                    self.path, timeout=OPEN_STEP_MS / 1000, isolation_level=None, check_same_thread=False
-                )
-                self._synchronous = ""
-                _set_up(connection, self.path)
-                self._busy_ms = -1  # set by the first transaction
-                return connection
+                return self._try_to_open()
             except sqlite3.Error as error:
-                last = translate_error(error, self.path)
-                last.__cause__ = error
-                if connection is not None:
-                    connection.close()
-                if not is_busy(error):
-                    raise last from error
-            except BaseException:
-                if connection is not None:
-                    connection.close()
-                raise
-        assert last is not None
-        raise last
+                translated = translate_error(error, self.path)
+                if attempt == OPEN_ATTEMPTS or not isinstance(translated, StoreBusy):
+                    raise translated from error
+            time.sleep(OPEN_PAUSE_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _try_to_open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=OPEN_STEP_MS / 1000, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._synchronous = ""
+            _set_up(connection, self.path)
+            self._busy_ms = -1  # set by the first transaction
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -305,7 +293,7 @@ class SQLiteDatabase:
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._queue = threading.Lock()  # somebody may have held it, who is not here
+            self._queue = threading.Lock()  # a thread that does not exist in the child may have held it
         if self._let_go_by == threading.get_ident():  # two threads may fork at once
             self._let_go_by = 0
             self._pid = os.getpid()
@@ -316,7 +304,7 @@ class SQLiteDatabase:
 
 
 def _prepare_file(path: Path) -> tuple[int, int]:
-    """Make the file if it is not there, check that it is a regular one, ours, and private, and return its identity."""
+    """Make the file if it is missing, check that it is a regular one, ours and private, and return its identity."""
     try:
         descriptor = create_private_file(path)
     except FileExistsError:
@@ -329,11 +317,11 @@ def _prepare_file(path: Path) -> tuple[int, int]:
         raise StoreUnusable("the store is not a regular file", path)
     if found.st_uid != os.geteuid():
         raise StoreUnusable(f"the store belongs to user {found.st_uid}, not to {os.geteuid()}", path)
-    # SQLite takes anything shorter than its header for a new database and writes over it. With a journal beside it,
-    # it is one whose creation was interrupted, and SQLite knows what to do.
+    # SQLite writes over a file that is shorter than its header. With a journal beside it, the creation was interrupted,
+    # and SQLite can recover it.
     if 0 < found.st_size < _HEADER_BYTES and not os.path.exists(f"{path}-journal"):
         raise StoreUnusable("this is not a Shotclock store, or a corrupt one; move it away to start a new one", path)
-    if stat.S_IMODE(found.st_mode) != FILE_MODE:  # SQLite gives its -wal and -shm the same
+    if stat.S_IMODE(found.st_mode) != FILE_MODE:  # SQLite gives its -wal and -shm files the same
         os.chmod(path, FILE_MODE)
     return found.st_dev, found.st_ino
 
@@ -343,7 +331,7 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     if 0 < version < VERSION:
         message = f"the store has an older format (version {version}, this Shotclock needs {VERSION})"
         raise StoreUnusable(f"{message}: run `shotclock prune --reset` to move it aside and start a new one", path)
-    if version == 0:  # later it would take a copy of everything
+    if version == 0:  # later this would need a copy of the whole file
         connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
@@ -382,14 +370,15 @@ def open_alone(path: Path) -> Iterator[tuple[SQLiteTransaction, int]]:
     connection = sqlite3.connect(path, timeout=OPEN_STEP_MS / 1000, isolation_level=None)
     try:
         version = check_version(connection, path)
-        # Needs the file alone, also where the others are idle, and leaves no log beside it.
+        # Fails while another process has the file open, even if idle, and leaves no log beside it.
         connection.execute("PRAGMA journal_mode=DELETE")
         connection.execute("BEGIN EXCLUSIVE")
         yield SQLiteTransaction(connection), version
     except sqlite3.Error as error:
-        if is_busy(error):
+        translated = translate_error(error, path)
+        if isinstance(translated, StoreBusy):
             raise StoreBusy("another process is using the store: stop servers, runs and jobs first", path) from error
-        raise translate_error(error, path) from error
+        raise translated from error
     finally:
         connection.close()
 

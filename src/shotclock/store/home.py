@@ -1,10 +1,10 @@
 """Directory of this user's state, private files and directories in it, and the expected failures of the store.
 
     StoreError
-    ├── StoreBusy       somebody else was writing for longer than we wait; nothing was changed, try again
-    └── StoreUnusable   the place, the file or the disk must be mended first; nothing was changed
+    ├── StoreBusy       another process was writing for too long; nothing was changed, try again
+    └── StoreUnusable   the directory, the file or the disk must be repaired; nothing was changed
 
-Wrong values given by our own code are plain ValueError and TypeError: bugs, not conditions.
+Wrong values from our own code raise ValueError and TypeError: they are bugs.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ def printable(path: str | os.PathLike[str]) -> str:
 
 
 def state_home(environ: Mapping[str, str]) -> Path:
-    """Return SHOTCLOCK_HOME, else $XDG_STATE_HOME/shotclock, else ~/.local/state/shotclock. Empty is the same as not
-    set.
+    """Return SHOTCLOCK_HOME, else $XDG_STATE_HOME/shotclock, else ~/.local/state/shotclock. An empty variable is unset.
 
-    A relative SHOTCLOCK_HOME is refused: it would mean another store in every directory, and a job could not find
-    the one it was started from. A relative XDG_STATE_HOME is ignored, as the XDG specification demands.
+    A relative SHOTCLOCK_HOME is refused: it would be another store in every directory, and a job could not find its
+    own. A relative XDG_STATE_HOME is ignored, as the XDG specification demands.
     """
     if own := environ.get(HOME_VARIABLE, ""):
         if own == "~" or own.startswith("~/"):  # no shell expanded it: it came from a configuration file
@@ -63,8 +62,7 @@ def state_home(environ: Mapping[str, str]) -> Path:
 
 
 def make_private_directory(path: Path) -> Path:
-    """Make the directory if it is not there (0700, whatever the umask). Raises StoreUnusable for one that others own or
-    may write to."""
+    """Make the directory (0700, independent of the umask). Raises StoreUnusable if others own it or may write to it."""
     try:
         _make(path)
         found = path.stat()
@@ -86,11 +84,10 @@ def make_private_directory(path: Path) -> Path:
 
 
 def create_private_file(path: Path) -> int:
-    """Create a file that only this user can open; return a descriptor to write to. Raises FileExistsError if there is
-    one."""
+    """Create a file that only this user can open and return its descriptor. Raises FileExistsError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
-        os.fchmod(descriptor, FILE_MODE)  # a umask may have taken away what we need ourselves
+        os.fchmod(descriptor, FILE_MODE)  # a umask may have removed our own permissions
     except BaseException:
         os.close(descriptor)
         raise
@@ -100,7 +97,7 @@ def create_private_file(path: Path) -> int:
 def load_private_key(path: Path) -> bytes:
     """Read the key of this file, or make it. Raises StoreUnusable.
 
-    Written beside its place and then linked to it, so that nobody can read half of it, and the first one stays.
+    It is written to another file and then linked, so that half of it is never read, and the first one stays.
     """
     try:
         if not path.exists():
@@ -126,7 +123,7 @@ def load_private_key(path: Path) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Write a directory to the disk: a new name in it survives a power loss only then."""
+    """Write a directory to the disk, so that a new name in it survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -144,7 +141,7 @@ def _make(path: Path) -> None:
     for each in reversed(missing):
         try:
             os.mkdir(each, DIRECTORY_MODE)
-        except FileExistsError:  # another process was faster, or a file is in the way: the caller looks
+        except FileExistsError:  # another process was faster, or a file is in the way: the caller checks
             continue
         os.chmod(each, DIRECTORY_MODE)
         sync_directory(each.parent)
