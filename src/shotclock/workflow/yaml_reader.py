@@ -43,7 +43,7 @@ _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT = re.compile(
     r"[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)", re.ASCII
 )
-_YAML_TAG = "tag:yaml.org,2002:"
+_STR_TAG = "tag:yaml.org,2002:str"
 _MERGE = "<<"
 
 
@@ -187,7 +187,7 @@ class _TreeBuilder:
             raise _Unreadable(YamlFlaw("file/size", f"unfolds into more than {most}", _place_of(event)))
 
     def _sequence(self, event: Any, depth: int) -> tuple[list[Any], Spot]:
-        self._check_tag(event, "seq")
+        self._check_tag(event)
         items: list[Any] = []
         spot = Spot(_place_of(event))
         for inner in self._events:
@@ -201,7 +201,7 @@ class _TreeBuilder:
         return items, spot
 
     def _mapping(self, event: Any, depth: int) -> tuple[dict[str, Any], Spot]:
-        self._check_tag(event, "map")
+        self._check_tag(event)
         own: dict[str, Any] = {}
         spot = Spot(_place_of(event))
         merged: list[tuple[Any, Spot]] = []
@@ -249,24 +249,11 @@ class _TreeBuilder:
         return text
 
     def _scalar(self, event: Any) -> Any:
-        tag, text = event.tag, event.value
-        if tag in (None, "!"):
-            return self._resolve_scalar(event, text) if event.implicit[0] else text
-        name = str(tag).removeprefix(_YAML_TAG)
-        if name == "str":
-            return text
-        if name in ("int", "float", "bool", "null"):
-            value = self._resolve_scalar(event, text)
-            if isinstance(value, int) and not isinstance(value, bool) and name == "float":
-                return float(value)
-            if (type(value).__name__, name) in (("int", "int"), ("float", "float"), ("bool", "bool")):
-                return value
-            if value is None and name == "null":
-                return value
-            self._note(event, "file/tag", f"{quote(text)} is not of type {name}")
-            return None
-        self._check_tag(event, "str")
-        return text
+        if event.tag in (None, "!"):
+            return self._resolve_scalar(event, event.value) if event.implicit[0] else event.value
+        if event.tag != _STR_TAG:
+            self._check_tag(event)
+        return event.value
 
     def _resolve_scalar(self, event: Any, text: str) -> Any:
         if text in _NULL:
@@ -291,10 +278,10 @@ class _TreeBuilder:
     def _note(self, event: Any, rule: str, message: str, suggestion: str | None = None) -> None:
         self.flaws.append(YamlFlaw(rule, message, _place_of(event), suggestion))
 
-    def _check_tag(self, event: Any, expected: str) -> None:
-        if event.tag not in (None, "!", _YAML_TAG + expected):
-            what = str(event.tag).replace(_YAML_TAG, "!!")
-            self._note(event, "file/tag", f"the tag {quote(what)} is not known here")
+    def _check_tag(self, event: Any) -> None:
+        if event.tag not in (None, "!"):
+            tag = quote(str(event.tag).replace("tag:yaml.org,2002:", "!!"))
+            self._note(event, "file/tag", f"the tag {tag} is not known here; there is only !!str")
 
 
 def _place_of(event: Any) -> SourcePosition:
