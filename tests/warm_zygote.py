@@ -67,7 +67,7 @@ _BY_PROGRAMS_ON_TEMPORAL = (
 _BY_RUNTIMES = (
     "shotclock.app",
     "shotclock.dispatch.job_runner",
-    "shotclock.process.async_worker_main",
+    "asyncio",
     "shotclock.process.worker_main",
     "shotclock.process.zygote",
 )

@@ -36,7 +36,7 @@ def warm_agents(*providers: str) -> Iterator[None]:
         lambda note, fds: ipc.send_fds(clean, note, fds),
         program=Program(),
         modules=[
-            "shotclock.process.async_worker_main",
+            "asyncio",
             "shotclock.providers.ai_agent",
             *(f"pydantic_ai.models.{name}" for name in providers),
         ],

@@ -1071,12 +1071,12 @@ def test_a_worker_killed_before_it_came_up_is_given_nothing_when_it_does() -> No
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD, workers=2, most_workers=2) as runtime:
             pool = runtime._children.pool()
-            pool.refill()
+            pool._refill()
             killed = next(iter(pool._all))
             assert not killed.is_up
             killed.kill("not needed")
-            pool.give_back(killed)  # what its first word does, if it comes before its end
-            assert killed not in pool._idle, "whoever looks for a free one would try it for ever"
+            pool.on_free(killed)  # what its first message does, if it comes before its end
+            assert killed not in pool._free, "whoever looks for a free one would try it for ever"
             envelopes = await asyncio.gather(
                 *(runtime.call(Operation("noop", operations.noop), clocks=SOON) for _ in range(20))
             )

@@ -50,7 +50,7 @@ async def one(runtime: Runtime, dice: random.Random, folder: Path, chaos: bool =
             envelope = await runtime.call(Operation("quick", quick), {"number": 7}, Clocks.of("20s"))
             assert envelope.value == 7 or envelope.code in lost, envelope
         case 1:
-            envelope = await runtime.call(Operation("hangs", hangs), arguments, CLOCKS)
+            envelope = await runtime.call(Operation("hangs", hangs, isolation="shared"), arguments, CLOCKS)
             assert (envelope.code, envelope.ending) == ("TIMEOUT", "cancelled"), envelope
         case 2:
             command = ["bash", "-c", "setsid sleep 600 & trap '' TERM; sleep 600"]

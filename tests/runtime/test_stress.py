@@ -163,9 +163,9 @@ class Round:
             assert envelope.ok, (name, envelope.to_dict())
         pool = runtime._children.pool()
         assert not pool._waiting, "a call is left in the queue"
-        await soon(lambda: all(worker.is_idle for worker in (*pool._all, *pool._leaving)), within=4)
+        await soon(lambda: not any(worker.calls for worker in (*pool._all, *pool._leaving)), within=4)
         assert not runtime._children.commands.running
-        assert len(set(pool._idle)) == len(pool._idle), "a worker is free twice"
+        assert len(set(pool._free)) == len(pool._free), "a worker is free twice"
         await soon(lambda: not pool._leaving, within=4)
         before = time.process_time()
         await asyncio.sleep(IDLE_S)

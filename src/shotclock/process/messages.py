@@ -36,7 +36,7 @@ class Run(NamedTuple):
     """To a worker: run a function. Its arguments are pickled."""
 
     number: int
-    """Of the call in its process. In a worker, which runs one at a time, it is 0: here and in all that follows."""
+    """Of the call in its process, here and in all that follows. Calls begin in the order of their numbers."""
     module: str
     qualname: str
     arguments: bytes
@@ -57,7 +57,6 @@ class MoveBell(NamedTuple):
     """To a worker: a call has another deadline."""
 
     number: int
-    request_id: str
     bell_ns: int
 
 
@@ -65,11 +64,10 @@ class WindDown(NamedTuple):
     """To a worker: a call is to end by itself."""
 
     number: int
-    request_id: str
 
 
 class Cancel(NamedTuple):
-    """To an async worker: cancel a call. Answered at once with `Heard`, and later with `Done`."""
+    """To the shared worker: cancel a call. Answered at once with `Heard`, and later with `Done`."""
 
     number: int
 
@@ -81,22 +79,14 @@ class Answer(NamedTuple):
     answer: bytes
 
 
-class Ready(NamedTuple):
-    """From an async worker: its loop runs."""
-
-
 class Heard(NamedTuple):
-    """From an async worker: it has been told to cancel a call."""
+    """From the shared worker: it has read the cancellation of a call."""
 
     number: int
 
 
-class Skipped(NamedTuple):
-    """From a worker: it left out a call whose token was taken back."""
-
-
 class Process(NamedTuple):
-    """From an async worker: a call has started a process."""
+    """From the shared worker: a call has started a process."""
 
     number: int
     mark: str
@@ -153,7 +143,7 @@ class FurtherCall(NamedTuple):
 
 
 class NeverMind(NamedTuple):
-    """From a worker: nobody waits for the answer to a question any more."""
+    """From a worker: the answer to a question is no longer awaited."""
 
     question: int
 
@@ -170,9 +160,7 @@ class Done(NamedTuple):
 
 
 ToWorker = Run | MoveBell | WindDown | Cancel | Answer
-FromWorker = (
-    Ready | Heard | Skipped | Process | Progress | Partial | Step | Wrote | Ask | FurtherCall | NeverMind | Done
-)
+FromWorker = Heard | Process | Progress | Partial | Step | Wrote | Ask | FurtherCall | NeverMind | Done
 Message = ToWorker | FromWorker
 _TYPES: tuple[Any, ...] = get_args(Message)
 _NUMBERS = {kind: number for number, kind in enumerate(_TYPES)}

@@ -1,7 +1,10 @@
-"""Program of a worker: take a call, run the function, send back what came of it, and stay warm.
+"""Program of a worker process: take a call, run its function, send the result, and stay warm.
 
-Runs below a supervisor, which kills it and everything it started when the call's bell rings. Nothing here has
-to be trusted to end.
+A worker for itself runs one call after another, sync or async. It arms a timer for each; its supervisor hears the
+timer and kills the worker with everything it started. The shared worker runs the async functions of all its calls on
+one event loop; the runtime holds their limits. Nothing here has to be trusted to end.
+
+asyncio is imported by the calls that need it: workers of sync functions do without.
 
 docs/design.md: R19.
 """
@@ -13,6 +16,7 @@ import gc
 import importlib
 import inspect
 import itertools
+import mmap
 import os
 import pickle
 import select
@@ -20,68 +24,80 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial
-from types import CoroutineType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
-from ..core.clocks import NS_PER_MS, Clocks, Deadline
+from ..core.clocks import Clocks, Deadline
 from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of, traceparent_of
 from ..core.value_types import as_dict
-from . import ipc, kernel, messages, spans
+from . import call_processes, ipc, kernel, messages, spans
 from .clock import monotonic_ns
-from .context import Context, Stopped
+from .context import Context, Scope, Stopped, current_scope
 from .environment import OVERTIME_VARIABLE, CallVariables, quiet_this_process
 from .messages import (
     Answer,
     Ask,
+    Cancel,
     Done,
     FurtherCall,
+    Heard,
     MoveBell,
     NeverMind,
     Partial,
+    Process,
     Progress,
     Run,
-    Skipped,
     Step,
     WindDown,
     Wrote,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
 
 Reply = tuple[str, object]
-"""What came of a function: one of the kinds that `outcomes.worker_outcome` knows, and its details."""
+"""The result of a function: one of the kinds that `outcomes.worker_outcome` knows, and its details."""
+
+# The memory that a worker shares with the runtime, in words of eight bytes. It can be read when the worker is blocked.
+MEMORY_SIZE = 4096
+BEGUN = 0
+"""The highest number of a call that has begun. Calls begin in the order of their numbers."""
+RUNNING = 1
+"""In the shared worker: the number of the call whose code holds the loop; 0 if none does, or it is unknown."""
+SHARED = 2
+"""1 in the shared worker, set before it is forked."""
 
 MAIN_ALIAS = "__shotclock_main__"
 main_import_error = ""
-"""Why the main program could not be imported here, if so."""
+"""The reason why the main program could not be imported here."""
 inside_worker = False
 """True in a worker and in the zygote that preloads for it: no runtime may be started there."""
 
-# Names of leaked processes that travel back; there may be thousands, a person reads a few.
+# Leaked processes named in an answer; there may be thousands, a person reads a few.
 _LEAKED_NAMED = 50
 # A child may end between being counted and being listed; one that no look finds cannot be named.
 _LEAK_LOOKS = 3
-# How long a worker watches for its next call before it falls asleep.
-AWAKE_NS = 300_000
-# Between two looks, which take a microsecond or two: somebody else had the processor. How long that is kept in mind.
-PREEMPTED_NS = 100_000
-CROWDED_NS = 100_000_000
-# One that answered this close to its bell may be on the way to be killed: no other call may begin in it.
+# A worker that answered this close to its limit may be about to be killed: no other call may begin in it.
 CLOSE_CALL_NS = 3_000_000
-# Calls before the first. The interpreter specialises code that has run a few times.
-REHEARSALS = 16
-# How long the tasks that an async function left behind may take to be cancelled. One that will not go runs it out, and
-# takes the worker with it.
+# How long tasks that an async function left behind may take to be cancelled. If one stays, the worker ends.
 OTHERS_LIMIT_S = 0.1
-# An exception may carry anything. Larger ones stay where they are; what they say travels.
+# An exception may carry anything. Larger ones are not sent; their text is.
 LONGEST_EXCEPTION = 1_000_000
+# Progress that a slow runtime has not read yet is dropped beyond this.
+PROGRESS_HELD = 256 * 1024
+# How often the shared worker sends the news of a handler that does not let the loop run.
+SEND_AT_LEAST_NS = 5_000_000
+
+
+def open_memory(fd: int) -> memoryview:
+    """Map the memory that a worker and the runtime share."""
+    return memoryview(mmap.mmap(fd, MEMORY_SIZE)).cast("Q")
 
 
 class CallTrace:
@@ -102,25 +118,25 @@ class CallTrace:
         trace_id, sampled, _ = self._caller
         return traceparent_of(trace_id, span_id_of(self._request_id), sampled)
 
-    def stand(self) -> None:
-        """Put spans that its code makes itself below it."""
+    def enter(self) -> None:
+        """Make it the parent of the spans that the call's own code makes."""
         if "opentelemetry.trace" in sys.modules:
             spans.stand_at(self.trace)
 
 
 _questions = itertools.count(1)
+_awaited: dict[int, asyncio.Future[bytes]] = {}
+"""Answers that are awaited on an event loop, by the number of their question."""
 
 
 class RunningCall:
-    """A call being run, seen from inside its process. How it sends and hears whether to stop, each program says."""
+    """A call in its process. Each kind of worker has its own way to send and to hear that the call is to stop."""
 
-    def __init__(self, request: Run, waiting: dict[int, asyncio.Future[bytes]]) -> None:
-        """Take the message that began it, and the questions that wait for an answer on an event loop, by number."""
+    def __init__(self, request: Run) -> None:
         self.request = request
         self.number = request.number
         self.trace = CallTrace(request.caller, request.request_id)
         self.stopping = False
-        self._waiting = waiting
         self._context: Context | None = None
 
     def send(self, message: messages.FromWorker) -> None:
@@ -138,8 +154,7 @@ class RunningCall:
         return Deadline(self.request.bell_ns) if self.request.bell_ns else None
 
     def bind(self) -> Callable[[], Any] | Reply:
-        """Return the function with its arguments, checked; or the reply that says why it cannot be called, and nothing
-        ran."""
+        """Return the function with its checked arguments, or the reply that says why it cannot be called."""
         module, qualname, payload = self.request.module, self.request.qualname, self.request.arguments
         try:
             function = find(module, qualname)
@@ -171,14 +186,16 @@ class RunningCall:
         )
         return self._context
 
-    def take_bell(self, message: MoveBell) -> None:
-        """Take note of another deadline: what asks for the time left is told."""
-        if self._context is not None and message.request_id == self.request.request_id:
+    def take(self, message: ipc.Message) -> None:
+        """Take a message of the runtime for this call."""
+        if isinstance(message, WindDown):
+            self.stopping = True
+        elif isinstance(message, MoveBell) and self._context is not None:
             self._context.deadline = Deadline(message.bell_ns)
 
-    def keep(self, partial: object) -> None:
+    def keep(self, result: object) -> None:
         try:
-            plain, changes = to_valid_json(partial)
+            plain, changes = to_valid_json(result)
         except NotSerializable as error:
             raise TypeError(f"ctx.keep takes plain data: {error}") from None
         self.send_news(Partial(self.number, pickle.dumps(plain), changes))
@@ -192,13 +209,13 @@ class RunningCall:
     def write(self, text: str) -> None:
         self.send(Wrote(self.number, text))
 
-    # --- what an async function asks: its loop goes on meanwhile ---------------------------------------------
+    # --- questions of an async function: its loop runs meanwhile --------------------------------------------
 
     def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Any:
         return self._await_envelope(self.further_call(operation, arguments, clocks))
 
-    def ask(self, what: str, value: object) -> Any:
-        return self._await_state(what, value)
+    def ask(self, question: str, value: object) -> Any:
+        return self._await_state(question, value)
 
     def further_call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> FurtherCall:
         name = operation if isinstance(operation, str) else getattr(operation, "name", None)
@@ -206,41 +223,41 @@ class RunningCall:
             raise TypeError("ctx.call in a worker takes the name of a registered operation")
         return FurtherCall(self.number, next(_questions), name, pickle.dumps(dict(arguments)), as_dict(clocks))
 
-    def question(self, what: str, value: object) -> Ask:
-        return Ask(self.number, next(_questions), what, pickle.dumps(value))
+    def question(self, question: str, value: object) -> Ask:
+        return Ask(self.number, next(_questions), question, pickle.dumps(value))
 
     async def _await_envelope(self, message: FurtherCall) -> Envelope:
         return pickle.loads(await self._await_answer(message))  # type: ignore[no-any-return]
 
-    async def _await_state(self, what: str, value: object) -> object:
-        return unpickle_answer(await self._await_answer(self.question(what, value)))
+    async def _await_state(self, question: str, value: object) -> object:
+        return unpickle_answer(await self._await_answer(self.question(question, value)))
 
     async def _await_answer(self, message: FurtherCall | Ask) -> bytes:
-        """Ask and await the answer. Bounded by the call's own clock: at its bell we are cancelled here."""
+        """Ask and await the answer. Bounded by the call's own limit, which cancels us here."""
         import asyncio
 
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[message.question] = answer
+        _awaited[message.question] = answer
         self.send(message)
         try:
             return await answer
         except asyncio.CancelledError:
-            if self._waiting.pop(message.question, None) is not None:
+            if _awaited.pop(message.question, None) is not None:
                 self.send(NeverMind(message.question))
             raise
 
 
-def take_answer(message: Answer, waiting: dict[int, asyncio.Future[bytes]]) -> bool:
-    """Give an answer to whoever awaits it. Return False if nobody does."""
-    answer = waiting.pop(message.question, None)
+def take_answer(message: Answer) -> bool:
+    """Hand an answer to the coroutine that awaits it. Return False if none does."""
+    answer = _awaited.pop(message.question, None)
     if answer is not None and not answer.done():
         answer.set_result(message.answer)
     return answer is not None
 
 
 def unpickle_answer(pickled: bytes) -> object:
-    went_well, answer = pickle.loads(pickled)
-    if not went_well:
+    succeeded, answer = pickle.loads(pickled)
+    if not succeeded:
         raise answer
     return answer
 
@@ -249,28 +266,31 @@ def describe_briefly(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class _Call(RunningCall):
-    """The one call of a worker. What a sync function asks, it waits for here."""
+# --- one call at a time -----------------------------------------------------------------------------------
 
-    coroutine: _Coroutine | None = None
-    """What it runs, where the function is async."""
+
+class OnlyCall(RunningCall):
+    """The one call of a worker for itself. A sync function waits here for the answers to its questions."""
+
+    coroutine: RunningCoroutine | None = None
     is_last = False
-    """Something of it is still there that would disturb the next call: the worker leaves after the answer."""
+    """Something of the call is still there that would disturb the next: the worker ends after the answer."""
     _is_async = False
     _is_over = False
 
     def __init__(self, request: Run, sock: socket.socket, inbox: messages.Reader) -> None:
-        super().__init__(request, {})
+        super().__init__(request)
         self._sock = sock
         self._inbox = inbox
         self.behind: list[ipc.Message] = []
+        """The calls behind this one, read meanwhile."""
 
     def context(self, function: Callable[..., Any]) -> Context:
         self._is_async = inspect.iscoroutinefunction(function)
         self._thread = threading.get_ident()
         self._answers: dict[int, bytes] = {}
-        # The function may have threads. One of them reads at a time, and hands the others what they wait for.
-        self._news = threading.Condition(threading.Lock())
+        # The function may have threads. One of them reads at a time, and hands the others their answers.
+        self._changed = threading.Condition(threading.Lock())
         self._sending = threading.Lock()
         self._is_read = False
         self._asking = 0
@@ -283,144 +303,145 @@ class _Call(RunningCall):
 
     def send_news(self, message: Progress | Partial | Step) -> None:
         with self._sending:
-            if not self._is_over:  # or it would be news of the next call
+            if not self._is_over:
                 _send(self._sock, message)
 
     def is_stopping(self) -> bool:
         if self._is_async and threading.get_ident() != self._thread:  # its loop reads
             return self.stopping
-        with self._news:  # held while it reads: the call does not end meanwhile
+        with self._changed:  # held while it reads: the call does not end meanwhile
             if self._is_read or self._is_over:
                 return self.stopping
             while not self.stopping and (self._inbox.has_unread or select.select([self._sock], [], [], 0)[0]):
-                self._take(self._inbox.next())
-            self._news.notify_all()
+                self.take(self._inbox.next())
+            self._changed.notify_all()
         return self.stopping
 
     def end(self) -> None:
-        """Let no thread that the function has left behind send or read for it any more. One that is reading cannot be
-        told: the worker leaves with it, and a call that it may have read is given to another, as its token is here."""
+        """Let no thread that the function left behind send or read any more. One that is reading cannot be stopped: the
+        worker ends with it, and a call that it may have read goes to another worker, because it has not begun."""
         if self._context is None:  # it can neither send nor ask
             return
-        with self._sending, self._news:
+        with self._sending, self._changed:
             self._is_over = True
             self.is_last = self.is_last or self._asking > 0
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _refuse_if_over(self) -> None:
         if self._is_over:
-            raise RuntimeError(f"{self.request.name} has ended; a thread of it can ask for nothing any more")
+            raise RuntimeError(f"{self.request.name} has ended; its threads can ask for nothing any more")
 
     def call(self, operation: object, arguments: Mapping[str, object], clocks: Clocks) -> Any:
         if self._is_async:
             return super().call(operation, arguments, clocks)
         return pickle.loads(self._wait_for_answer(self.further_call(operation, arguments, clocks)))
 
-    def ask(self, what: str, value: object) -> Any:
+    def ask(self, question: str, value: object) -> Any:
         if self._is_async:
-            return super().ask(what, value)
-        return unpickle_answer(self._wait_for_answer(self.question(what, value)))
+            return super().ask(question, value)
+        return unpickle_answer(self._wait_for_answer(self.question(question, value)))
 
     def _wait_for_answer(self, message: FurtherCall | Ask) -> bytes:
-        """Ask and wait for the answer, in any thread. Bounded by our own supervisor, which kills us at the bell."""
-        with self._news:
+        """Ask and wait for the answer, in any thread. Bounded by our supervisor, which kills us at the limit."""
+        with self._changed:
             self._refuse_if_over()
             self._asking += 1
         try:
             self.send(message)
             while not self._has_answer(message.question):
                 try:
-                    self._take(self._inbox.next())
+                    self.take(self._inbox.next())
                 finally:
-                    with self._news:
+                    with self._changed:
                         self._is_read = False
-                        self._news.notify_all()
+                        self._changed.notify_all()
             return self._answers.pop(message.question)
         finally:
-            with self._news:
+            with self._changed:
                 self._asking -= 1
 
     def _has_answer(self, question: int) -> bool:
-        """Wait until the answer is there, or it is this thread's turn to read: then it returns False."""
-        with self._news:
+        """Wait until the answer is there, or it is this thread's turn to read: then return False."""
+        with self._changed:
             while question not in self._answers:
                 self._refuse_if_over()
                 if not self._is_read:
                     self._is_read = True
                     return False
-                self._news.wait()  # bounded by our supervisor, which kills us at the bell; whoever reads tells us
+                self._changed.wait()  # bounded by our supervisor; the thread that reads notifies us
             return True
 
-    def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take what comes, as long as the loop runs."""
-        while self._inbox.has_unread:
-            self._take(self._inbox.next())
-        loop.add_reader(self._sock, self._read, loop)
+    def take(self, message: ipc.Message) -> None:
+        if isinstance(message, Answer):
+            if not take_answer(message) and self._context is not None:
+                self._answers[message.question] = message.answer
+        elif isinstance(message, Run) or message[0] > self.number:
+            self.behind.append(message)
+        elif message[0] == self.number:  # others came too late for their call
+            super().take(message)
 
-    def stop_reading_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.remove_reader(self._sock)
+    def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> object:
+        """Run an async function on the loop of this worker, and read messages while it runs."""
+        loop = _event_loop()
+        while self._inbox.has_unread:
+            self.take(self._inbox.next())
+        loop.add_reader(self._sock, self._read, loop)
+        running = self.coroutine = RunningCoroutine(loop, coroutine)
+        try:
+            return running.run()
+        finally:
+            self.is_last = not running.end_others()
+            loop.remove_reader(self._sock)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        # `ctx.stopping` may have read it since we were woken, and to read again would block the loop.
+        # `ctx.stopping` may have read it since the loop woke, and to read again would block.
         if not select.select([self._sock], [], [], 0)[0]:
             return
         try:
             received = self._inbox.receive()
         except BlockingIOError:
             return
-        except ipc.Broken:  # the runtime is gone, and our supervisor knows it
+        except ipc.Broken:  # the runtime is gone; our supervisor notices
             loop.remove_reader(self._sock)
             return
         for message in received:
-            self._take(message)
-
-    def _take(self, message: ipc.Message) -> None:
-        match message:
-            case Answer():
-                if not take_answer(message, self._waiting) and self._context is not None:
-                    self._answers[message.question] = message.answer
-            case WindDown():
-                self.stopping = self.stopping or message.request_id == self.request.request_id
-            case MoveBell():
-                self.take_bell(message)
-            case _:
-                self.behind.append(message)  # the calls behind this one
+            self.take(message)
 
 
-class _Coroutine:
+class RunningCoroutine:
     """An async function on the loop of this worker, from its first step until nothing of it is left."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._loop = loop
         self._task = loop.create_task(coroutine)
-        self._asked = self._heard = self._thrown = False
+        self._is_cancelling = self._is_cancelled = self._is_thrown = False
 
     def stop(self) -> None:
-        """Cancel it: from the signal handler, and again every few milliseconds. One that does not let its loop hear
-        that has `Stopped` raised wherever it is, once."""
-        if not self._asked:
-            self._asked = True
+        """Cancel it, from the signal handler, which is called every few milliseconds. If its loop does not run, raise
+        `Stopped` wherever it is, once."""
+        if not self._is_cancelling:
+            self._is_cancelling = True
             self._loop.call_soon_threadsafe(self._cancel)
-        elif not self._heard and not self._thrown:
-            self._thrown = True
+        elif not self._is_cancelled and not self._is_thrown:
+            self._is_thrown = True
             raise Stopped
 
     def _cancel(self) -> None:
-        self._heard = True
+        self._is_cancelled = True
         self._task.cancel()
 
     def run(self) -> Any:
-        """Return what it returned. Raises what it raised, and Stopped where it was stopped, however it took that."""
+        """Return what it returns. Raises what it raises, and Stopped if it was stopped."""
         try:
             return self._loop.run_until_complete(self._task)
         except Stopped:
-            if not self._task.done():  # it hit the loop between two steps; what was awaiting still cleans up
+            if not self._task.done():  # raised in the loop, between two steps; the coroutine still cleans up
                 self._task.cancel()
                 with contextlib.suppress(BaseException):
                     self._loop.run_until_complete(self._task)
             raise
         finally:
-            if self._asked:
+            if self._is_cancelling:
                 raise Stopped
 
     def end_others(self) -> bool:
@@ -438,7 +459,7 @@ class _Coroutine:
 
 call_variables = CallVariables()
 _loop: asyncio.AbstractEventLoop | None = None
-"""One for all async calls of this worker: what they keep open on it (connections, pools) is of use to the next."""
+"""One for all async calls of this worker: connections and pools that they keep open on it serve the next."""
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -453,94 +474,78 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 def prepare_forks(*, serves_many: bool = True) -> None:
     """Do once, in the process that workers are forked from, what is the same for all of them. Unless it `serves_many`,
-    garbage is not looked for: that would copy every page of the program for one command."""
+    garbage is not collected: that would copy every page of the program for one command."""
     quiet_this_process()
     call_variables.prepare()
     _read_from(os.devnull)
     # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
     if serves_many:
-        _rehearse_calls()
         gc.collect()
     gc.freeze()
 
 
-def _rehearse_calls() -> None:
-    """Go through what a worker does for each call until the interpreter has filled its caches and specialised the code.
-    A fork that did it anew would copy a page for each of them, in its first call."""
-    ours, theirs = socket.socketpair()
-    inbox = messages.Reader(theirs)
-    arguments = pickle.dumps({"number": 1})
-    run = Run(0, __name__, _do_nothing.__name__, arguments, "", "0-0", 0, 0, (), None, ("", False, ""))
-    packed = messages.pack(run)
-    with ours, theirs, contextlib.closing(kernel.DeadlineTimer()) as bell:
-        for _ in range(REHEARSALS):
-            ours.sendall(packed)  # its buffer holds all of them, and what is sent back is read at once
-            message = inbox.next()
-            assert isinstance(message, Run)
-            call = _Call(message, theirs, inbox)
-            bell.arm(monotonic_ns() + 1_000 * NS_PER_MS)
-            assert call.trace.traceparent
-            call_variables.prepare()
-            bound = call.bind()
-            assert not isinstance(bound, tuple)
-            reply = reply_to_result(bound())
-            bell.disarm()
-            call.end()
-            _flush()
-            assert not kernel.has_children()
-            _send(theirs, Done(0, *reply, [], monotonic_ns()))
-            ours.recv(len(packed))
+def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, memory: int, tokens: int) -> NoReturn:
+    """Serve calls until the runtime closes the socket, or the supervisor kills us."""
+    words = open_memory(memory)
+    os.close(memory)
+    if words[SHARED]:
+        SharedWorker(sock, words).serve()
+    _serve_one_at_a_time(sock, bell, words, Tokens(tokens))
 
 
-def _do_nothing(number: int) -> int:
-    return number
+class Tokens:
+    """The numbers of the calls that may begin, in a pipe. The runtime takes a number out to move its call elsewhere."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._number = fd, 0
+
+    def take(self, number: int) -> bool:
+        """Return whether this call may begin. Calls and tokens come in the order of their numbers."""
+        while self._number < number:
+            try:
+                self._number = int.from_bytes(os.read(self._fd, 8), "little")
+            except BlockingIOError:
+                return False
+        return self._number == number
 
 
-def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) -> NoReturn:
-    """Serve one call after another until the runtime closes the socket.
-
-    The next call may already wait behind the one that runs. Whoever takes its token out of the pipe owns it: we do,
-    and start it, or the runtime did, to give it to another worker.
-    """
+def _serve_one_at_a_time(
+    sock: socket.socket, bell: kernel.DeadlineTimer, words: memoryview, tokens: Tokens
+) -> NoReturn:
     sock.setblocking(True)
     inbox = messages.Reader(sock)
     kernel.become_subreaper()  # so that "no child left" means "nothing left" here as well
     kernel.name_process("shotclock-work")
     me = os.getpid()
-    running = asked = False
-    call: _Call | None = None
+    is_running = is_asked = False
+    call: OnlyCall | None = None
 
     def on_term(number: int, frame: object) -> None:
-        nonlocal asked
-        if not running:
+        nonlocal is_asked
+        if not is_running:
             os._exit(0)
         if call is not None and call.coroutine is not None:
             call.coroutine.stop()
-        elif not asked:  # once: our supervisor asks again and again, which must not hit the clean-up
-            asked = True
+        elif not is_asked:  # once: our supervisor repeats the signal, which must not hit the clean-up
+            is_asked = True
             raise Stopped
 
     signal.signal(signal.SIGTERM, on_term)
-    lull = _Lull(sock)
     while True:
-        if not inbox.has_unread:
-            lull.wait()
         try:
             message = inbox.next()  # unbounded on purpose: a warm worker waits for work, and dies with its supervisor
         except ipc.Broken:
             os._exit(0)
-        if not isinstance(message, Run):
-            continue  # came too late for its call
-        if not _take_token(tokens):
-            _reply_or_leave(sock, Skipped())
-            continue
-        call = _Call(message, sock, inbox)
+        if not isinstance(message, Run) or not tokens.take(message.number):
+            continue  # it came too late for its call, or was taken back
+        call = OnlyCall(message, sock, inbox)
         try:
             if bell_ns := message.bell_ns:
                 bell.arm(bell_ns)  # before anything of the call runs; from here on the supervisor decides
-            running, asked = True, False
+            is_running, is_asked = True, False
+            words[BEGUN] = message.number
             reply = _perform(call)
-            running = False
+            is_running = False
             if os.getpid() != me:  # the function forked and came back twice; its caller waits for one answer
                 os._exit(0)
             finished_ns = monotonic_ns()
@@ -548,52 +553,20 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, tokens: int) ->
                 bell.disarm()
             call.end()
         except Stopped:
-            # The bell rang. Whatever we answered now would come too late; the supervisor waits for our end.
+            # The limit was reached. An answer would come too late; the supervisor waits for our end.
             _flush()
             os._exit(0)
         _flush()
         leaked = _find_leaked() if kernel.has_children() else []
         inbox.put_back(call.behind)
-        _reply_or_leave(sock, Done(0, *reply, leaked, finished_ns))
+        try:
+            _send(sock, Done(message.number, *reply, leaked, finished_ns))
+        except ipc.Broken:
+            os._exit(0)
         if call.is_last:
             os._exit(0)
         while leaked or (bell_ns and finished_ns > bell_ns - CLOSE_CALL_NS):
-            signal.pause()  # unbounded on purpose: whoever reads our answer has us killed, and nobody else with us
-
-
-class _Lull:
-    """Wait for the next call. Falling asleep and being woken takes longer than a short call; where the last one came
-    quickly, the next is watched for awake, for a moment. Not where others want the processor: whoever watches takes it
-    from them, and maybe from the caller itself, and is then woken later than one that has slept."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._poller = select.poll()
-        self._poller.register(sock, select.POLLIN)
-        self._came_quickly = False
-        self._crowded_until_ns = 0
-
-    def wait(self) -> None:
-        began_ns = now_ns = monotonic_ns()
-        poll = self._poller.poll
-        if self._came_quickly and now_ns >= self._crowded_until_ns:
-            while not poll(0):
-                before_ns, now_ns = now_ns, monotonic_ns()
-                if now_ns - before_ns > PREEMPTED_NS:
-                    self._crowded_until_ns = now_ns + CROWDED_NS
-                    break
-                if now_ns - began_ns > AWAKE_NS:
-                    break
-            else:
-                return
-        poll()  # unbounded like the read that follows it
-        self._came_quickly = monotonic_ns() - began_ns < AWAKE_NS
-
-
-def _take_token(tokens: int) -> bool:
-    try:
-        return bool(os.read(tokens, 1))
-    except BlockingIOError:
-        return False
+            signal.pause()  # unbounded on purpose: the runtime reads our answer and has us killed
 
 
 def _send(sock: socket.socket, message: messages.FromWorker) -> None:
@@ -604,16 +577,9 @@ def _send(sock: socket.socket, message: messages.FromWorker) -> None:
         raise ipc.Broken(str(error)) from error
 
 
-def _reply_or_leave(sock: socket.socket, message: messages.FromWorker) -> None:
-    try:
-        _send(sock, message)
-    except ipc.Broken:
-        os._exit(0)
-
-
-def _perform(call: _Call) -> Reply:
+def _perform(call: OnlyCall) -> Reply:
     request = call.request
-    call.trace.stand()
+    call.trace.enter()
     call_variables.set(request.bell_ns, call.trace.traceparent, request.caller[2])
     if request.overtime_address:
         os.environ[OVERTIME_VARIABLE] = request.overtime_address
@@ -624,16 +590,13 @@ def _perform(call: _Call) -> Reply:
         if isinstance(bound, tuple):
             return bound
         result = bound()
-        if isinstance(result, CoroutineType):
-            result = _run_async(call, result)
+        if isinstance(result, types.CoroutineType):
+            result = call.run_async(result)
     except Stopped:
         raise
     except BaseException as error:
-        if call.coroutine is not None:
-            import asyncio
-
-            if isinstance(error, asyncio.CancelledError):
-                return "cancelled", None  # by itself: nobody asked it to stop
+        if call.coroutine is not None and type(error).__name__ == "CancelledError":
+            return "cancelled", None  # by itself: nothing asked it to stop
         return reply_to_error(error)
     finally:
         if request.stdin_path is not None:
@@ -643,26 +606,219 @@ def _perform(call: _Call) -> Reply:
     return reply_to_result(result)
 
 
-def _run_async(call: _Call, coroutine: Coroutine[Any, Any, Any]) -> object:
-    loop = _event_loop()
-    call.read_on(loop)
-    running = call.coroutine = _Coroutine(loop, coroutine)
-    try:
-        return running.run()
-    finally:
-        call.is_last = not running.end_others()
-        call.stop_reading_on(loop)
-
-
 def _read_from(path: str) -> None:
-    """Make this file what is on stdin."""
+    """Make this file our stdin."""
     file = os.open(path, os.O_RDONLY)
     os.dup2(file, 0)
     os.close(file)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
-# --- what a worker and a host process say in the same way -------------------------------------------------
+# --- many calls on one loop -------------------------------------------------------------------------------
+
+_number: ContextVar[int] = ContextVar("shotclock_call_number", default=0)
+"""Number of the call whose code runs, in its tasks and threads as well."""
+
+
+class SharedWorker:
+    """The event loop of the shared worker and the calls on it."""
+
+    def __init__(self, sock: socket.socket, words: memoryview) -> None:
+        kernel.name_process("shotclock-host")
+        call_variables.remove_prepared()
+        _read_from(os.devnull)
+        sock.setblocking(False)
+        self.loop = _event_loop()
+        self.words = words
+        self._sock = sock
+        self._inbox = messages.Reader(sock)
+        self.pid = os.getpid()
+        self._thread = threading.get_ident()
+        self._context = copy_context()
+        self._calls: dict[int, SharedCall] = {}
+        self._outbox = bytearray()
+        self._is_flushing = False
+        self._flushed_ns = 0
+
+    def serve(self) -> NoReturn:
+        call_processes.watch(self._report_process)
+        self.loop.add_reader(self._sock, self._read)
+        while True:
+            with contextlib.suppress(BaseException):  # a handler's task that exits must not end the others' worker
+                self.loop.run_forever()  # unbounded on purpose: it ends with the socket, or by the supervisor
+
+    def _report_process(self, started: call_processes.StartedProcesses, pid: int) -> None:
+        """Send at once that a call has started a process, so that it can be killed whatever its loop does then."""
+        self.send_from_anywhere(Process(_number.get(), started.mark, pid))
+        if self.is_here():
+            self._flush()
+
+    def _read(self) -> None:
+        try:
+            received = self._inbox.receive()
+        except BlockingIOError:
+            return
+        except ipc.Broken:
+            os._exit(0)
+        for message in received:
+            if isinstance(message, Run):
+                self._begin(message)
+            elif isinstance(message, Answer):
+                take_answer(message)
+            elif (call := self._calls.get(message[0])) is not None:
+                call.take(message)
+
+    def _begin(self, request: Run) -> None:
+        call = self._calls[request.number] = SharedCall(self, request)
+        call.task = self.loop.create_task(call.run(), context=self._context.copy())
+        call.task.add_done_callback(call.on_end, context=self._context)
+
+    def look(self) -> None:
+        """Read messages for a handler that asks without letting the loop run."""
+        if self.is_here() and select.select([self._sock], [], [], 0)[0]:
+            self._read()
+            self._flush()
+
+    def is_here(self) -> bool:
+        """Return whether this is the loop's thread, and not one that a handler has started."""
+        return threading.get_ident() == self._thread
+
+    def send(self, message: messages.FromWorker) -> None:
+        """Send a message at the end of this turn of the loop, together with the others of the turn."""
+        self._outbox += messages.pack(message)
+        if not self._is_flushing:
+            self._is_flushing = True
+            self.loop.call_soon(self._flush, context=self._context)
+
+    def send_from_anywhere(self, message: messages.FromWorker) -> None:
+        if self.is_here():
+            self.send(message)
+        else:
+            self.loop.call_soon_threadsafe(self.send, message, context=self._context)
+
+    def send_or_drop(self, message: Progress | Partial | Step) -> None:
+        """Send news from any thread; drop them rather than pile them up."""
+        if not self.is_here():
+            self.loop.call_soon_threadsafe(self.send_or_drop, message, context=self._context)
+        elif len(self._outbox) < PROGRESS_HELD:
+            self.send(message)
+            if monotonic_ns() - self._flushed_ns > SEND_AT_LEAST_NS:
+                self._flush()
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        self._flushed_ns = monotonic_ns()
+        outbox = self._outbox
+        try:
+            while outbox:
+                del outbox[: self._sock.send(outbox)]
+        except (BlockingIOError, InterruptedError):
+            self._is_flushing = True
+            self.loop.add_writer(self._sock, self._flush_rest)
+        except OSError:
+            os._exit(0)
+
+    def _flush_rest(self) -> None:
+        self.loop.remove_writer(self._sock)
+        self._flush()
+
+    def forget(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+
+class SharedCall(RunningCall):
+    """One of the calls on the shared loop."""
+
+    task: asyncio.Task[None]
+    _has_replied = False
+
+    def __init__(self, worker: SharedWorker, request: Run) -> None:
+        super().__init__(request)
+        self._worker = worker
+
+    def send(self, message: messages.FromWorker) -> None:
+        self._worker.send(message)
+
+    def send_news(self, message: Progress | Partial | Step) -> None:
+        self._worker.send_or_drop(message)
+
+    def write(self, text: str) -> None:
+        self._worker.send_from_anywhere(Wrote(self.number, text))
+
+    def is_stopping(self) -> bool:
+        if not self.stopping:
+            self._worker.look()
+        return self.stopping
+
+    def take(self, message: ipc.Message) -> None:
+        if isinstance(message, Cancel):
+            self.send(Heard(self.number))
+            self.stopping = True
+            self.task.cancel()
+        else:
+            super().take(message)
+
+    async def run(self) -> None:
+        import asyncio
+
+        words, request = self._worker.words, self.request
+        words[BEGUN] = self.number
+        self.trace.enter()
+        _number.set(self.number)
+        scope = Scope(self.deadline, request.depth, request.name, self.trace, overtime_address=request.overtime_address)
+        current_scope.set(scope)
+        words[RUNNING] = self.number
+        reply: Reply
+        try:
+            bound = self.bind()
+            if isinstance(bound, tuple):
+                reply = bound
+            else:
+                result = bound()
+                if isinstance(result, types.CoroutineType):
+                    result = await _note_running(result, words, self.number)  # type: ignore[misc]
+                words[RUNNING] = self.number
+                reply = reply_to_result(result)
+        except asyncio.CancelledError:
+            reply = "cancelled", None
+        except BaseException as error:
+            reply = reply_to_error(error)
+        if os.getpid() != self._worker.pid:  # the handler forked and came back twice; its caller waits for one answer
+            os._exit(0)
+        finished_ns = monotonic_ns()
+        words[RUNNING] = 0
+        self._has_replied = True
+        try:
+            self.send(Done(self.number, *reply, [], finished_ns))
+        except (ValueError, OverflowError) as error:  # gigabytes
+            self.send(Done(self.number, "unserializable", f"the result cannot be sent: {error}", [], finished_ns))
+
+    def on_end(self, task: asyncio.Task[None]) -> None:
+        self._worker.forget(self.number)
+        if not self._has_replied:  # cancelled before its first step
+            self.send(Done(self.number, "unbegun", None, [], monotonic_ns()))
+
+
+@types.coroutine
+def _note_running(handler: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Generator[Any, None, Any]:
+    """Await a handler, and write its number into the shared memory whenever its code holds the loop."""
+    thrown: BaseException | None = None
+    while True:
+        words[RUNNING] = number
+        try:
+            awaited = handler.send(None) if thrown is None else handler.throw(thrown)
+        except StopIteration as returned:
+            return returned.value
+        finally:
+            words[RUNNING] = 0
+        try:
+            yield awaited
+            thrown = None
+        except BaseException as error:
+            thrown = error
+
+
+# --- replies ----------------------------------------------------------------------------------------------
 
 
 def reply_to_result(result: object) -> Reply:
@@ -695,9 +851,9 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
     path, _, command = qualname.partition(":")
     for part in path.split("."):
         found = getattr(found, part)
-    if command:  # may be a closure or a lambda, which only the one who keeps it can find
+    if command:  # a closure or a lambda may be behind it, which only its App can find
         return found(command)  # type: ignore[no-any-return]
-    # A decorator may have put something callable in the function's place; what it wraps is what was meant.
+    # A decorator may have replaced the function; the wrapped one is called.
     found = getattr(found, "__shotclock_handler__", found)
     if not callable(found):
         raise TypeError(f"{qualname} is not a function")
@@ -705,8 +861,8 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
 
 
 def _describe(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
-    """Return type, message, traceback, code and what callers elsewhere are told, which always arrive; the exception
-    itself where it can be pickled and rebuilt, and is of a reasonable size."""
+    """Return type, message, traceback, code and public text of an exception, and the exception itself if it can be
+    pickled, rebuilt, and is of a reasonable size."""
     pickled = b""
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
@@ -716,7 +872,7 @@ def _describe(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
 
 
 def _find_leaked() -> list[dict[str, object]]:
-    """Return what the function started and left running. Its dead children are collected on the way."""
+    """Return the processes that the function left running. Its dead children are collected on the way."""
     for _ in range(_LEAK_LOOKS):
         if kernel.collect_dead():
             return []

@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-COMMAND, PRELOADED, WORKER, HOST, GUARD = b"c", b"z", b"w", b"h", b"g"
+COMMAND, PRELOADED, WORKER, GUARD = b"c", b"z", b"w", b"g"
 
 # Not named after the program: `pkill shotclock` then leaves a process that cleans up.
 ZYGOTE_NAME = "clock-zygote"
@@ -311,10 +311,8 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         further = fds[1:]
         first = True
         while further:
-            _supervise_worker(supervisor, control, *further, announce=first)
+            _supervise_worker(supervisor, control, further, announce=first)
             further, first = supervisor.wait_for_next(), False
-    elif note == HOST:
-        _supervise_async_worker(control, socket.socket(fileno=fds[1]), fds[2])
     elif note == GUARD:
         _guard_runtime(control, *fds[1:])
 
@@ -343,37 +341,23 @@ def _guard_runtime(control: socket.socket, timer_fd: int, runtime_fd: int) -> No
             return
 
 
-def _supervise_worker(
-    supervisor: Supervisor, control: socket.socket, calls_fd: int, bell_fd: int, tokens: int, *, announce: bool
-) -> None:
+def _supervise_worker(supervisor: Supervisor, control: socket.socket, fds: list[int], *, announce: bool) -> None:
+    calls_fd, bell_fd, memory, tokens = fds
     calls = socket.socket(fileno=calls_fd)
 
     def serve() -> None:
         from .worker_main import serve_calls
 
         control.close()
-        serve_calls(calls, DeadlineTimer(bell_fd), tokens)
-
-    def release() -> None:
-        calls.close()
-        os.close(tokens)
-
-    supervisor.run_worker(serve, bell_fd=bell_fd, announce=announce, release=release)
-    os.close(bell_fd)
-
-
-def _supervise_async_worker(control: socket.socket, calls: socket.socket, memory: int) -> None:
-    def serve() -> None:
-        from .async_worker_main import serve_async_calls
-
-        control.close()
-        serve_async_calls(calls, memory)
+        serve_calls(calls, DeadlineTimer(bell_fd), memory, tokens)
 
     def release() -> None:
         calls.close()
         os.close(memory)
+        os.close(tokens)
 
-    Supervisor(control).run_worker(serve, release=release)
+    supervisor.run_worker(serve, bell_fd=bell_fd, announce=announce, release=release)
+    os.close(bell_fd)
 
 
 def _is_called_off(control: socket.socket) -> bool:

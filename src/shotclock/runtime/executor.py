@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from ..core.catalogue import HandlerReference, Operation
@@ -20,20 +20,18 @@ from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending
 from ..core.value_types import record
-from ..process import async_worker_main, ipc
+from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Scope, current_scope
 from ..process.kernel import DeadlineTimer
 from ..process.zygote import GUARD, continue_ours, start_clean_zygote
-from .async_pool import AsyncPool
-from .async_worker import HostCall
 from .call import Call, Outcome, invalid
 from .command_runner import Supervisors, run_shielded
 from .control import Observe, follow_wind_down, start_control
 from .inline_call import InlineCall
 from .preloaded_zygote import Preloaded, Program, explain_unfindable
-from .worker_pool import Pool
-from .worker_process import Task, WorkerProcess
+from .worker_pool import WorkerPool
+from .worker_process import OnCall, ProcessCall, Worker
 
 # How long closing waits for supervisors to report that their workers are gone.
 CLOSE_LIMIT_S = 3.0
@@ -67,13 +65,12 @@ class ChildProcesses:
         self._program = program
         self._preloaded = preloaded
         self._environment = environment
-        self._pool: Pool | None = None
-        self._shared: AsyncPool | None = None
+        self._pool: WorkerPool | None = None
+        self._shared: WorkerPool | None = None
         self._zygote: socket.socket | None = None
         self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self.commands = Supervisors(self._request_fork)
         self._closing = False
-        self.orphans: Executor
 
     @property
     def worker_count(self) -> int:
@@ -85,15 +82,14 @@ class ChildProcesses:
             is_warm = await self.shared().warm_up(within_s) and is_warm
         return is_warm
 
-    def pool(self, first: Operation | None = None) -> Pool:
+    def pool(self, first: Operation | None = None) -> WorkerPool:
         if self._pool is None:
-            loop = asyncio.get_running_loop()
-            self._pool = Pool(loop, self._ensure_preloaded(first), warm=self._warm, most=self._most)
+            self._pool = WorkerPool(self._ensure_preloaded(first), warm=self._warm, most=self._most)
         return self._pool
 
-    def shared(self, first: Operation | None = None) -> AsyncPool:
+    def shared(self, first: Operation | None = None) -> WorkerPool:
         if self._shared is None:
-            self._shared = AsyncPool(asyncio.get_running_loop(), self._ensure_preloaded(first), self.orphans)
+            self._shared = WorkerPool(self._ensure_preloaded(first), warm=1, most=1, is_shared=True)
         return self._shared
 
     def _ensure_preloaded(self, first: Operation | None) -> Preloaded:
@@ -102,7 +98,7 @@ class ChildProcesses:
             operations = [*self._operations(), *([] if first is None else [first])]
             handlers = dict.fromkeys(operation.handler for operation in operations if operation.place != "inline")
             # Event loops as well, where there will be any: otherwise each process would import them anew.
-            loops = (async_worker_main.__name__,) if any(operation.is_async for operation in operations) else ()
+            loops = ("asyncio",) if any(operation.is_async for operation in operations) else ()
             self._preloaded = Preloaded(
                 self._request_fork,
                 program=self._program,
@@ -180,7 +176,7 @@ class ChildProcesses:
 
     async def _close_workers(self) -> None:
         """Kill every worker and wait, bounded, until each tree is reported gone."""
-        workers: list[WorkerProcess] = []
+        workers: list[Worker] = []
         for pool in (self._pool, self._shared):
             if pool is not None:
                 workers += pool.kill_all()
@@ -193,7 +189,7 @@ class ChildProcesses:
             worker.end(None)
 
 
-async def _wait_until_gone(workers: Iterable[WorkerProcess]) -> None:
+async def _wait_until_gone(workers: Iterable[Worker]) -> None:
     if ends := [worker.gone for worker in workers]:
         await asyncio.wait(ends, timeout=CLOSE_LIMIT_S)
 
@@ -222,8 +218,7 @@ class Executor:
         self._children = children
         self._counts = counts
         self._observe = observe
-        self._orphans: dict[InlineCall | HostCall, None] = {}
-        children.orphans = self
+        self._orphans: dict[InlineCall, None] = {}
 
     @property
     def orphan_count(self) -> int:
@@ -261,30 +256,21 @@ class Executor:
             finally:
                 current_scope.reset(token)
 
-        kind = Task if operation.place == "process" else HostCall
+        pool = self._children.pool(operation) if operation.place == "process" else self._children.shared(operation)
         try:
-            task = kind(call, handler, depth, listener, call_inside)
+            work = ProcessCall(call, handler, depth, listener, call_inside, pool)
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a worker process: {error}"}])
-        if isinstance(task, HostCall):
-            return await self._children.shared(operation).run(task)
-        return await self._children.pool(operation).run(task)
+        return await pool.run(work)
 
-    def note_abandoned(self, call: InlineCall | HostCall) -> None:
+    def note_abandoned(self, call: InlineCall) -> None:
         self._counts.abandoned += 1
         self._orphans[call] = None
 
-    def note_late_end(self, call: InlineCall | HostCall) -> None:
+    def note_late_end(self, call: InlineCall) -> None:
         """Note that abandoned work ended after all. Its result is dropped."""
         self._counts.late += 1
         self._orphans.pop(call, None)
-
-    def note_killed(self, call: HostCall) -> None:
-        """Note that abandoned work is gone with its process."""
-        self._orphans.pop(call, None)
-
-
-OnCall = Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
 
 
 def _not_importable(message: str, suggestion: str | None = None) -> Outcome:

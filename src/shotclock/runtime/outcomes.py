@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.arguments import NotSerializable, to_valid_json
 from ..core.clocks import ClockKind, Clocks, format_duration
-from ..core.envelope import Envelope, Problem, as_data, describe_exception, warning
+from ..core.envelope import Envelope, Problem, Warning_, as_data, describe_exception, warning
 from ..core.errors import Ending, Failure, code_of, error_entry
 from ..core.value_types import replace
 from ..process import messages
@@ -151,6 +151,29 @@ def crash_outcome(call: Call, report: CommandReport) -> Outcome:
         context["stopped"] = report.leaked
     message = f"the process running {call.name} {how}"
     return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
+
+
+_LOST = "what handlers kept in its memory is lost"
+
+
+def replaced_warning(call: Call, culprit: str, deed: str, interrupted: int = 0) -> Warning_:
+    """Warn that the shared process was replaced under a call. Without a deed it died by itself."""
+    context = {"interrupted": interrupted} if interrupted else {}
+    return warning(
+        "HOST_REPLACED", f"the shared process was replaced ({_blame(call, culprit, deed)}); {_LOST}", **context
+    )
+
+
+def replaced_outcome(call: Call, culprit: str, deed: str) -> Outcome:
+    """Return the outcome of a call that was killed with the shared process because of another call."""
+    why = _blame(call, culprit, deed)
+    message = f"{call.name} was interrupted, the shared process was replaced: {why}; {_LOST}"
+    context: dict[str, object] | None = {"operation": culprit} if culprit else None
+    return Outcome(Ending.KILLED, Problem("HOST_REPLACED", message, context=context))
+
+
+def _blame(call: Call, culprit: str, deed: str) -> str:
+    return f"{'it' if culprit == call.name else culprit or 'a task or a callback'} {deed}" if deed else "it died"
 
 
 def timeout_problem(call: Call, elapsed_ns: int) -> Problem:

@@ -1,8 +1,8 @@
-"""Worker processes seen from the runtime: what they are given, what they answer, how they end.
+"""Worker processes as the runtime sees them: the calls they are given, their answers, and their end.
 
-`WorkerProcess` is what all of them have in common. A `Worker` serves one call at a time over its own socket. It arms a
-timer for each call that its supervisor hears, and the supervisor kills it without being told, so the loop this runs on
-may be late without the work living longer. An `AsyncWorker` (async_worker.py) runs many calls on one event loop.
+A worker for itself runs one call at a time. It arms a timer for each call that its supervisor hears, so the supervisor
+kills it on time even if this loop is late. The shared worker runs many calls on one event loop; their limits are held
+here: at its limit a call is cancelled, and if it has not ended at the end of its grace the process is killed.
 """
 
 from __future__ import annotations
@@ -12,55 +12,99 @@ import contextlib
 import os
 import pickle
 import socket
-from collections import deque
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ..core.catalogue import Handler
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
-from ..core.envelope import Envelope
-from ..core.errors import Failure
+from ..core.envelope import Envelope, Problem, Warning_
+from ..core.errors import Ending, Failure
 from ..process import ipc, messages
-from ..process.call_processes import run_beside
+from ..process.call_processes import StartedProcesses, Survivors, run_beside
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, News, Order
 from ..process.context import OVERTIME, CallListener
 from ..process.kernel import DeadlineTimer
-from ..process.messages import Answer, Ask, Done, NeverMind, Partial, Progress, Run, Skipped, Step, WindDown, Wrote
-from ..process.worker_main import CLOSE_CALL_NS
+from ..process.messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Done,
+    Heard,
+    MoveBell,
+    NeverMind,
+    Partial,
+    Process,
+    Progress,
+    Run,
+    Step,
+    WindDown,
+    Wrote,
+)
+from ..process.worker_main import BEGUN, CLOSE_CALL_NS, MEMORY_SIZE, RUNNING, SHARED, open_memory
 from ..process.zygote import WORKER, kill_what_lost_its_supervisor
 from .call import Call, Outcome, Work, WorkView
 from .command_runner import Patience
 from .commands import warn_left_behind
 from .control import note_progress, note_sign_of_life, request_overtime
-from .idle_clock import IdleClock
-from .outcomes import CLOSING, answer_unopenable, crash_outcome, worker_outcome
+from .idle_clock import NOT_YET, IdleClock
+from .outcomes import (
+    CLOSING,
+    answer_unopenable,
+    crash_outcome,
+    limit_problem,
+    replaced_outcome,
+    replaced_warning,
+    worker_outcome,
+)
 from .preloaded_zygote import Preloaded, address_of
 
-# A worker that answered its last call within this may have some more waiting in its socket: about as many as it does
-# in AHEAD_NS. Waking it for each costs more than a short call takes.
-QUICK_NS = 1_000_000
-AHEAD_NS = 2_000_000
-MOST_AHEAD = 64
-# Reads of what is in a worker's socket, several times what fits into one. It may go on writing, and would never end.
+# A worker that answered its last call within this gets some more ahead: waking it for each costs more than a short
+# call takes. Without that two workers are half as fast as pebble's.
+QUICK_NS = 2_000_000
+MOST_AHEAD = 16
+TOKEN_SIZE = 8
+# Reads of what is in a worker's socket, several times what fits into one. It may continue to write.
 MOST_READS = 16
+# The supervisor hears the limit by itself; this is for a worker that was stuck before it could arm its timer.
+LATE_BELL_NS = 30_000_000
+# The shortest grace in the shared worker: less could not be used even by a call that obeys.
+SHORTEST_GRACE_NS = 50_000_000
+# How often the shared worker is given as long again to read a cancellation while it handles others: a loop with
+# thousands of calls that are cancelled together is busy, not blocked.
+MOST_WAITS = 20
+# A worker that dies sooner, and before its first call, failed to start.
+SHORT_LIFE_NS = 250_000_000
+# Part of the grace kept for killing the processes that a call started.
+MARGIN_NS = 100_000_000
 
 OnCall = Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
 """Makes a call inside the one that runs."""
 
 
+class WorkerOwner(Protocol):
+    """The pool of a worker."""
+
+    loop: asyncio.AbstractEventLoop
+    preloaded: Preloaded
+    is_shared: bool
+
+    def turn_away(self, call: ProcessCall, kind: ClockKind) -> None: ...
+    def put_first(self, calls: list[ProcessCall]) -> None: ...
+    def leave_queue(self, call: ProcessCall) -> None: ...
+    def on_free(self, worker: Worker) -> None: ...
+    def on_leaving(self, worker: Worker) -> None: ...
+    def on_gone(self, worker: Worker, unbegun: list[ProcessCall]) -> None: ...
+
+
 class ProcessCall(Work):
-    """One call of a function, on its way to another process and back."""
+    """One call of a function, on its way to a worker and back."""
 
     def __init__(
-        self,
-        call: Call,
-        handler: Handler,
-        depth: int,
-        listener: CallListener,
-        on_call: OnCall,
+        self, call: Call, handler: Handler, depth: int, listener: CallListener, on_call: OnCall, pool: WorkerOwner
     ) -> None:
         """Pickle the arguments. Raises what pickle raises: such arguments never leave, and cost no worker."""
         self.call = call
@@ -69,10 +113,28 @@ class ProcessCall(Work):
         self.depth = depth
         self.listener = listener
         self.on_call = on_call
+        self._pool = pool
+        self.done: asyncio.Future[Outcome] = pool.loop.create_future()
+        self.outcome: Outcome | None = None
+        self.worker: Worker | None = None
         self.number = 0
-        """Its number in its process, where that runs several: they begin in the order of their numbers."""
-        self.idle: IdleClock | None = None
-        self.is_abandoned = False
+        self.fired: ClockKind | None = None
+        """The limit that was reached."""
+        self.is_stopping = False
+        """A limit was reached, or the caller has left."""
+        self.is_heard = False
+        """The shared worker has read the cancellation."""
+        self._stopped_ns = 0
+        self._waits = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.started: StartedProcesses | None = None
+        """The processes that the call has started in the shared worker."""
+        bell, queue_ms = call.bound.bell, call.clocks.queue_ms
+        self._queue_ns = call.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
+        self._arm(min(self._queue_ns, inf if bell is None else bell.at_ns))
+        idle_ms = call.clocks.idle_ms
+        self.idle = IdleClock(pool.loop, idle_ms, self._on_silence) if idle_ms else None
+        call.work = self
 
     def pack(self) -> bytes:
         """Return the message that begins it."""
@@ -94,79 +156,357 @@ class ProcessCall(Work):
             )
         )
 
+    def resolve(self, outcome: Outcome) -> None:
+        """Answer the call. The first answer counts: a result and a kill may cross."""
+        if self.outcome is None:
+            self.outcome = outcome
+            if not self.done.done():
+                self.done.set_result(outcome)
+
     def sign_of_life(self) -> None:
         if self.idle is not None:
             self.idle.sign_of_life()
 
+    # --- limits -------------------------------------------------------------------------------------------
 
-class WorkerProcess:
-    """A process that runs functions, and its supervisor, from fork to the last report."""
+    def _arm(self, at_ns: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if at_ns != inf:
+            self._timer = self._pool.loop.call_later(max(0, at_ns - monotonic_ns()) / 1e9, self._on_timer)
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, request: Callable[[list[int]], socket.socket], *fds: int
-    ) -> None:
-        """Ask for the process, which gets one end of a socket and these descriptors; `request` returns our end of the
-        line to its supervisor. Raises ipc.Broken or OSError."""
-        self._loop = loop
-        self.is_up = False
-        """It has come up, and can be given calls."""
-        self.gone: asyncio.Future[CommandReport | None] = loop.create_future()
-        """Done when it and everything below it is gone, with its supervisor's report; None if that was lost."""
-        self._supervisor = 0
+    def disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.idle is not None:
+            self.idle.cancel()
+
+    def _on_timer(self) -> None:
+        bell, now_ns = self.call.bound.bell, monotonic_ns()
+        bell_ns = inf if bell is None else bell.at_ns
+        if self.is_stopping:
+            self._end_grace(now_ns)
+        elif self.worker is None:
+            if now_ns < min(bell_ns, self._queue_ns):
+                self._arm(min(bell_ns, self._queue_ns))
+            else:
+                self._pool.turn_away(self, ClockKind.QUEUE if self._queue_ns < bell_ns else ClockKind.TIMEOUT)
+        elif now_ns < (due_ns := bell_ns + (0 if self.worker.is_shared else LATE_BELL_NS)):
+            self._arm(due_ns)
+        else:
+            self._stop(ClockKind.TIMEOUT)
+
+    def _on_silence(self) -> object:
+        if self.worker is None or not self.worker.has_begun(self):
+            self.sign_of_life()  # silence is counted from the beginning of the work
+            return NOT_YET
+        self._stop(ClockKind.IDLE)
+        return None
+
+    def _stop(self, kind: ClockKind) -> None:
+        if self.is_stopping or self.worker is None:
+            return
+        self.fired = kind
+        self.stop_in_worker(kind.value)
+
+    def stop_in_worker(self, why: str) -> None:
+        """Have the worker stop it, or cancel it in the shared worker. Nothing happens if it has just ended."""
+        worker = self.worker
+        if worker is None or self.is_stopping:
+            return
+        unbegun = worker.take_back()
+        worker.read_what_is_there()
+        if self in unbegun:
+            unbegun.remove(self)
+            self.worker = None
+            self.resolve(self.limit_outcome(Ending.NOT_STARTED))
+            if self.fired is not None and not worker.calls:
+                worker.kill("it never began its call")
+        self._pool.put_first(unbegun)
+        self._pool.on_free(worker)
+        if worker.calls.get(self.number) is not self:
+            return
+        self.is_stopping = True
+        self._stopped_ns = monotonic_ns()
+        worker.stop(self, why)
+        if worker.is_shared:
+            self._arm(self.overdue_ns)
+
+    @property
+    def overdue_ns(self) -> int:
+        """Return the end of the grace."""
+        return self._stopped_ns + max(self.call.bound.grace_ms * NS_PER_MS, SHORTEST_GRACE_NS)
+
+    def on_heard(self) -> None:
+        """Count the grace from now on: a crowded loop takes its time to read a cancellation."""
+        self.is_heard = True
+        self._stopped_ns = monotonic_ns()
+        self._arm(self.overdue_ns)
+
+    def _end_grace(self, now_ns: int) -> None:
+        """Kill the shared worker if the call is still there."""
+        worker = self.worker
+        if worker is None or not worker.is_shared or worker.is_ending:
+            return
+        worker.read_what_is_there()
+        if worker.calls.get(self.number) is not self:
+            return
+        if self.is_heard and monotonic_ns() < self.overdue_ns:  # read just now
+            return
+        if not self.is_heard and worker.is_moving(now_ns) and self._waits < MOST_WAITS:
+            self._waits += 1
+            self._arm(now_ns + SHORTEST_GRACE_NS)
+        else:
+            worker.kill_for(self)
+
+    # --- control --------------------------------------------------------------------------------------------
+
+    @property
+    def is_queued(self) -> bool:
+        return self.worker is None
+
+    def wind_down(self, until_ns: int) -> None:
+        if self.idle is not None:  # saving a partial result may be silent
+            self.idle.cancel()
+        if self.worker is not None:
+            self.worker.send(WindDown(self.number))
+
+    def stop_unwound(self) -> None:
+        if self.worker is not None:
+            self._stop(ClockKind.SOFT)
+        else:
+            self._pool.leave_queue(self)
+            self.resolve(Outcome(Ending.NOT_STARTED, limit_problem(self.call, ClockKind.SOFT)))
+
+    def move_bell(self) -> bool:
+        bell = self.call.bound.bell
+        if bell is None or self.is_stopping or self.outcome is not None:
+            return False
+        if self.worker is not None and not self.worker.move_bell(self, bell.at_ns):
+            return False
+        self._arm(bell.at_ns if self.worker is not None else min(bell.at_ns, self._queue_ns))
+        return True
+
+    async def look(self) -> WorkView:
+        return WorkView(has_begun=self.worker is not None)
+
+    # --- in the shared worker -------------------------------------------------------------------------------
+
+    def has_started(self, mark: str, pid: int) -> None:
+        if self.started is None:
+            self.started = StartedProcesses(mark)
+        self.started.add(pid)
+
+    def take_shared_result(self, done: Done) -> None:
+        """Take the answer of the shared worker, once the processes of the call are stopped or listed."""
+        self.disarm()
+        settle = partial(self._settle, done)
+        if not self.started:
+            settle(())
+        elif not self.is_stopping:  # the handler may keep them for later calls, as it keeps what is in memory
+            self.started.look_beside(self._pool.loop, settle)
+        else:
+            left_ns = max(0, self.overdue_ns - MARGIN_NS - monotonic_ns())
+            self.started.stop_beside(self._pool.loop, settle, grace_ns=left_ns)
+
+    def _settle(self, done: Done, survivors: Survivors) -> None:
+        """Choose between the result and the limit. A result before the deadline counts, even if it came later."""
+        bell = self.call.bound.bell
+        in_time = bell is None or done.finished_ns <= bell.at_ns
+        is_result = done.kind not in ("cancelled", "unbegun")
+        if in_time and (self.fired is None or (self.fired is not ClockKind.IDLE and is_result)):
+            if is_result:
+                outcome = worker_outcome(done.kind, done.payload)
+            else:
+                problem = Problem("CANCELLED", f"{self.call.name} was cancelled where it ran")
+                outcome = Outcome(Ending.CANCELLED, problem)
+        elif done.kind == "unbegun":
+            outcome = self.limit_outcome(Ending.NOT_STARTED)
+        else:  # finished: by itself, but late
+            outcome = self.limit_outcome(Ending.CANCELLED if self.is_stopping else Ending.FINISHED)
+        outcome.survivors = survivors
+        self.resolve(outcome)
+
+    def limit_outcome(self, ending: Ending, warnings: tuple[Warning_, ...] = ()) -> Outcome:
+        return Outcome(ending, limit_problem(self.call, self.fired or ClockKind.TIMEOUT), warnings=warnings)
+
+
+class Worker:
+    """A worker process and its supervisor, from fork to the last report.
+
+    A new supervisor comes from the zygote. One whose last worker is gone forks the next by itself: nothing is left to
+    be imported, so that worker counts as started at once, and its first call waits in its socket.
+    """
+
+    def __init__(self, pool: WorkerOwner, vacant: Vacancy | None = None) -> None:
+        """Ask for the process. Raises ipc.Broken or OSError."""
+        self._pool = pool
+        self._loop = pool.loop
+        self.is_shared = pool.is_shared
+        self.is_up = vacant is not None
+        """It was forked, and can be given calls."""
+        self.is_ending = False
+        """Nothing may begin in it any more."""
+        self._is_retiring = False
+        """Its deadline was moved, and the timer might be taken for that of the next call: it ends after this one."""
+        self.gone: asyncio.Future[CommandReport | None] = self._loop.create_future()
+        """Done when the process and everything below it is gone, with its supervisor's report; None if that is lost."""
+        self.calls: dict[int, ProcessCall] = {}
+        self._numbers = 0
+        self._returned: tuple[ProcessCall, Outcome, list[dict[str, object]]] | None = None
+        """A call that returned and left processes. It is answered when they are gone."""
+        self.vacant: Vacancy | None = None
+        """When it is gone: its supervisor, waiting to fork another."""
+        self.asked_ns = self.began_ns = self._up_ns = self._sign_ns = monotonic_ns()
+        self._supervisor = 0 if vacant is None else vacant.pid
         self._ordered: str | None = None
+        self.killed_because: tuple[str, str] = ("", "")
+        """Of a shared worker that was killed: the name of the call that is to blame, if known, and its deed."""
         self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
-        self._calls, theirs = socket.socketpair()
-        self._calls.setblocking(False)
-        try:
-            with theirs:
-                self._control = request([theirs.fileno(), *fds])
-        except BaseException:
-            self._calls.close()
-            raise
+        self._grace_ms = 0
+        self._is_quick = False
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
+            self._calls, theirs = socket.socketpair()
+            on_failure.callback(self._calls.close)
+            always.callback(theirs.close)
+            self._calls.setblocking(False)
+            self._tokens, self._tokens_in = os.pipe()
+            on_failure.callback(self._close_tokens)
+            for fd in (self._tokens, self._tokens_in):
+                os.set_blocking(fd, False)
+            memory = _shared_memory()
+            always.callback(os.close, memory)
+            self._words = open_memory(memory)
+            self._words[SHARED] = self.is_shared
+            bell = always.enter_context(contextlib.closing(DeadlineTimer()))  # armed there, heard by its supervisor
+            fds = [theirs.fileno(), bell.fd, memory, self._tokens]
+            self._control = pool.preloaded.request(WORKER, fds) if vacant is None else vacant.fork(fds)
+            on_failure.pop_all()
         self._reports, self._replies = ipc.MessageReader(self._control), messages.Reader(self._calls)
-        # Their numbers: asyncio tries a lookup first whose KeyError contains the repr, and a socket's asks the kernel.
-        loop.add_reader(self._control.fileno(), self._on_report)
-        loop.add_reader(self._calls.fileno(), self._on_reply)
+        self._loop.add_reader(self._control.fileno(), self._on_report)
+        self._loop.add_reader(self._calls.fileno(), self._on_reply)
 
-    # What the two kinds do in their own ways:
+    # --- calls --------------------------------------------------------------------------------------------
 
-    def _on_started(self) -> None:
-        """Take note that it was forked."""
+    @property
+    def room(self) -> int:
+        """Return how many calls it may be given. One whose calls are quick gets some ahead, so that it need not sleep
+        between them; they are refilled some at a time."""
+        if not self.is_up or self.is_ending or self._is_retiring:
+            return 0
+        if self.is_shared:
+            return MOST_AHEAD
+        if not self._is_quick or self._outbox:
+            return 0 if self.calls else 1
+        return MOST_AHEAD - len(self.calls) if len(self.calls) <= MOST_AHEAD // 2 else 0
 
-    def _on_silence(self) -> None:
-        """Take note that it has closed its socket. Its supervisor tells how it ended."""
+    def has_begun(self, call: ProcessCall) -> bool:
+        return bool(self._words[BEGUN] >= call.number)
 
-    def _take(self, message: ipc.Message) -> None:
-        """Take one message of the process."""
-        raise NotImplementedError
+    def is_moving(self, now_ns: int) -> bool:
+        """Return whether the shared worker has ended or cancelled a call, or read something, a moment ago."""
+        return now_ns - self._sign_ns <= SHORTEST_GRACE_NS
 
-    def _has_calls(self) -> bool:
-        raise NotImplementedError
+    @property
+    def has_served(self) -> bool:
+        return bool(self._words[BEGUN])
 
-    def _on_ending(self) -> None:
-        """Begin nothing any more."""
-        raise NotImplementedError
+    @property
+    def was_of_use(self) -> bool:
+        """Return whether it ran a call or lived for a while, so that another one may be started at once."""
+        return self.is_up and (self.has_served or monotonic_ns() - self._up_ns > SHORT_LIFE_NS)
 
-    def _release(self, report: CommandReport | None) -> None:
-        """Close what else it has, and the line to its supervisor unless that is of further use."""
-        raise NotImplementedError
+    def begin(self, calls: list[ProcessCall]) -> None:
+        """Give it calls. Each is answered exactly once, whatever happens to the process."""
+        if not self.calls:
+            self.began_ns = monotonic_ns()
+        grace_ms = calls[0].call.bound.grace_ms
+        if not self.is_shared and grace_ms != self._grace_ms:
+            self._grace_ms = grace_ms
+            self._order(Order.GRACE, grace_ms)
+        for call in calls:
+            self._numbers += 1
+            call.worker, call.number = self, self._numbers
+            self.calls[call.number] = call
+            if not self.is_shared:
+                os.write(self._tokens_in, call.number.to_bytes(TOKEN_SIZE, "little"))
+        self._send(b"".join([call.pack() for call in calls]))
+        for call in calls:
+            call.sign_of_life()
+            if call.call.winding_down is not None:
+                self.send(WindDown(call.number))
+            elif call.call.control is not None:
+                call.call.control.begin_work()
 
-    def _answer_for_all(self, report: CommandReport) -> None:
-        """Answer for the calls that it did not answer itself."""
-        raise NotImplementedError
+    def may_follow(self, call: ProcessCall) -> bool:
+        """Return whether a call may wait behind the others: its supervisor knows one grace at a time."""
+        return self.is_shared or call.call.bound.grace_ms == self._grace_ms
 
-    # --- what the process says ----------------------------------------------------------------------------
+    def take_back(self) -> list[ProcessCall]:
+        """Return the calls that it has not started. It never will: the worker takes the token of a call out of the pipe
+        before it begins."""
+        try:
+            tokens = b"" if self.is_shared else os.read(self._tokens, MOST_AHEAD * TOKEN_SIZE)
+        except OSError:
+            return []
+        self._is_quick = False
+        numbers = [int.from_bytes(tokens[at : at + TOKEN_SIZE], "little") for at in range(0, len(tokens), TOKEN_SIZE)]
+        return [self.calls.pop(number) for number in numbers]
+
+    def _close_tokens(self) -> None:
+        os.close(self._tokens)
+        os.close(self._tokens_in)
+        self._tokens = self._tokens_in = -1  # another worker may get these numbers
+
+    def move_bell(self, call: ProcessCall, bell_ns: int) -> bool:
+        if self.calls.get(call.number) is not call or self.is_ending:
+            return False
+        if not self.is_shared:
+            self._is_retiring = True
+            self._order(Order.BELL, bell_ns, 0)
+        self.send(MoveBell(call.number, bell_ns))
+        return True
+
+    def stop(self, call: ProcessCall, why: str) -> None:
+        """Stop one of its calls: by the supervisor (TERM, grace, KILL), or by a cancellation in the shared worker."""
+        if self.is_ending:
+            return  # its end answers for all its calls
+        if self.is_shared:
+            self.send(Cancel(call.number))
+        elif self.has_begun(call):
+            self.is_ending = True
+            self._order_end(Order.STOP, why, self._grace_ms)
+        else:
+            self.kill(why)
+
+    def kill(self, why: str) -> None:
+        if not self.gone.done():
+            self.is_ending = True
+            unbegun = self.take_back()
+            self._order_end(Order.KILL, why)
+            self._pool.on_leaving(self)
+            self._pool.put_first(unbegun)
+
+    def kill_for(self, call: ProcessCall) -> None:
+        """Kill the shared worker because a call has not ended within its grace."""
+        if call.is_heard:
+            self.killed_because = (call.call.name, "did not stop when it was cancelled")
+        else:
+            running = self.calls.get(self._words[RUNNING])
+            self.killed_because = ("" if running is None else running.call.name, "blocked its event loop")
+        self.kill("shared")
+
+    # --- messages of the process ----------------------------------------------------------------------------
 
     def _on_reply(self) -> None:
         try:
             received = self._replies.receive()
         except BlockingIOError:
             return
-        except ipc.Broken:
+        except ipc.Broken:  # its supervisor reports how it ended
             self._loop.remove_reader(self._calls.fileno())
-            self._on_silence()
             return
         self._take_all(received)
 
@@ -174,54 +514,88 @@ class WorkerProcess:
         for message in received:
             try:
                 self._take(message)
-            except Exception as error:  # of whoever listens to progress; the answer behind it must not be lost
+            except Exception as error:  # of a listener to progress; the answer behind it must not be lost
                 self._loop.call_exception_handler({"message": "shotclock worker", "exception": error})
 
-    def _read_what_is_there(self) -> None:
+    def read_what_is_there(self) -> None:
+        """Take the messages that lie in the socket: an answer there is the truth, whatever happened since."""
         with contextlib.suppress(ipc.Broken, OSError):
             for _ in range(MOST_READS):
-                if not self._has_calls():
+                if not self.calls or self._calls.fileno() < 0:
                     break
                 self._take_all(self._replies.receive())
 
-    def _take_from(self, inside: ProcessCall, message: ipc.Message) -> None:
-        """Take what the code of a call says or asks by its context."""
+    def _take(self, message: ipc.Message) -> None:
+        if isinstance(message, NeverMind):
+            if (further := self._further.get(message.question)) is not None:
+                further.cancel()
+            return
+        call = self.calls.get(message[0])
+        if call is None:
+            return
         match message:
-            case Progress() if not inside.is_abandoned:
-                inside.sign_of_life()
-                note_progress(inside.call, message.done, message.total, message.unit)
-                inside.listener.progress(message.done, message.total, message.unit)
-            case Step() if not inside.is_abandoned:
-                inside.sign_of_life()
-                inside.listener.step(message.name)
-            case Partial() if not inside.is_abandoned:
-                inside.sign_of_life()
-                with contextlib.suppress(Exception):  # of a class that is not imported here: what came before is kept
-                    inside.call.keep_partial(messages.unpickle(message.value), message.changes)
-            case Wrote() if not inside.is_abandoned:
-                inside.sign_of_life()
+            case Done() if self.is_shared:
+                self._sign_ns = monotonic_ns()
+                del self.calls[call.number]
+                call.take_shared_result(message)
+                self._pool.on_free(self)
+            case Done():
+                self._take_result(call, message)
+            case Heard():
+                self._sign_ns = monotonic_ns()
+                call.on_heard()
+            case Process():
+                call.has_started(message.mark, message.pid)
+            case Progress():
+                call.sign_of_life()
+                note_progress(call.call, message.done, message.total, message.unit)
+                call.listener.progress(message.done, message.total, message.unit)
+            case Step():
+                call.sign_of_life()
+                call.listener.step(message.name)
+            case Partial():
+                call.sign_of_life()
+                with contextlib.suppress(Exception):  # of a class that is not imported here: the former one is kept
+                    call.call.keep_partial(messages.unpickle(message.value), message.changes)
+            case Wrote():
+                call.sign_of_life()
                 if message.text:
-                    note_sign_of_life(inside.call)
-                inside.listener.wrote(message.text)
+                    note_sign_of_life(call.call)
+                call.listener.wrote(message.text)
             case Ask():
-                self._answer_later(message.question, partial(_answer_question, inside, message))
+                self._answer_later(message.question, partial(_answer_question, call, message))
             case messages.FurtherCall():
-                self._answer_later(message.question, partial(_answer_call, inside, message))
+                self._answer_later(message.question, partial(_answer_call, call, message))
+
+    def _take_result(self, call: ProcessCall, done: Done) -> None:
+        """Take the answer of a worker for itself."""
+        bell = call.call.bound.bell
+        to_bell_ns = inf if bell is None else bell.at_ns - done.finished_ns
+        if to_bell_ns <= 0:  # too late: it is answered when its supervisor reports the end
+            self.kill(ClockKind.TIMEOUT.value)
+            return
+        del self.calls[call.number]
+        for further in list(self._further.values()):
+            further.cancel()
+        outcome = worker_outcome(done.kind, done.payload)
+        if done.leaked:  # the worker goes, and everything below it
+            self._returned = call, outcome, done.leaked
+            self.kill("leaked processes")
+            return
+        if to_bell_ns < CLOSE_CALL_NS or self._is_retiring:
+            self.kill("its limit was close, or was moved")
+        call.worker = None  # a cancellation that comes now must not stop the next call
+        now_ns = monotonic_ns()
+        self._is_quick, self.began_ns = now_ns - self.began_ns < QUICK_NS, now_ns
+        self._pool.on_free(self)
+        call.resolve(outcome)
 
     def _answer_later(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
         async def answer() -> None:
-            self._send(messages.pack(Answer(question, await find_answer())))
+            self.send(Answer(question, await find_answer()))
 
         further = self._further[question] = self._loop.create_task(answer())
         further.add_done_callback(lambda _: self._further.pop(question, None))
-
-    def _never_mind(self, question: int) -> None:
-        if (further := self._further.get(question)) is not None:
-            further.cancel()
-
-    def _forget_questions(self) -> None:
-        for further in list(self._further.values()):
-            further.cancel()  # whoever asked is gone
 
     def _on_report(self) -> None:
         try:
@@ -235,14 +609,20 @@ class WorkerProcess:
             match report:
                 case (News.STARTED, _, int(pid)):
                     self._supervisor = pid
-                    self._on_started()
+                    self.is_up, self._up_ns = True, monotonic_ns()
+                    self._pool.on_free(self)
                 case (News.ENDED, dict(packed)):
                     self.end(CommandReport.unpack(packed))
 
-    # --- what it is told ----------------------------------------------------------------------------------
+    # --- messages and orders to it ------------------------------------------------------------------------------
 
-    def _send(self, message: bytes | bytearray) -> None:
+    def send(self, message: messages.ToWorker) -> None:
+        self._send(messages.pack(message))
+
+    def _send(self, message: bytes) -> None:
         """Send a message, whole and in order: what is larger than the socket's buffer goes out as it is read."""
+        if self.gone.done():
+            return
         if not self._outbox:
             try:
                 sent = self._calls.send(message)
@@ -257,6 +637,7 @@ class WorkerProcess:
         self._outbox += message
 
     def _send_more(self) -> None:
+        self._sign_ns = monotonic_ns()  # it has read something
         try:
             del self._outbox[: self._calls.send(self._outbox)]
         except BlockingIOError:
@@ -272,21 +653,17 @@ class WorkerProcess:
 
     def _order_end(self, order: str, why: str, grace_ms: int = 0) -> None:
         """Have its supervisor stop or kill it, and bound the wait for the report: a supervisor that was itself stopped,
-        or is broken, sends none, and nobody waits for it for ever."""
-        if self._ordered is None or why == CLOSING:  # its supervisor may go with us, whatever it was told before
+        or is broken, sends none."""
+        if self._ordered is None or why == CLOSING:  # its supervisor may go with us, whatever its first order was
             self._ordered = why
         self._order(order, why)
-        if self.gone.done():
-            return
-        former, self._patience = self._patience, Patience(self._loop, self._supervisor, grace_ms, self._give_up)
+        former = self._patience
+        self._patience = Patience(self._loop, self._supervisor, grace_ms, partial(self.end, None))
         if former is not None:
             self._patience.ends_at = min(self._patience.ends_at, former.ends_at)
             former.cancel()
 
     # --- the end ------------------------------------------------------------------------------------------
-
-    def _give_up(self) -> None:
-        self.end(None)
 
     async def wait_gone(self, within_s: float) -> bool:
         """Return whether its whole tree was reported gone in time."""
@@ -294,47 +671,113 @@ class WorkerProcess:
         return self.gone.done()
 
     def end(self, report: CommandReport | None) -> None:
-        """Close it: the process and everything below it is gone, or its supervisor was killed and its zygote saw to
-        it."""
+        """Close it: the process and everything below it is gone, or its supervisor was killed."""
         if self.gone.done():
             return
-        self._on_ending()
+        self.is_ending = True
         if self._patience is not None:
             self._patience.cancel()
-        self._read_what_is_there()  # a result sent before the end is still in the socket, and is the truth
-        self._forget_questions()
+        self.read_what_is_there()
+        for further in list(self._further.values()):
+            further.cancel()
         for sock in (self._control, self._calls):
             self._loop.remove_reader(sock.fileno())
             self._loop.remove_writer(sock.fileno())
         self._calls.close()
+        unbegun = self.take_back()
+        self._close_tokens()
+        self._words = memoryview(bytearray(self._words)).cast("Q")  # lets go of the memory and its descriptor
         self.gone.set_result(report)
-        self._release(report)
+        if report is None or report.unstartable is not None or report.survivors:
+            self.is_up = self.is_up and (report is None or report.unstartable is None)
+            self._control.close()
+        else:
+            self.vacant = Vacancy(self._control, self._supervisor)
+        for call in [call for call in self.calls.values() if not self.has_begun(call)]:
+            unbegun.append(self.calls.pop(call.number))
+        self._pool.on_gone(self, unbegun)
         if report is not None:
             self._answer_for_all(report)
             return
         lost = CommandReport(lost=True, stopped=self._ordered)
-        if not self._has_calls():
-            self._answer_for_all(lost)
+        if not self.calls and self._returned is None:
             return
 
         def answer_for_all(left: Sequence[dict[str, object]]) -> None:
             lost.survivors = list(left)
             self._answer_for_all(lost)
 
-        # Nobody has seen what became of it: look, before anything is claimed.
+        # No process has seen its end: look, before anything is claimed.
         run_beside(self._loop, partial(kill_what_lost_its_supervisor, self._supervisor), answer_for_all)
 
+    def _answer_for_all(self, report: CommandReport) -> None:
+        """Answer the calls that had begun and were not answered by the process."""
+        if self._returned is not None:
+            (returned, outcome, leaked), self._returned = self._returned, None
+            outcome.survivors = report.survivors
+            outcome.warnings += tuple(warn_left_behind("function", leaked, report.survivors))
+            returned.resolve(outcome)
+        calls, self.calls = self.calls, {}
+        interrupted = sum(not call.is_stopping for call in calls.values())
+        for call in calls.values():
+            call.resolve(self._answer_for(call, report, interrupted))
 
-async def _answer_question(inside: ProcessCall, message: Ask) -> bytes:
-    """Answer `ctx.request_overtime`, `ctx.checkpoint`, `ctx.restore` and `ctx.ask`: what is decided, or what the
-    listener says; or the Failure that is to be raised there."""
+    def _answer_for(self, call: ProcessCall, report: CommandReport, interrupted: int) -> Outcome:
+        if not self.is_shared:
+            outcome = crash_outcome(call.call, report)
+            if call.fired is ClockKind.IDLE and outcome.ending is Ending.KILLED:
+                outcome.problem = limit_problem(call.call, call.fired)
+            return outcome
+        culprit, deed = self.killed_because
+        if call.is_stopping:
+            warnings = (replaced_warning(call.call, culprit, deed, interrupted),)
+            outcome = call.limit_outcome(Ending.KILLED, warnings)
+        elif self._ordered == CLOSING or not deed:  # closed, or died by itself
+            outcome = crash_outcome(call.call, report)
+            if self._ordered != CLOSING:
+                outcome.warnings += (replaced_warning(call.call, "", ""),)
+        else:
+            outcome = replaced_outcome(call.call, culprit, deed)
+        outcome.survivors = report.survivors
+        return outcome
+
+
+class Vacancy:
+    """A supervisor without a worker."""
+
+    def __init__(self, control: socket.socket, pid: int) -> None:
+        self.control, self.pid = control, pid
+
+    def fork(self, fds: list[int]) -> socket.socket:
+        """Have it fork another worker, and return the line to it. Raises ipc.Broken or OSError."""
+        try:
+            ipc.send_fds(self.control, ipc.frame((Order.AGAIN,)), fds)
+        except (ipc.Broken, OSError):
+            self.control.close()
+            raise
+        return self.control
+
+
+def _shared_memory() -> int:
+    """Return a descriptor of memory that both sides map."""
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("shotclock-worker")
+    else:
+        with tempfile.TemporaryFile() as file:
+            memory = os.dup(file.fileno())
+    os.ftruncate(memory, MEMORY_SIZE)
+    return memory
+
+
+async def _answer_question(call: ProcessCall, message: Ask) -> bytes:
+    """Answer `ctx.request_overtime`, `ctx.checkpoint`, `ctx.restore` or `ctx.ask`, or send the Failure to raise."""
     answer: object
     try:
         value = messages.unpickle(message.value)
         if message.what == OVERTIME:
-            answer = (True, await request_overtime(inside.call, *value))
+            answer = (True, await request_overtime(call.call, *value))
         else:
-            answer = (True, await inside.listener.ask(message.what, value))
+            answer = (True, await call.listener.ask(message.what, value))
     except Failure as failure:
         answer = (False, failure)
     except Exception as error:
@@ -342,322 +785,15 @@ async def _answer_question(inside: ProcessCall, message: Ask) -> bytes:
     return pickle.dumps(answer)
 
 
-async def _answer_call(inside: ProcessCall, message: messages.FurtherCall) -> bytes:
+async def _answer_call(call: ProcessCall, message: messages.FurtherCall) -> bytes:
     """Answer `ctx.call`: make the further call and return its envelope."""
     try:
         arguments = messages.unpickle(message.arguments)
     except Exception as error:
         envelope = answer_unopenable(message.name, error)
     else:
-        envelope = await inside.on_call(message.name, arguments, Clocks(**message.limits))
+        envelope = await call.on_call(message.name, arguments, Clocks(**message.limits))
     try:
         return pickle.dumps(envelope)
     except Exception:  # the value cannot be pickled; its JSON form always can
         return pickle.dumps(Envelope(envelope.data, envelope.error, envelope.warnings, envelope.meta))
-
-
-# --- one call at a time -----------------------------------------------------------------------------------
-
-
-class Task(ProcessCall):
-    """One call on its way to a worker and back."""
-
-    done: asyncio.Future[Outcome]
-    message: bytes
-    give_up_ns: float
-    """When waiting for a worker ends."""
-    waits_for_queue: bool
-    """Whether that is the queue clock's doing, or the bell's."""
-    worker: Worker | None = None
-    sent_ns = 0
-    stalled = False
-
-    def prepare(self, pool: Owner) -> None:
-        """Make it ready to wait for a worker."""
-        self._pool = pool
-        self.done = pool.loop.create_future()
-        self.message = self.pack()
-        bell, queue_ms = self.call.bound.bell, self.call.clocks.queue_ms
-        bell_ns = bell.at_ns if bell is not None else inf
-        queue_ns = self.call.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
-        self.give_up_ns, self.waits_for_queue = min(bell_ns, queue_ns), queue_ns < bell_ns
-
-    @property
-    def is_queued(self) -> bool:
-        return self.worker is None
-
-    def wind_down(self, until_ns: int) -> None:
-        if self.idle is not None:  # saving what there is may be silent
-            self.idle.cancel()
-        if self.worker is not None:
-            self.worker.ask_to_wind_down(self)
-
-    def stop_unwound(self) -> None:
-        self._pool.stop_unwound(self)
-
-    def move_bell(self) -> bool:
-        bell = self.call.bound.bell
-        assert bell is not None
-        if self.worker is None:
-            self.message = self.pack()
-            if not self.waits_for_queue:
-                self.give_up_ns = bell.at_ns
-            return True
-        return self.worker.move_bell(self, bell.at_ns)
-
-    async def look(self) -> WorkView:
-        return WorkView(has_begun=self.worker is not None)
-
-    def resolve(self, outcome: Outcome) -> None:
-        """Answer the call. The first answer counts: a result and a kill may cross, and only one is delivered."""
-        if not self.done.done():
-            self.done.set_result(outcome)
-
-
-class Vacant(NamedTuple):
-    """A supervisor without a worker."""
-
-    control: socket.socket
-    pid: int
-
-
-class Owner(Protocol):
-    """Owner of the workers: the pool."""
-
-    loop: asyncio.AbstractEventLoop
-    preloaded: Preloaded
-
-    def give_back(self, worker: Worker) -> None: ...
-    def stop_unwound(self, task: Task) -> None: ...
-    def on_leaving(self, worker: Worker) -> None: ...
-    def on_lost(self, worker: Worker, unstarted: list[Task]) -> None: ...
-
-
-class Worker(WorkerProcess):
-    """A process that serves one call after another.
-
-    A new supervisor comes from the zygote. One whose last worker is gone forks the next by itself: nothing is there
-    to be imported any more, so it counts as started at once, and its first call waits in its socket.
-    """
-
-    def __init__(self, pool: Owner, supervisor: Vacant | None = None) -> None:
-        self._pool = pool
-        self._tokens, self._tokens_in = os.pipe()
-        self.vacant: Vacant | None = None
-        """When it is gone: its supervisor, waiting to fork another."""
-        self.assigned: deque[Task] = deque()
-        self._returned: tuple[Task, Outcome, list[dict[str, object]]] | None = None
-        """A call that returned and left processes. It is answered when they are gone."""
-        """What it was given: the first runs, the next waits in its socket with a token in the pipe."""
-        self.began_ns = 0
-        self._took_ns = QUICK_NS
-        self._finished_ns = 0
-        self._skipping = 0
-        self.asked_ns = monotonic_ns()
-        self.grace_ms = 0
-        self.stopping = False
-        self._is_last_call = False
-        """Nothing else begins in it: its bell was moved."""
-        for fd in (self._tokens, self._tokens_in):
-            os.set_blocking(fd, False)
-        request = partial(pool.preloaded.request, WORKER)
-        if supervisor is not None:
-            request = partial(_ask_again, supervisor.control)
-        try:
-            with contextlib.closing(DeadlineTimer()) as bell:  # the worker arms it, its supervisor hears it
-                super().__init__(pool.loop, request, bell.fd, self._tokens)
-        except BaseException:
-            self._close_tokens()
-            raise
-        if supervisor is not None:
-            self.is_up, self._supervisor = True, supervisor.pid
-
-    @property
-    def task(self) -> Task | None:
-        """Return the call it runs."""
-        return self.assigned[0] if self.assigned else None
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.assigned and not self._skipping
-
-    @property
-    def room(self) -> int:
-        """Return how many calls it may be given. One whose calls are quick may have some waiting, so that it need not
-        sleep between them; they are refilled some at a time, because waking it for each costs more than the call."""
-        assigned = len(self.assigned)
-        if assigned > MOST_AHEAD // 2:  # as it is most of the time where many wait
-            return 0
-        if self.stopping or self._skipping or self._is_last_call or (assigned and self._outbox):
-            return 0
-        if self._took_ns >= QUICK_NS:
-            return 0 if assigned else 1
-        most = min(MOST_AHEAD, AHEAD_NS // max(1, self._took_ns))
-        return most - assigned if assigned <= most // 2 else 0
-
-    # --- a call -------------------------------------------------------------------------------------------
-
-    def set_grace(self, grace_ms: int) -> None:
-        if grace_ms != self.grace_ms:
-            self.grace_ms = grace_ms
-            self._order(Order.GRACE, grace_ms)
-
-    def begin(self, *tasks: Task) -> None:
-        """Give the worker calls. Each is resolved exactly once, whatever happens to the process."""
-        now_ns = monotonic_ns()
-        if not self.assigned:
-            self.began_ns = now_ns
-        for task in tasks:
-            task.worker, task.sent_ns = self, now_ns
-            self.assigned.append(task)
-        with contextlib.suppress(OSError):  # ours to read as well: it is never broken, and never full
-            os.write(self._tokens_in, b"." * len(tasks))
-        self._send(b"".join([task.message for task in tasks]))
-        for task in tasks:
-            if task.idle is not None:
-                task.idle.sign_of_life()
-            if task.call.winding_down is not None:
-                self.ask_to_wind_down(task)
-            elif (control := task.call.control) is not None:
-                control.loop.call_soon_threadsafe(control.begin_work)
-
-    def take_back(self) -> list[Task]:
-        """Return the calls it has not started. From here on it never will: their tokens are ours."""
-        try:
-            count = len(os.read(self._tokens, MOST_AHEAD))
-        except OSError:
-            return []
-        taken = [self.assigned.pop() for _ in range(min(count, len(self.assigned)))]
-        self._skipping += len(taken)
-        for task in taken:
-            task.worker = None
-        return taken[::-1]
-
-    def ask_to_wind_down(self, task: Task) -> None:
-        self._send(messages.pack(WindDown(0, task.call.request_id)))
-
-    def move_bell(self, task: Task, bell_ns: int) -> bool:
-        """Have another bell ring for a call that has begun or waits in its socket. The supervisor sets the timer that
-        the worker has armed; it may come too late, and be taken for that of the next call. So there is none in this
-        worker."""
-        if self.task is not task or self.gone.done() or self.stopping:
-            return False
-        self._is_last_call = True
-        self._order(Order.BELL, bell_ns, 0)
-        self._send(messages.pack(messages.MoveBell(0, task.call.request_id, bell_ns)))
-        return True
-
-    def stop(self, task: Task, why: str) -> list[Task]:
-        """Stop a call by the polite ladder, run by the supervisor: TERM, grace, KILL. Returns what it has not begun.
-
-        It may have ended by now, and the next begun. So that only the one is hit: those behind it are taken back, then
-        its answer is looked for.
-        """
-        if self.gone.done():
-            return []
-        unbegun = self.take_back()
-        self._read_what_is_there()
-        if self.task is task:
-            self.stopping = True
-            self._order_end(Order.STOP, why, self.grace_ms)
-        return unbegun
-
-    def kill(self, why: str) -> None:
-        self.stopping = True
-        self._order_end(Order.KILL, why)
-        self._pool.on_leaving(self)
-
-    # --- what the process says ----------------------------------------------------------------------------
-
-    def _on_started(self) -> None:
-        self.is_up = True
-        self._pool.give_back(self)
-
-    def _has_calls(self) -> bool:
-        return bool(self.assigned) or self._returned is not None
-
-    def _take(self, message: ipc.Message) -> None:
-        task = self.task
-        if isinstance(message, Done):
-            if task is not None:
-                self._take_result(task, message)
-        elif isinstance(message, Skipped):
-            self._skipping -= 1
-            if self.is_idle:
-                self._pool.give_back(self)
-        elif isinstance(message, NeverMind):
-            self._never_mind(message.question)
-        elif task is not None:
-            self._take_from(task, message)
-
-    def _take_result(self, task: Task, done: Done) -> None:
-        bell, finished_ns = task.call.bound.bell, done.finished_ns
-        if bell is not None:
-            to_bell_ns = bell.at_ns - finished_ns
-            if to_bell_ns <= 0:  # too late: its end is told by its supervisor, which has heard the bell or hears us
-                self.kill(ClockKind.TIMEOUT.value)
-                return
-            if to_bell_ns < CLOSE_CALL_NS:  # as it does, it begins nothing else
-                self.kill("its bell may have rung")
-        if self._is_last_call:
-            self.kill("its bell was moved")
-        # From the end of the one before, if this one was already waiting then. One that took long may only have lost
-        # the processor to others: it takes several of them until the worker counts as slow, and gets one at a time.
-        took_ns = finished_ns - max(self._finished_ns, task.sent_ns)
-        self._took_ns = min(took_ns, 2 * max(self._took_ns, AHEAD_NS // MOST_AHEAD))
-        self._finished_ns = finished_ns
-        self._finish(task, worker_outcome(done.kind, done.payload), done.leaked)
-
-    def _finish(self, task: Task, outcome: Outcome, leaked: list[dict[str, object]]) -> None:
-        self.assigned.popleft()
-        self.began_ns = monotonic_ns()
-        if self._further:
-            self._forget_questions()
-        if leaked:
-            # It returned, but what it started lives on. The worker goes, and everything below it.
-            self._returned = task, outcome, leaked
-            self.kill("leaked processes")
-            return
-        task.worker = None  # a cancellation that comes now must not stop what it does next
-        self._pool.give_back(self)  # first: the worker has its next call before anybody reads this answer
-        task.resolve(outcome)
-
-    # --- the end ------------------------------------------------------------------------------------------
-
-    def _on_ending(self) -> None:
-        self.stopping = True
-
-    def _release(self, report: CommandReport | None) -> None:
-        unstarted = self.take_back()
-        self._close_tokens()
-        if report is not None and report.unstartable is not None:
-            self.is_up = False  # it was only taken for granted
-        if report is None or report.unstartable is not None or report.survivors:
-            self._control.close()
-        else:
-            self.vacant = Vacant(self._control, self._supervisor)
-        self._pool.on_lost(self, unstarted)
-
-    def _answer_for_all(self, report: CommandReport) -> None:
-        if self._returned is not None:
-            (task, outcome, leaked), self._returned = self._returned, None
-            outcome.survivors = report.survivors
-            outcome.warnings += tuple(warn_left_behind("function", leaked, report.survivors))
-            task.resolve(outcome)
-        while self.assigned:  # each goes on where it is resolved, and may look at us
-            task = self.assigned.popleft()
-            task.resolve(crash_outcome(task.call, report))
-
-    def _close_tokens(self) -> None:
-        for fd in (self._tokens, self._tokens_in):
-            os.close(fd)
-        self._tokens = self._tokens_in = -1
-
-
-def _ask_again(supervisor: socket.socket, fds: list[int]) -> socket.socket:
-    try:
-        ipc.send_fds(supervisor, ipc.frame((Order.AGAIN,)), fds)
-    except (ipc.Broken, OSError):
-        supervisor.close()
-        raise
-    return supervisor
