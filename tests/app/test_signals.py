@@ -324,9 +324,9 @@ def test_a_person_at_a_terminal_sees_the_result_and_a_program_the_envelope(tool:
 @pytest.mark.requirement("C-036")
 def test_only_a_person_who_types_it_back_lets_it_run(tool: Any):
     program = tool()
-    code, screen = on_terminal(program, "danger", "db", type_in=b"wipe db\n", when=b"go on")
+    code, screen = on_terminal(program, "danger", "db", type_in=b"wipe db\n", when=b"to continue")
     assert code == 0 and "db is gone" in screen
-    code, screen = on_terminal(program, "danger", "db", type_in=b"yes\n", when=b"go on")
+    code, screen = on_terminal(program, "danger", "db", type_in=b"yes\n", when=b"to continue")
     assert code == 4 and "db is gone" not in screen and "PERSON_REQUIRED" in screen
 
 
