@@ -272,9 +272,9 @@ class ToolCallMiddleware:
         ours = self._dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
-    async def _carry_out(self, asked: ToolRequest, refusal: Outcome | None = None) -> Envelope:
+    async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope:
         """Begin a call, carry it out, and answer it in time."""
-        request, dispatcher = self._read(asked, refusal), self._dispatcher
+        request, dispatcher = self._read(tool_request, refusal), self._dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
         if is_own:
@@ -287,23 +287,23 @@ class ToolCallMiddleware:
         call.has_begun = is_own
         return _name_tools(await self._back(call, work, request.stop))
 
-    def _read(self, asked: ToolRequest, refusal: Outcome | None) -> CallRequest:
+    def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
         """Read the request of a client. A request that cannot be read or done carries its refusal."""
-        name, meta, given = asked.name, asked.meta, asked.arguments
+        name, meta, written = tool_request.name, tool_request.meta, tool_request.arguments
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
-        arguments: dict[str, Any] = given if isinstance(given, dict) else {}
+        arguments: dict[str, Any] = written if isinstance(written, dict) else {}
         request = CallRequest(
             name if name in self._tools else name[:100],
             arguments,
             None if meta.timeout_ms is None else Clocks(timeout_ms=meta.timeout_ms),
-            asked.principal,
+            tool_request.principal,
             meta.idempotency_key,
             None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
-            on_progress=None if asked.progress is None else asked.progress.note,
+            on_progress=None if tool_request.progress is None else tool_request.progress.note,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,
         )
-        if given is not None and not isinstance(given, dict):
+        if written is not None and not isinstance(written, dict):
             mistakes.append({"field": "arguments", "message": "must be an object"})
         if name not in self._tools:
             close = difflib.get_close_matches(name, self._tools, n=1)
@@ -311,7 +311,7 @@ class ToolCallMiddleware:
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
             request.refusal = Outcome(Ending.NOT_STARTED, problem)
             return request
-        if name in self._own and isinstance(given, dict | None):
+        if name in self._own and isinstance(written, dict | None):
             mistakes += mistakes_in(name, arguments)
         if spec is not None and spec.approval is not None:
             justification = arguments.get(JUSTIFICATION, "")

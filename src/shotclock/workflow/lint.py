@@ -381,16 +381,16 @@ def _reactions(step: StepPart) -> Iterator[tuple[str, Reaction]]:
             yield key, reaction
 
 
-def _check_targets(path: Path_, reaction: Reaction, known: Collection[str]) -> Iterator[Finding]:
+def _check_targets(path: Path_, reaction: Reaction, steps: Collection[str]) -> Iterator[Finding]:
     for name in reaction.run:
-        if name not in known:
-            yield _unknown_step((*path, "run"), name, known, "graph/unknown-target")
-    if reaction.goto is not None and reaction.goto not in known:
-        yield _unknown_step((*path, "goto"), reaction.goto, known, "graph/unknown-target")
+        if name not in steps:
+            yield _unknown_step((*path, "run"), name, steps, "graph/unknown-target")
+    if reaction.goto is not None and reaction.goto not in steps:
+        yield _unknown_step((*path, "goto"), reaction.goto, steps, "graph/unknown-target")
 
 
-def _unknown_step(path: Path_, name: str, known: Collection[str], rule: str) -> Finding:
-    return Finding(rule, f"there is no step {name!r}", path, suggestion=suggest(name, known, otherwise="there are "))
+def _unknown_step(path: Path_, name: str, steps: Collection[str], rule: str) -> Finding:
+    return Finding(rule, f"there is no step {name!r}", path, suggestion=suggest(name, steps, otherwise="there are "))
 
 
 # --- single clocks ----------------------------------------------------------------------------------------
@@ -662,15 +662,15 @@ def _check_function(path: Path_, written: object, folder: Path, default: str = "
         from ..providers.function import names_in
 
         try:
-            known = names_in(file.read_bytes())
+            names = names_in(file.read_bytes())
         except (OSError, ValueError) as error:
             hint = suggest(file.name, _files_in(file.parent)) if isinstance(error, FileNotFoundError) else None
             yield Finding(rule, f"there is no file {place!r}, or it cannot be read", path, suggestion=hint)
         except SyntaxError as error:
             yield Finding(rule, f"{place} cannot be read: line {error.lineno}: {error.msg}", path)
         else:
-            if "*" not in known and name not in known:
-                hint = suggest(name, sorted(known), otherwise="there are ")
+            if "*" not in names and name not in names:
+                hint = suggest(name, sorted(names), otherwise="there are ")
                 yield Finding(rule, f"there is no {name!r} in {place}", path, suggestion=hint)
 
 

@@ -221,7 +221,7 @@ def _salvage(
 
 
 def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
-    """Remove a mistake. A step keeps its name, whatever is wrong with it."""
+    """Remove a mistake. A step keeps its name in any case."""
     if len(path) == 2 and path[0] in ("steps", "checks") and kind != "invalid_key":
         written = left[path[0]][path[1]]
         if not isinstance(written, dict):

@@ -1,4 +1,4 @@
-"""Values in shell commands: each reaches the shell as data, whatever the quoting around its placeholder.
+"""Values in shell commands: each reaches the shell as data, with any quoting around its placeholder.
 
 A placeholder is replaced by a reference to a variable that holds the value, quoted as one word of data: bare, in double
 quotes, in single quotes, in a here-document. Nothing in a value is read as shell. A value is refused where no such

@@ -56,7 +56,7 @@ class TooDeep(ValueError):
 @record
 class Word:
     text: str = ""
-    """The word without its quotes. `$` stands for an expansion in braces or parentheses."""
+    """The word without its quotes. An expansion in braces or parentheses is `$`."""
     marks: list[int] = field(default_factory=list)
     """Positions of the values in the word."""
     inside: list[tuple[int, int]] = field(default_factory=list)

@@ -143,8 +143,8 @@ def _check_step_member(head: str, parts: list[str]) -> Iterator[Finding]:
         yield _unknown_member(f"steps.{parts[0]}.{parts[1]}", parts[1], _MEMBERS["steps.NAME"])
 
 
-def _unknown_member(written: str, name: str, known: Collection[str]) -> Finding:
-    hint = suggest(name, known, otherwise="there are ")
+def _unknown_member(written: str, name: str, members: Collection[str]) -> Finding:
+    hint = suggest(name, members, otherwise="there are ")
     return _finding("template/unknown-name", f"`{written}`: there is no {name!r} in it", hint)
 
 
@@ -424,7 +424,7 @@ _FOREIGN_WRITING = [
     (re.compile(r"\{%-?\s*assign\b"), "`{% assign … %}` is written `{% set … %}` here"),
     (re.compile(r"\{%-?\s*elsif\b"), "`{% elsif … %}` is written `{% elif … %}` here"),
     (re.compile(r"\{%-?\s*unless\b"), "`{% unless … %}` is written `{% if not … %}` here"),
-    (re.compile(r"\|\s*\w+\s*:"), "arguments of a filter stand in parentheses here: `| default('x')`"),
+    (re.compile(r"\|\s*\w+\s*:"), "arguments of a filter are in parentheses here: `| default('x')`"),
 ]
 _FOREIGN_NAMES = {
     "null": "write `none`",

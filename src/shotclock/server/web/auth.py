@@ -286,10 +286,10 @@ class AuthMiddleware:
         return principal
 
     async def _principal(self, headers: Headers, address: str) -> Principal:
-        given = headers.getlist("authorization")
-        if given:
-            kind, _, token = given[0].partition(" ")
-            if len(given) > 1 or kind.lower() != "bearer":
+        credentials = headers.getlist("authorization")
+        if credentials:
+            kind, _, token = credentials[0].partition(" ")
+            if len(credentials) > 1 or kind.lower() != "bearer":
                 raise Refused("TOKEN_INVALID", "send one header: Authorization: Bearer TOKEN", headers=_BEARER)
             return (await self.authenticate(token.strip(), address))[0]
         if (session := await self._session(headers)) is not None:
