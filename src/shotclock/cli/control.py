@@ -27,8 +27,6 @@ _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exha
 
 
 def request_overtime(by: int, reason: str, timeout: int) -> ChildWork:
-    """Request overtime for the call that this command was started for."""
-
     def body() -> Outcome:
         try:
             return _request_overtime(by, reason)
@@ -89,7 +87,6 @@ def control_run(
 
 
 def show_control(envelope: Envelope) -> None:
-    """Print the calls that were extended or wind down."""
     if not envelope.ok or not isinstance(envelope.data, dict):
         return
     data: Any = envelope.data

@@ -78,7 +78,6 @@ def main(words: list[str]) -> int:
 
 
 def parse(words: list[str]) -> ExecRequest:
-    """Read the command line. All mistakes are reported together."""
     line = read(COMMAND, words, hint="see shotclock exec --help")
     typed = line.typed
     limits = {f"{name}_ms": typed.pop(name) for name in WORK_CLOCKS if name in typed}
@@ -219,7 +218,6 @@ COMMANDS = {"exec": COMMAND}
 
 
 def _allow_overtime(request: ExecRequest, call: Call) -> None:
-    """Read `--overtime`: an observer, a budget or a JSON object."""
     if request.overtime is None:
         return
     from ..core.overtime import Overtime, OvertimeError, OvertimePolicy

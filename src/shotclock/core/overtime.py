@@ -7,15 +7,12 @@ never takes longer than its soft limit and the budget together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from .clocks import DurationError, format_duration, parse_duration_ms, reserve_ms_for
 from .value_types import as_dict, field, record, value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 DEFAULT_REQUESTS = 3
 MOST_REQUESTS = 1000
@@ -119,7 +116,6 @@ class OvertimePolicy:
         return max(1, timeout_ms * SOFT_SHARE[0] // SOFT_SHARE[1]) if timeout_ms and self.has_observer else None
 
     def describe(self) -> str:
-        """Return the policy in a few words."""
         each = f", {format_duration(self.max_per_request_ms)} at a time" if self.max_per_request_ms else ""
         return f"up to {format_duration(self.budget_ms)}{each}, {self.max_requests} times; observer: {self.observer}"
 
@@ -173,11 +169,9 @@ class OvertimeRequest:
 
     @classmethod
     def by_person(cls, name: str, at_ms: int, asked_ms: int, granted_ms: int) -> OvertimeRequest:
-        """Return the record of time that an operator gave."""
         return cls(at_ms, name, ObserverKind.PERSON.value, Verdict.GRANTED, asked_ms, granted_ms, is_gift=True)
 
     def as_meta(self) -> dict[str, object]:
-        """Return the request as an envelope holds it."""
         meta = as_dict(self)
         del meta["is_gift"]
         return {**meta, "verdict": self.verdict.value}
@@ -203,7 +197,6 @@ class Overtime:
 
     @property
     def requests_left(self) -> int:
-        """Count the requests that an observer may still decide."""
         used = sum(request.verdict is not Verdict.EXHAUSTED for request in self.requests if not request.is_gift)
         return max(0, self.policy.max_requests - used)
 
@@ -248,7 +241,6 @@ class Overtime:
         return request
 
     def note_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> OvertimeRequest:
-        """Record a request whose observer had not answered when the work ended, and return it."""
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms)
         observer = self.policy.observer.value
         self.requests.append(OvertimeRequest(at_ms, asked_by, observer, Verdict.UNANSWERED, took_ms=took_ms))
@@ -264,7 +256,6 @@ class Overtime:
         return "the timeout leaves no room for more" if ceiling_ms is not None else "nothing was granted"
 
     def as_meta(self) -> dict[str, object]:
-        """Return the record as an envelope holds it."""
         return {
             "observer": self.policy.observer.value,
             "budget_ms": self.policy.budget_ms,
@@ -313,7 +304,6 @@ def _as_keys(written: object, bare: str | None) -> dict[str, Any]:
 
 
 def _read_words(text: str, bare: str | None) -> dict[str, Any]:
-    """Read `progress`, `2m`, or `command=./judge.sh,budget=2m,max_requests=3`."""
     keys: dict[str, Any] = {}
     for position, word in enumerate(part.strip() for part in text.split(",")):
         name, equals, content = word.partition("=")

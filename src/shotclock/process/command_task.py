@@ -96,7 +96,6 @@ class Capture:
         return Captured(bytes(self._head), tail, self.total)
 
     def _open_spill(self) -> None:
-        """Open the file at the first byte that memory cannot keep, and write everything so far to it."""
         if self._spill_to is None:
             return
         try:
@@ -219,7 +218,6 @@ def stop_file_path(name: str, home: str = "") -> str:
 
 
 def prune_spills() -> None:
-    """Remove output files older than a day. Called when a new one is written."""
     folder = os.path.join(state_directory(), "output")
     oldest = clock.wall_seconds() - SPILL_KEPT_SECONDS
     try:

@@ -50,7 +50,6 @@ class TerminalSignals:
             self.heard.append(number)
 
     def next_order(self) -> tuple[str, ...] | None:
-        """Return the next order to the supervisor that follows from the signals so far."""
         with contextlib.suppress(OSError):
             os.read(self.fd, 512)
         if self._suspension_asked:
@@ -153,7 +152,6 @@ def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report:
 def _await_report(
     task: CommandTask, control: ipc.Socket, signals: TerminalSignals, supervisor: int
 ) -> CommandReport | None:
-    """Return the supervisor's report, or None if the supervisor is lost."""
     inbox = ipc.MessageReader(control)
     give_up_ns: int | None = None
     look_ns: int | None = None  # when to check whether the supervisor was stopped
@@ -208,7 +206,6 @@ def _send(control: ipc.Socket, *order: object) -> None:
 
 
 def _replace_lost_supervisor(supervisor: int, task: CommandTask, signals: TerminalSignals) -> CommandReport:
-    """Kill everything that a killed or wedged supervisor guarded, and return the report."""
     with contextlib.suppress(OSError):
         os.kill(supervisor, signal.SIGKILL)
     cgroup = Cgroup.left_by(supervisor)

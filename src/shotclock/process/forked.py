@@ -156,7 +156,6 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
 
 
 def _become(function: Callable[[], object], parent: int, answer: int, watch: _SignalWatch) -> NoReturn:
-    """Run the function in the child, from fork to exit."""
     try:
         kernel.die_with_parent(parent)
         watch.reset_in_child()
@@ -268,7 +267,6 @@ def run_editor(argv: Sequence[str], *, until_ns: int) -> Edited:
 
 
 def _become_editor(argv: Sequence[str], parent: int, errors_in: int, watch: _SignalWatch) -> None:
-    """Exec the editor in the forked child."""
     try:
         kernel.die_with_parent(parent)
         watch.reset_in_child()

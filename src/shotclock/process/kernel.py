@@ -189,7 +189,6 @@ def descendants(root: int) -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the direct children of a process, zombies included."""
     return [] if find_unfitness() is not None else _find_lister()(pid)
 
 
@@ -261,7 +260,6 @@ def _state_of(pid: int, fields: list[bytes]) -> str:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """Return state letter and parent of a process, or None if it is gone."""
     try:
         fields = _read_stat(pid)
     except OSError:
@@ -270,7 +268,6 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return the processes above another, parent first."""
     found: list[int] = []
     while (stat := _stat(pid)) is not None and stat[1] > 0 and stat[1] not in found:
         pid = stat[1]
@@ -327,7 +324,6 @@ def is_suspended(pid: int) -> bool:
 
 
 def has_terminal(pid: int) -> bool:
-    """Return whether a process has a controlling terminal."""
     try:
         return int(_read_stat(pid)[4]) != 0
     except OSError:
@@ -341,7 +337,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def describe(pid: int) -> dict[str, object]:
-    """Return pid and command line of a process, for warnings."""
     if pid == UNKNOWN_PID:
         return {"pid": pid, "command": "unknown: /proc does not show it"}
     try:

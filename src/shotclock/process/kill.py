@@ -113,7 +113,6 @@ def signal_process(pid: int, number: int) -> bool:
 
 
 def group_of(pid: int) -> int:
-    """Return the process group of a process; 0 if it is gone."""
     try:
         return os.getpgid(pid)
     except OSError:
@@ -133,22 +132,8 @@ _PREFIX = "shotclock-"
 
 
 class _CloneArguments(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in (
-            "flags",
-            "pidfd",
-            "child_tid",
-            "parent_tid",
-            "exit_signal",
-            "stack",
-            "stack_size",
-            "tls",
-            "set_tid",
-            "set_tid_size",
-            "cgroup",
-        )
-    )
+    _names = "flags pidfd child_tid parent_tid exit_signal stack stack_size tls set_tid set_tid_size cgroup"
+    _fields_ = tuple((name, ctypes.c_uint64) for name in _names.split())
 
 
 class Cgroup:

@@ -110,7 +110,6 @@ class Supervisor:
         self._continuing = kernel.ContinuingTimer()
 
     def _start_afresh(self) -> None:
-        """Forget the previous work."""
         self._bell_fd = -1
         self._moved_bell_ns = 0
         self._stage = _Stage.RUNNING

@@ -20,11 +20,15 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib
 import os
 import select
 import signal
 import socket
 import sys
+import types
+import warnings
+from typing import NoReturn
 
 from . import ipc, kernel
 from .clock import pause
@@ -32,10 +36,6 @@ from .command_task import CommandReport, CommandTask, News
 from .kernel import DeadlineTimer
 from .kill import Cgroup, kill_below, signal_process
 from .supervisor import SUPERVISOR_NAME, Supervisor, has_rung
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 COMMAND, PRELOADED, WORKER, GUARD = b"c", b"z", b"w", b"g"
 
@@ -109,13 +109,11 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
 
 
 def needed_variables() -> dict[str, str]:
-    """Return the variables of this process that a zygote is started with."""
     names = os.environ
     return {name: names[name] for name in names if name in _NEEDED or name.startswith(_NEEDED_PREFIXES)}
 
 
 def main(fd: int) -> None:
-    """Run the clean zygote: from exec to the end of the runtime."""
     os.set_inheritable(fd, False)
     # Another process may wait for the end of file of a descriptor that the runtime inherited.
     os.closerange(3, fd)
@@ -126,7 +124,6 @@ def main(fd: int) -> None:
 
 
 def _serve_forks(requests: socket.socket) -> None:
-    """Fork a supervisor per request until the runtime is gone."""
     forked: set[int] = set()
     child_signal, child_signal_in = os.pipe()
     for fd in (child_signal, child_signal_in):
@@ -179,7 +176,6 @@ def _serve_forks(requests: socket.socket) -> None:
 
 
 def _report_unstartable(fds: list[int], error: OSError) -> None:
-    """Report to the caller that no supervisor could be forked."""
     with socket.socket(fileno=fds[0]) as control, contextlib.suppress(ipc.Broken):
         control.setblocking(False)
         ipc.send(control, (News.ENDED, CommandReport(unstartable=("fork", error.errno or 0)).pack()))
@@ -288,7 +284,6 @@ def _find_unguarded(root: int) -> list[int]:
 
 
 def _supervise(note: bytes, fds: list[int]) -> None:
-    """Serve one request in a new supervisor, from beginning to end."""
     control = socket.socket(fileno=fds[0])
     if note == COMMAND:
         control.settimeout(_REQUEST_LIMIT_S)
@@ -406,9 +401,6 @@ def _prepare(
     environment: dict[str, str],
 ) -> None:
     """Import the modules of the workers. The call that needs a failing import reports it."""
-    import importlib
-    import warnings
-
     os.environ.clear()
     os.environ.update(environment)
 
@@ -441,7 +433,6 @@ def _prepare(
 def _import_main(main_module: str | None, main_file: str | None) -> None:
     """Import the main program of the runtime under another name, so that its functions can be found."""
     import runpy
-    import types
 
     from .worker_main import MAIN_ALIAS
 

@@ -71,7 +71,6 @@ class Patience:
 
 
 def stop_limit_s(grace_ms: int) -> float:
-    """Return how long a supervisor may take to stop its work and report."""
     return (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
 
 
@@ -145,7 +144,6 @@ class RunningCommand:
         self.control.close()
 
     def watch(self, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
-        """Set the timers that end the wait if the supervisor does not."""
         alarms: list[asyncio.TimerHandle | Patience] = []
 
         def call_at(at_ns: int, late_ms: int, action: Callable[[], None]) -> None:
@@ -307,7 +305,6 @@ class Supervisors:
             running.order(Order.KILL, "closing")
 
     def dismiss(self) -> None:
-        """Close the spare supervisors."""
         while self._spare:
             self._spare.pop().close()
 
@@ -507,7 +504,6 @@ class InteractiveProcess:
             self.report = CommandReport()
 
     def move_bell(self, bell_ns: int, kill_ns: int) -> None:
-        """Move the timeout of the process."""
         self._running.order_once_started(Order.BELL, bell_ns, kill_ns)
 
     def end_stdin(self) -> None:

@@ -30,7 +30,6 @@ _NO_MORE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> list[dict[str, str]]:
-    """Return the mistakes in a command that can be seen before it is started."""
     problems = []
     if not argv:
         problems.append({"field": "command", "message": "no command given"})
@@ -50,7 +49,6 @@ def problems_with(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) 
 
 
 def _explain_unusable(text: str) -> str | None:
-    """Return why a text cannot be passed to a program, or None."""
     if "\0" in text:
         return "contains a NUL character"
     try:
@@ -104,7 +102,6 @@ def assign(
 
 
 def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
-    """Return the outcome of a command that has ended."""
     warnings: list[Warning_] = []
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
     if report.unstartable is not None:

@@ -108,7 +108,6 @@ class CallControl:
         self.arm()
 
     def close(self) -> None:
-        """End with the call."""
         self.is_over = True
         self._cancel_timers()
         if self._asking is not None:
@@ -124,7 +123,6 @@ class CallControl:
         self.progress.append({"at_ms": at_ms, "done": done, "total": total, "message": message})
 
     def soft_remaining_ms(self, now_ns: int) -> int | None:
-        """Return the time until the soft limit; None if there is none."""
         return None if self._soft_ns is None else max(0, self._soft_ns - now_ns) // NS_PER_MS
 
     def _set_soft(self, at_ns: int) -> None:
@@ -281,11 +279,9 @@ class CallControl:
         return max(0, bell.remaining_ms(self._counted_from(now_ns, asked_by)) - self._kept_ms)
 
     def _latest_bell(self) -> Deadline | None:
-        """Return the latest timeout that the parent's deadline allows."""
         return latest_bell(self.call.parent, self.call.started_ns, self.call.clocks.reserve_ms)
 
     def _extend_limit(self, by_ms: int) -> int:
-        """Extend the call's timeout as far as the parent's deadline allows. Return by how much."""
         call, clocks = self.call, self.call.clocks
         moved = move_bell(call.bound, by_ms, self._latest_bell(), call.parent)
         if moved is None or call.work is None:
@@ -406,7 +402,6 @@ class CallControl:
         return call.winding_down
 
     def wind_down_with(self, outer: WindDown) -> None:
-        """Wind the call down from its beginning: it is made inside a call that is winding down."""
         self._wind_down(_shorten(outer))
 
     def _stop(self) -> None:
@@ -478,7 +473,6 @@ def calls_inside(call: Call) -> Iterator[Call]:
 
 
 def calls_made_by(call: Call) -> list[Call]:
-    """Return the running calls that this one made directly."""
     return [other for other in list(live_calls.values()) if other.inside_of is call]
 
 
@@ -538,7 +532,6 @@ def start_control(call: Call, observe: Observe) -> None:
 
 
 def follow_wind_down(call: Call) -> None:
-    """Wind down a call that begins inside a call that is winding down."""
     outer = call.inside_of
     if outer is not None and outer.winding_down is not None and live_calls.get(call.request_id) is call:
         control_of(call).wind_down_with(outer.winding_down)

@@ -53,7 +53,6 @@ class ControlChannel:
     """The listening end. It lives on the loop that opens it; closing it removes the socket."""
 
     def __init__(self, home: Path, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen in the directory of this store. Raises OSError and Failure."""
         self._loop = loop
         self._key = os.urandom(32)
         self._serving: set[asyncio.Task[None]] = set()
@@ -172,13 +171,11 @@ def open_channel(home: Path | None) -> ControlChannel | None:
 
 
 def list_calls() -> list[dict[str, object]]:
-    """Describe the running calls of this process, oldest first."""
     ids = {call.request_id: name for name, call in runs.items()}
     return [describe_call(call, ids.get(call.request_id)) for call in list(control.live_calls.values())[:MOST_LISTED]]
 
 
 def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
-    """Return a running call and its limits as data."""
     now_ns, bell, controlled = monotonic_ns(), call.bound.bell, call.control
     elapsed_ms = (now_ns - call.started_ns) // NS_PER_MS
     kind = "run" if call.name.startswith("run ") and call.operation is None else "command"

@@ -176,13 +176,11 @@ def _note(checks: list[Check], name: str, probe: Callable[[], tuple[Status, str]
 
 
 def mechanism() -> dict[str, object]:
-    """Return how commands and functions are stopped on this machine, and how that is verified."""
     functions, proof = ("subreaper", "ECHILD") if kernel.LINUX else ("process group", "none")
     return {"commands": kill.mechanism(), "functions": functions, "proof": proof}
 
 
 def cannot_catch(is_cgroup: bool) -> list[str]:
-    """Return the kinds of processes that cannot be stopped here."""
     escapes = [
         "work handed to a daemon that was already running (docker, systemd-run, at, cron): it never was below us",
         "a process stuck inside the kernel (state D, as on a dead network mount): it goes when the kernel lets go, "
@@ -333,7 +331,6 @@ def find_leftovers(trace_id: str | None = None) -> list[Leftover]:
 
 
 def _read_deadline(pid: int) -> tuple[int, str] | None:
-    """Return the deadline and the trace that a process was started with, if any."""
     variables = dict(entry.partition(b"=")[::2] for entry in kernel.environment_of(pid))
     deadline = variables.get(DEADLINE_VARIABLE.encode(), b"")
     if not deadline.isdigit() or len(deadline) >= 20:

@@ -40,7 +40,6 @@ HANDOVER_LIMIT_S = 1.0
 
 
 def begin_if_wanted() -> None:
-    """Start recording, if it is configured and the extra is installed."""
     if spans.recorder is None and spans.are_wanted() and _is_installed():
         spans.recorder = Recorder()
 
