@@ -9,13 +9,12 @@ stop; their late results go to the model and into the step's result.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
@@ -32,6 +31,7 @@ from ..runtime.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ..runtime.command_runner import REPORT_MARGIN_MS, InteractiveProcess, run_shielded
 from ..runtime.outcomes import timeout_problem
 from ..runtime.runtime import Runtime
+from .mcp import load_client
 from .provider import StepCall, duration_ms
 
 if TYPE_CHECKING:
@@ -112,9 +112,11 @@ class AgentTools:
         found = [await self._describe_own(name) for name in self._ai.tools]
         try:
             if self._servers:
-                await self._load_client()
+                client = await load_client(self._call)
+                if client is None:
+                    raise self._timed_out("loading the MCP client")
                 async with asyncio.TaskGroup() as group:
-                    opening = [group.create_task(self._open(server)) for server in self._servers]
+                    opening = [group.create_task(self._open(server, client)) for server in self._servers]
                 found += [tool for task in opening for tool in task.result()]
             self._tools = _name_apart(found)
         except BaseException as error:
@@ -166,20 +168,11 @@ class AgentTools:
             raise Failure("STEP_INVALID", f"there is no tool {name!r} in `tools`") from None
         return _Tool(name, name, tool.description, tool.input_schema)
 
-    async def _load_client(self) -> None:
-        """Import the SDK in a thread, within the step's deadline: a cold disk takes a second."""
-        loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, f"{__package__}.mcp_client"))
-        await asyncio.wait([loading], timeout=self._left_s())
-        if not loading.done():
-            raise self._timed_out("loading the MCP client")
-        loading.result()
-
-    async def _open(self, server: _Server) -> list[_Tool]:
+    async def _open(self, server: _Server, client: ModuleType) -> list[_Tool]:
         """Connect a server and return its tools. Raises Failure."""
-        from .mcp_client import ServerConversation
-
         written = server.written
-        server.conversation = talk = ServerConversation(self._call.trace)
+        talk: ServerConversation = client.ServerConversation(self._call.trace)
+        server.conversation = talk
         if written.command is not None:
             argv = [written.command, *written.args]
             env = {name: as_text(value) for name, value in written.env.items() if value is not None}
@@ -306,8 +299,6 @@ class AgentTools:
     async def _wait_for_server(
         self, call: Call, tool: _Tool, server: _Server, arguments: Mapping[str, Any], outputs: list[Any]
     ) -> Outcome:
-        from .mcp_client import output_of, text_of
-
         assert server.conversation is not None
         bell = call.bound.bell
         remaining_ms = None if bell is None else bell.remaining_ms(monotonic_ns())
@@ -329,9 +320,10 @@ class AgentTools:
             message = f"the tool did not answer within {format_duration(fired.limit_ms)}, and was given up"
             return Outcome(Ending.CANCELLED, Problem("TIMEOUT", message, fired=fired))
         result = asking.result()
-        outputs.append(output_of(result))
+        outputs.append(server.conversation.output_of(result))
         if result.is_error:
-            return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", text_of(result).strip() or "the tool failed"))
+            text = server.conversation.text_of(result).strip()
+            return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", text or "the tool failed"))
         return Outcome(Ending.FINISHED)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -97,8 +98,8 @@ LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
 MESSAGE_SHOWN = 2000
 _ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
 _CODE = re.compile("[A-Z][A-Z0-9_]+")
-_DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "retry_after_ms": int, "context": dict}
 _CLIENT = f"{__package__}.mcp_client"
+_DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "retry_after_ms": int, "context": dict}
 
 
 class McpProvider(Provider):
@@ -107,8 +108,6 @@ class McpProvider(Provider):
     def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
         """Load nothing yet. `inbox` is the run's, which a server on this machine may share."""
         self._inbox = inbox
-        self._is_loaded = False
-        self._loading: asyncio.Task[ModuleType] | None = None
 
     step_type = MCP
 
@@ -146,53 +145,43 @@ class McpProvider(Provider):
         self, step: StepCall, call: Call, runtime: Runtime
     ) -> tuple[StepResult, ForeignProposal | None]:
         """Return the result of one call of the tool, and the proposal that it waits for."""
-        await self._load(call)
-        if not self._is_loaded and call.bound.bell is not None:
+        client = await load_client(call)
+        if client is None and call.bound.bell is not None:
             fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
             problem = Problem("TIMEOUT", f"MCP connection timed out after {in_seconds(fired.limit_ms)}", fired=fired)
             return StepResult(Outcome(Ending.NOT_STARTED, problem), None, "mcp/connect_timeout"), None
-        if not self._is_loaded:
+        if client is None:
             problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
             return StepResult(Outcome(Ending.NOT_STARTED, problem)), None
-        from .mcp_client import find_unsendable
-
-        if (trouble := find_unsendable(step.settings["arguments"])) is not None:
+        if (trouble := _find_unsendable(step.settings["arguments"])) is not None:
             problem = Problem("ARG_ERROR", trouble, "validation", errors=[{"field": "arguments", "message": trouble}])
             return StepResult(Outcome(Ending.NOT_STARTED, problem)), None
-        tool = _ToolCall(step, call, runtime)
+        tool = _ToolCall(client, step, call, runtime)
         return await tool.result(), tool.proposal
 
-    async def _load(self, admission: Call) -> None:
-        if self._is_loaded:
-            return
-        loading = self._loading
-        if loading is None:
-            loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CLIENT))
-            self._loading = loading
+
+async def load_client(call: Call) -> ModuleType | None:
+    """Import `mcp_client` in a thread, within the deadline of a call; return None where that passes first."""
+    loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CLIENT))
+    try:
         while not loading.done():
-            bell = admission.bound.bell
+            bell = call.bound.bell
             limit_s = IMPORT_LIMIT_S if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
             await asyncio.wait([loading], timeout=limit_s)
-            if bell is admission.bound.bell:  # overtime did not extend it
+            if bell is call.bound.bell:  # overtime did not extend it
                 break
-        if loading.done():
-            loading.result()
-            self._is_loaded = True
-
-    async def close(self) -> None:
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.wait([self._loading])  # ends at once, without its thread
+        return loading.result() if loading.done() else None
+    finally:
+        loading.cancel()  # ends the wait, not the thread
 
 
 class _ToolCall(Work):
     """One call of a tool, from the start of its server to its result."""
 
-    def __init__(self, step: StepCall, admission: Call, runtime: Runtime) -> None:
-        from .mcp_client import Conversation
-
+    def __init__(self, client: ModuleType, step: StepCall, admission: Call, runtime: Runtime) -> None:
+        """`client` is the module `mcp_client`."""
         self._step, self._admission, self._runtime = step, admission, runtime
-        self._conversation = Conversation(
+        self._conversation: Conversation = client.Conversation(
             step.settings["method"], step.settings["arguments"], self._remaining_ms, admission.trace
         )
         self._conversation.on_sign = partial(note_sign_of_life, admission)
@@ -373,8 +362,6 @@ class _ToolCall(Work):
     # --- outcomes -----------------------------------------------------------------------------------------
 
     def _judge(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
-        from .mcp_client import content_of, output_of, text_of
-
         talk = self._conversation
         if problem is not None:
             return Outcome(stopped_as if talk.is_calling else _ending_before_call(stopped_as), problem), None
@@ -385,11 +372,11 @@ class _ToolCall(Work):
             if self._describe_stray() and settled.code in _LOST:
                 settled = Problem(settled.code, settled.message + self._describe_stray(), context=settled.context)
             return Outcome(ending, settled), None
-        data: dict[str, object] = {"content": list(content_of(settled))}
-        output = output_of(settled)
+        data: dict[str, object] = {"content": talk.content_of(settled)}
+        output = talk.output_of(settled)
         if settled.is_error and not _is_envelope(output):
             self._rule = "mcp/tool_error"
-            message = text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool failed without a message"
+            message = talk.text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool failed without a message"
             return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", message), data), output
         notes = (warn_of_kept(talk.kept),) if talk.kept else ()
         return Outcome(Ending.FINISHED, data=data, warnings=notes), output
@@ -417,6 +404,15 @@ class _ToolCall(Work):
             message = f"the MCP server left{how} before it had answered{last}{self._describe_stray()}"
             outcome.problem = Problem(problem.code, message, context=problem.context)
         return outcome
+
+
+def _find_unsendable(arguments: object) -> str | None:
+    """Return why arguments are not JSON; None if they are."""
+    try:
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"cannot be sent as JSON: {error}"
+    return None
 
 
 _LOST = ("CONNECT_FAILED", "CONNECTION_LOST")

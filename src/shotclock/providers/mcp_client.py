@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -238,6 +237,21 @@ class Conversation:
             return Problem("TOOL_FAILED", f"the tool's answer cannot be used: {text[:500]}")
         return Problem(lost, f"talking with the MCP server failed: {text[:500]}")
 
+    @staticmethod
+    def content_of(result: types.CallToolResult) -> list[dict[str, Any]]:
+        return [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
+
+    @staticmethod
+    def text_of(result: types.CallToolResult) -> str:
+        return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
+
+    def output_of(self, result: types.CallToolResult) -> Any:
+        """Return the structured content; else the text; else the content blocks."""
+        if result.structured_content is not None:
+            return result.structured_content
+        is_text = all(isinstance(block, types.TextContent) for block in result.content)
+        return self.text_of(result) if is_text else self.content_of(result)
+
     def _settle(self, result: types.CallToolResult | Problem) -> None:
         if not self.settled.done():
             self.settled.set_result(result)
@@ -423,29 +437,3 @@ def _first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def content_of(result: types.CallToolResult) -> list[dict[str, Any]]:
-    return [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
-
-
-def output_of(result: types.CallToolResult) -> Any:
-    """Return the structured content; else the text; else the content blocks."""
-    if result.structured_content is not None:
-        return result.structured_content
-    if all(isinstance(block, types.TextContent) for block in result.content):
-        return text_of(result)
-    return content_of(result)
-
-
-def text_of(result: types.CallToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
-
-
-def find_unsendable(arguments: Any) -> str | None:
-    """Return why arguments are not JSON; None if they are."""
-    try:
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"cannot be sent as JSON: {error}"
-    return None
