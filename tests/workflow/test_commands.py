@@ -274,7 +274,7 @@ def test_a_file_that_takes_too_long_to_read_ends_on_the_clock(
         (["flow.yaml", "--run-id", "a b"], ["run-id"]),
         (["flow.yaml", "--run-id", "../up"], ["run-id"]),
         (["flow.yaml", "--run-id", "x" * 101], ["run-id"]),
-        (["--resume", "r", "--input", "n=1", "--timeout", "5m", "--run-id", "s"], ["run-id", "input", "timeout"]),
+        (["--resume", "r", "--input", "n=1", "--timeout", "5m", "--run-id", "s"], ["timeout", "input", "run-id"]),
     ],
 )
 def test_what_no_run_can_be_told_is_refused_before_anything_runs(
