@@ -107,13 +107,7 @@ Handle = WorkflowHandle[Any, Any]
 class TemporalEngine:
     """The runs of one namespace of Temporal. It connects with the first request, in the running event loop."""
 
-    def __init__(
-        self,
-        address: Address,
-        *,
-        queue: str | None = None,
-        heartbeat_ms: int | None = None,
-    ) -> None:
+    def __init__(self, address: Address, *, queue: str | None = None, heartbeat_ms: int | None = None) -> None:
         self.address = address
         self._queue = queue or DEFAULT_QUEUE
         self._heartbeat_ms = heartbeat_ms or DEFAULT_HEARTBEAT_MS
@@ -386,14 +380,11 @@ class TemporalEngine:
 
     async def report(self, run_id: str) -> Report:
         try:
-            try:
-                return await self._report(run_id)
-            except Failure as failure:
-                if failure.code != "RUN_NOT_FOUND":
-                    raise
-                return await self._report(await self._find_run(run_id))
+            return await self._report(run_id)
         except Failure as failure:
-            raise failure if failure.code == "RUN_NOT_FOUND" else self.as_accepted(failure, run_id) from None
+            if failure.code != "RUN_NOT_FOUND":
+                raise self.as_accepted(failure, run_id) from None
+        return await self._report(await self._find_run(run_id))
 
     async def _report(self, run_id: str) -> Report:
         handle = await self.handle(run_id)

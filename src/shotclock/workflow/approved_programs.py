@@ -21,16 +21,7 @@ from ..providers.provider import StepPart
 from .plan import overtime_of
 from .run_context import RunContext
 from .schema import ToolPart, is_template
-from .shell_programs import (
-    ASSIGNED,
-    AWK,
-    RUNNERS,
-    SHELL,
-    find_script_files,
-    find_started,
-    program_of,
-    read_interpreter,
-)
+from .shell_programs import ASSIGNED, AWK, RUNNERS, SHELL, find_script_files, find_started, program_of, read_interpreter
 from .shell_syntax import DEPTH_LIMIT, TooDeep, Word, read_script
 from .step_renderer import RenderedStep
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from collections.abc import Mapping
 from typing import Protocol
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -20,7 +21,7 @@ from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive
 from ..runtime.control_channel import ask_holder
-from ..store.runs import StoredRun
+from ..store.runs import Run, StepRecord
 from ..store.store import Store
 from . import run as local
 from .report import Report, report_of
@@ -161,19 +162,7 @@ class EmbeddedEngine:
         return await local.resume(run_id, self.store, caller)
 
     async def progress(self, run_id: str) -> RunSummary:
-        run = self._get(run_id)
-        made = await self.report(run_id)
-        error, counts = made.error or {}, count_steps([step.status for step in made.steps])
-        return RunSummary(
-            run.id,
-            run.name,
-            made.status,
-            run.created_at,
-            run.ended_at,
-            code=error.get("code"),
-            timeout_ms=made.budget_ms or 0,
-            steps=counts,
-        )
+        return _summarise(self._get(run_id), self.store.runs.steps(run_id))
 
     async def list_runs(self, most: int, *, active_only: bool = False) -> list[RunSummary]:
         runs = self.store.runs.list_open(most) if active_only else self.store.runs.list(most)
@@ -240,10 +229,20 @@ class EmbeddedEngine:
         raise Failure("RUN_NOT_FOUND", message, context={"near": near}, suggestion=hint)
 
 
-def _summarise(run: StoredRun) -> RunSummary:
-    made = report_of(run, {}, now=wall_time(), is_alive=run.ended_at is None and is_alive(run.holder))
-    duration_ms = None if made.status in (Status.INTERRUPTED, Status.PARKED) else made.duration_ms
-    return RunSummary(run.id, run.name, made.status, run.created_at, run.ended_at, duration_ms, why=made.why)
+def _summarise(run: StoredRun, records: Mapping[str, StepRecord] | None = None) -> RunSummary:
+    made = report_of(run, records or {}, now=wall_time(), is_alive=run.ended_at is None and is_alive(run.holder))
+    return RunSummary(
+        run.id,
+        run.name,
+        made.status,
+        run.created_at,
+        run.ended_at,
+        None if made.status in (Status.INTERRUPTED, Status.PARKED) else made.duration_ms,
+        code=(made.error or {}).get("code"),
+        why=made.why,
+        timeout_ms=made.budget_ms or 0,
+        steps=None if records is None else count_steps([step.status for step in made.steps]),
+    )
 
 
 def send_order(store: Store, holder: ProcessIdentity, name: str, order: RunOrder) -> JsonObject:

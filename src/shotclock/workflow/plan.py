@@ -11,13 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 
-from ..core.clocks import (
-    DEFAULT_GRACE_MS,
-    DEFAULT_RESERVE_MS,
-    DEFAULT_WIND_DOWN_MS,
-    RESERVE_SHARE,
-    reserve_ms_for,
-)
+from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_RESERVE_MS, DEFAULT_WIND_DOWN_MS, RESERVE_SHARE, reserve_ms_for
 from ..core.errors import Failure
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import value

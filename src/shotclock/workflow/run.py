@@ -41,7 +41,7 @@ from ..store.store import Store
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, run_timeout_ms
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
-from .scheduler import RunLimits, Scheduler, StepListener
+from .scheduler import RunLimits, Scheduler
 from .schema import WorkflowFile, check_inputs, find_unset_variables
 from .state import (
     CANCEL,
@@ -415,7 +415,8 @@ class _Run:
             execute=trace_steps(steps.execute, context.deadlines.of),
             record=record,
             scope={"inputs": dict(self.inputs), "env": context.base_env, "run": run},
-            listener=StepListener(context.on_change, record_skipped_span),
+            on_change=context.on_change,
+            on_skip=record_skipped_span,
             recorded=self.recorded,
             limits=RunLimits(context.slots, context.deadlines, self.began.at_ns),
         )

@@ -443,40 +443,30 @@ def judge_run(
     is_out_of_time: bool,
     find_fired: Callable[[], Fired],
 ) -> Outcome:
-    """Return the outcome of a run. `ended_by` is the signal, `CANCEL` or the error that ended it early."""
-    if ended_by is None:
-        outcome = _judge_steps(call, states, data, is_out_of_time=is_out_of_time, find_fired=find_fired)
-    elif ended_by == CANCEL:
-        cancelled = Problem("CANCELLED", "the run was cancelled", exit_code=143)
-        outcome = Outcome(Ending.CANCELLED, cancelled, {**data, "partial": True})
-    else:
+    """Return the outcome of a run. `ended_by` is the signal, `CANCEL` or the error that ended it early. A run out of
+    time failed, whatever its steps tolerate."""
+    bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
+    was_cut = any(state.reason is Reason.RUN_ENDED for state in states.values())
+    partial = {**data, "partial": True}
+    if ended_by == CANCEL:
+        outcome = Outcome(Ending.CANCELLED, Problem("CANCELLED", "the run was cancelled", exit_code=143), partial)
+    elif ended_by is not None:
         problem = stop_problem(ended_by) if isinstance(ended_by, str) else outcome_of_error(ended_by).problem
-        outcome = Outcome(Ending.KILLED, problem, {**data, "partial": True})
+        outcome = Outcome(Ending.KILLED, problem, partial)
+    elif call.winding_down is not None and (bad or was_cut):
+        outcome = Outcome(Ending.CANCELLED, wound_down_problem(call), partial)
+    elif is_out_of_time or any(state.is_cut_short for state in states.values()):
+        fired = find_fired()
+        outcome = Outcome(Ending.KILLED, Problem("TIMEOUT", explain_limit(call, fired), fired=fired), data)
+    elif bad:
+        names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        problem = Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}")
+        outcome = Outcome(Ending.FINISHED, problem, data)
+    else:
+        outcome = Outcome(Ending.FINISHED, data=data)
     outcome.side_effects = effects_of(states.values())
     outcome.survivors = survivors_of(states.values())
     return outcome
-
-
-def _judge_steps(
-    call: Call,
-    states: Mapping[str, StepState],
-    data: dict[str, object],
-    *,
-    is_out_of_time: bool,
-    find_fired: Callable[[], Fired],
-) -> Outcome:
-    """Return the outcome of a run that was not stopped. A run out of time failed, whatever its steps tolerate."""
-    bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
-    was_cut = any(state.reason is Reason.RUN_ENDED for state in states.values())
-    if call.winding_down is not None and (bad or was_cut):
-        return Outcome(Ending.CANCELLED, wound_down_problem(call), {**data, "partial": True})
-    if is_out_of_time or any(state.is_cut_short for state in states.values()):
-        fired = find_fired()
-        return Outcome(Ending.KILLED, Problem("TIMEOUT", explain_limit(call, fired), fired=fired), data)
-    if not bad:
-        return Outcome(Ending.FINISHED, data=data)
-    names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-    return Outcome(Ending.FINISHED, Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}"), data)
 
 
 def explain_limit(call: Call, fired: Fired) -> str:
