@@ -40,6 +40,16 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
+def is_free(port: int) -> bool:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 class Proxy:
     """A TCP link to an engine that can be cut, delayed and mended."""
 
@@ -190,6 +200,7 @@ class Cluster:
 
     def start_engine(self) -> Program:
         self.started += 1
+        wait_until(lambda: is_free(self.port), "the end of a server that was killed")
         words = ["engine", "dev", "--port", str(self.port), "--db", str(self.folder / "engine.db")]
         self.programs.append(engine := Program(words, self.folder, f"engine{self.started}"))
         engine.wait_for_line("answers")

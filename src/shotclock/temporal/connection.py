@@ -114,8 +114,7 @@ def parse_address(text: str) -> tuple[str, int, str]:
 
 
 def read_address(text: str, environ: Mapping[str, str], options: Mapping[str, object] | None = None) -> Address:
-    """Return the address of a URL, with its credentials from `options` (by setting key) or from the variables of
-    Temporal's own tools. Raise AddressError before anything is sent."""
+    """Return the address of a URL, with credentials from the options or from the variables of Temporal's own tools."""
     return _AddressReader(environ, options or {}).read(text)
 
 
@@ -276,7 +275,7 @@ async def connect(address: Address) -> Client:
 
 
 _IS_IT_THERE = "is it there, and is the address right? `shotclock engine dev` starts one to try things out"
-_IS_IT_TLS = "--tls, --tls-cert-path and --tls-key-path, or --api-key-file, are for what it asks of its clients"
+_IS_IT_TLS = "authenticate with --tls, --tls-cert-path and --tls-key-path, or with --api-key-file"
 # Parts of the SDK's messages, each with its reason and a suggestion. The first match holds.
 _REASONS = (
     ("dns error", "this host name is unknown", _IS_IT_THERE),

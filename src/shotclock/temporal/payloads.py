@@ -223,8 +223,6 @@ class DirectoryDriver(_ContentDriver):
 
 
 class HttpDriver(_ContentDriver):
-    """An object store that takes PUT and GET below its URL."""
-
     def __init__(self, url: str) -> None:
         self._url = url
 

@@ -502,7 +502,6 @@ class RunWorkflow:
 
     @workflow.signal(unfinished_policy=workflow.HandlerUnfinishedPolicy.ABANDON)
     async def hold(self, step_and_queue: list[str]) -> None:
-        """Note the queue for orders of the worker that has a step."""
         step, queue = step_and_queue
         self._holders[step] = queue
         self._show_progress()
@@ -659,7 +658,6 @@ class RunWorkflow:
             self._shown |= {key.name: value for key, value in values.items()}
 
     async def _record(self, states: Sequence[StepState]) -> None:
-        """Show the progress in Temporal's UI. History is the record."""
         lines = [f"{name}: {state.status.value}" for name, state in self._scheduler.states.items()]
         workflow.set_current_details("\n".join(lines))
 

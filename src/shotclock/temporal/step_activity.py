@@ -299,7 +299,7 @@ class _StepWork:
         """No heartbeat has arrived for too long, or the worker is shutting down: another worker has to continue."""
 
     async def carry_out(self) -> StepReply:
-        """Execute the step, whatever cancels it, and return its state."""
+        """Execute the step and return its state, even if it is cancelled."""
         replying = asyncio.ensure_future(self._execute())
         while not replying.done():
             try:
@@ -459,8 +459,8 @@ class _StepWork:
     # --- heartbeats ---------------------------------------------------------------------------------------
 
     async def _is_still_ours(self) -> bool:
-        """Return whether the step may begin, with its lease held. A late step may belong to another worker, so the
-        engine is asked first; also about the first step, whose delay is unknown."""
+        """Return whether the step may begin, and hold its lease. The engine is asked about a late step, which may
+        belong to another worker, and about the first one, whose delay is unknown."""
         delay_ns = self._delays.measure(self._clock)
         if delay_ns is not None and delay_ns <= self._limit_ns // BEATS:
             self._heard_ns = self._clock.at_ns - delay_ns

@@ -57,8 +57,6 @@ class RunOrder:
 
 @value
 class RunSummary:
-    """The progress of a run, for lists and for the `job` commands."""
-
     run_id: str
     name: str
     status: Status

@@ -149,7 +149,6 @@ class PlannedStep:
     timeout_ms: int | None
     is_written: bool
     effective_ms: int | None
-    """The timeout inside that of the run."""
     grace_ms: int
     attempts: int
     delays_ms: int
@@ -166,7 +165,6 @@ class PlannedStep:
 
     @property
     def worst_ms(self) -> int | None:
-        """Return the longest duration of all tries and pauses; None is no limit."""
         return None if not self.longest_ms else self.attempts * self.longest_ms + self.delays_ms
 
 
@@ -271,7 +269,6 @@ def step_clock_ms(workflow: WorkflowFile, step: StepPart, name: str) -> int | No
 
 
 def grace_ms(workflow: WorkflowFile, step: StepPart) -> int:
-    """Return the time from the polite stop to the kill; 0 is none."""
     if step.grace is not None:
         return duration_ms(step.grace, STEP_TYPES[step.type].unit)
     written = workflow.defaults.grace

@@ -70,8 +70,6 @@ BUSY_PAUSE_S = 0.05
 
 @value
 class RunRequest:
-    """A workflow with the inputs of one run."""
-
     workflow: WorkflowFile
     file: str
     folder: Path
@@ -218,14 +216,11 @@ def _take_up(run_id: str, store: Store) -> StoredRun:
 
 
 def read_envelope(written: Mapping[str, Any]) -> Envelope:
-    """Return the envelope of an ended run, as it was answered."""
     return Envelope(written["data"], written["error"], list(written["warnings"]), written["meta"])
 
 
 @value
 class _Beginning:
-    """The beginning of a run, perhaps in another process."""
-
     at: WallTime
     at_ns: int
     budget_ms: int | None = None
@@ -323,7 +318,6 @@ class _Run:
     kept_ms: int = 0
 
     async def carry_out(self) -> Envelope:
-        """Run the steps, record the end or the parking of the run, and return its envelope."""
         # Every step is our child and could read our environment in /proc.
         kernel.hide_variables(looks_secret)
         token = current_scope.set(Scope(self.call.bound.bell, -1, self.call.name, self.call, call=self.call))
@@ -615,8 +609,6 @@ def describe_news(call: Call, news: OvertimeRequest | WindDown) -> JsonObject:
 
 
 class OpenedInbox:
-    """The inbox of a store, opened with the first question."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._inbox: Inbox | None = None

@@ -55,7 +55,6 @@ class Slot:
         self._on_grant = on_grant
         self.state = _SlotState.WAITING
         self.outer: Slot | None = None
-        """The outer slot, unless it is the lent one."""
 
     def grant(self) -> None:
         self.state = _SlotState.TAKEN
@@ -160,7 +159,6 @@ class PersonWait:
 
     @contextlib.contextmanager
     def waits(self, key: str, proposal: Proposal | ForeignProposal) -> Iterator[None]:
-        """Count a step, inside `at_work`, as waiting for a person."""
         self.waiting[key] = proposal
         try:
             with self._counted(-1):
@@ -220,7 +218,6 @@ class Deadlines:
         return True
 
     def note_cut_short(self, step_id: str) -> None:
-        """Note that the run's own deadline stopped a step on a worker."""
         deadline = self._run if step_id in self._clean_up else self._work
         if deadline is not None:
             self._fired.append(deadline)
@@ -279,7 +276,6 @@ class RunContext:
     wound_down: set[str] = field(default_factory=set)
     """The steps that are winding down: none of their items or tries begins any more."""
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The number of runs that a step has begun for each of its items."""
     record_item: RecordItem | None = None
     """None if only whole steps are recorded."""
     json_limit: int | None = None

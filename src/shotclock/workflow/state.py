@@ -319,7 +319,6 @@ def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> JsonObj
 
 
 def is_same(kept: Any, written: Any) -> bool:
-    """Return whether two workflows are equal except where secrets were hidden."""
     if isinstance(kept, dict) and isinstance(written, dict):
         return kept.keys() == written.keys() and all(is_same(kept[key], written[key]) for key in kept)
     if isinstance(kept, list) and isinstance(written, list):
@@ -413,7 +412,6 @@ def park_outcome(
     budget_ms: int,
     where: str = "",
 ) -> Outcome:
-    """Return the outcome of a run that waits for people: its proposals and the commands that continue it."""
     data: dict[str, object] = {
         **describe_steps(run_id, name, states),
         "waiting": waiting,
@@ -430,7 +428,6 @@ def park_outcome(
 
 
 def count_steps(statuses: Collection[Status]) -> dict[str, object]:
-    """Return the progress of a run, in the form of a job's progress."""
     return {"done": sum(status.is_final for status in statuses), "total": len(statuses), "unit": "steps"}
 
 
@@ -443,8 +440,7 @@ def judge_run(
     is_out_of_time: bool,
     find_fired: Callable[[], Fired],
 ) -> Outcome:
-    """Return the outcome of a run. `ended_by` is the signal, `CANCEL` or the error that ended it early. A run out of
-    time failed, whatever its steps tolerate."""
+    """Return the outcome of a run. `ended_by` is the signal, `CANCEL` or the error that ended it early."""
     bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
     was_cut = any(state.reason is Reason.RUN_ENDED for state in states.values())
     partial = {**data, "partial": True}
@@ -470,7 +466,6 @@ def judge_run(
 
 
 def explain_limit(call: Call, fired: Fired) -> str:
-    """Return a sentence that names the limit which a run has reached."""
     owner = "its caller" if fired.owner == "caller" else fired.owner
     whose = "" if fired.owner == call.name else f" that {owner} left it"
     return f"the run did not end within {'the ' if whose else ''}{format_duration(fired.limit_ms)}{whose}{fired.kept}"

@@ -65,8 +65,6 @@ _IN_STEP = {"stderr": "error.context.stderr", "exit_code": "exit_code", "body": 
 
 @record
 class _Work:
-    """A step, or one of its items, while it is executed."""
-
     name: str
     step: StepPart
     state: StepState
@@ -132,7 +130,6 @@ class StepExecutor:
             state.error = {**state.error, "message": message, "context": context}
 
     def is_wound_down(self, name: str) -> bool:
-        """Return whether no more tries or items of a step begin, because it or its run winds down."""
         return self._run.call.winding_down is not None or name in self._run.wound_down
 
     async def _find_items(self, step: StepPart, scope: TemplateScope) -> tuple[list[Any] | None, str | None]:
@@ -300,13 +297,11 @@ class StepExecutor:
         return Status.TIMED_OUT if envelope.code in _TIMEOUTS else Status.FAILED
 
     def check_size(self, output: Any) -> Any:
-        """Return the redacted output. Raise ValueError if it is too large."""
         if (excess := self.find_excess(output)) is not None:
             raise ValueError(excess)
         return self._run.redaction.value(output)
 
     def find_excess(self, value: Any) -> str | None:
-        """Return the reason why a value is too large to be passed on, if it is."""
         text, limit = as_text(value), self._run.json_limit
         # A character takes at most four bytes, and at most twelve characters of JSON.
         if len(text) * 4 > OUTPUT_LIMIT and len(text.encode("utf-8", "surrogatepass")) > OUTPUT_LIMIT:

@@ -47,8 +47,6 @@ _FIND_MISFIT = _in_worker("schema", "templates", "find_misfit")
 
 
 class StepFailed(Exception):
-    """A step that could not be tried, with the error of its state."""
-
     def __init__(self, code: str, message: str, rule: str, ended: Envelope | None = None) -> None:
         """Make the failure. `ended` is the answer of a computation that failed, perhaps by a timeout."""
         super().__init__(message)
@@ -165,7 +163,6 @@ class StepRenderer:
         return {key: await self._render_key(key, value, scope, key in keys) for key, value in written.items()}
 
     async def _render_key(self, key: str, written: Any, scope: TemplateScope, takes_values: bool) -> Any:
-        """Return a rendered key: a value if the key takes any value, else text."""
         if not holds_template(written):
             return written
         rendered = await self.render(written, scope)
