@@ -21,7 +21,7 @@ from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive
 from ..runtime.control_channel import ask_holder
-from ..store.runs import Run, StepRecord
+from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from . import run as local
 from .report import Report, report_of
