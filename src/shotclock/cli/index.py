@@ -23,8 +23,8 @@ MODULES = {
     "job": ("jobs", "List, inspect, wait for, extend and stop work that outlives its caller."),
     "inbox": ("inbox", "Decide proposals of agents, or make one and wait for the decision."),
     "ui": ("ui", "Run UI actions on a browser or a phone, each within its timeout."),
-    "token": ("tokens", "Create, list and revoke access tokens of agents and operators."),
-    "prune": ("prune", "Delete runs, proposals and jobs that ended long ago."),
+    "token": ("maintenance", "Create, list and revoke access tokens of agents and operators."),
+    "prune": ("maintenance", "Delete runs, proposals and jobs that ended long ago."),
     "errors": ("maintenance", "List every error and warning code, or look one up."),
     "doctor": ("maintenance", "Check that this machine can kill process trees."),
 }

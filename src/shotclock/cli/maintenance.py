@@ -1,14 +1,30 @@
-"""`shotclock errors` and `doctor`: the registry of codes and the health of this machine."""
+"""`shotclock errors`, `doctor`, `prune` and `token`: the codes, this machine, the store and the access to it."""
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..core.envelope import Problem
-from ..core.errors import Ending, ErrorEntry, error_entries, warning_entries
+from ..core.clocks import WallTime
+from ..core.envelope import Envelope, Problem, warning
+from ..core.errors import Ending, ErrorEntry, Failure, error_entries, warning_entries
+from ..core.value_types import replace
+from ..inbox.access import Access, Principal, Role
+from ..inbox.person_wait import refusal_outcome
+from ..process.clock import wall_time
+from ..process.kernel import is_alive
 from ..runtime.call import Outcome
-from .parser import Subcommand, argument, flag, option
+from ..runtime.outcomes import failure_outcome
+from ..store.home import state_home
+from ..store.retention import move_aside, parse_size, prune, read_retention
+from ..store.store import Store
+from ..store.tokens import Token
+from .output import say_line, signals_heard, write_quietly
+from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, ChildWork, show_drawn, timeout_option
 
 if TYPE_CHECKING:
@@ -80,6 +96,139 @@ def _judge(findings: Findings | DeviceFindings) -> Outcome:
     return Outcome(Ending.FINISHED, problem, findings.as_data())
 
 
+# --- prune ---------------------------------------------------------------------------------------------------------
+
+
+def _run_prune(
+    older_than: int | None, keep: int | None, max_size: int | None, dry_run: bool, reset: bool, timeout: int
+) -> ChildWork:
+    ended_ms = None if older_than is None else max(1, older_than)
+    limits = {"runs_ms": ended_ms, "proposals_ms": ended_ms, "runs": keep, "runs_bytes": max_size}
+    changes = {name: limit for name, limit in limits.items() if limit is not None}
+    if reset:
+        return ChildWork("prune", reset_store, timeout, mutates=True, show=show_drawn)
+    return ChildWork(
+        "prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run, show=show_drawn
+    )
+
+
+def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
+    """Delete what ended long ago, by the limits of the environment with these changes."""
+    from ..dispatch.job_client import JobClient  # imports asyncio
+
+    try:
+        retention = replace(read_retention(os.environ), **changes)
+        with Store.open() as store:
+            before = _size(store.path)
+            pruned = prune(store, retention, wall_time(), is_alive, dry_run=dry_run)
+            shrunk = True
+            if not dry_run:
+                JobClient(store, ["shotclock"]).forget_old()
+                shrunk = store.shrink()
+            after = _size(store.path)
+    except Failure as failure:
+        return failure_outcome(failure)
+    data: dict[str, object] = {
+        "dry_run": dry_run,
+        "deleted": pruned.as_data(),
+        "keeps": {name: getattr(retention, name) for name in ("runs_ms", "runs", "runs_bytes", "proposals_ms")},
+        "file": str(store.path),
+        "file_bytes_before": before,
+        "file_bytes": after,
+    }
+    notes = () if shrunk else (warning("STORE_NOT_SHRUNK"),)
+    return Outcome(Ending.FINISHED, data=data, warnings=notes)
+
+
+def reset_store() -> Outcome:
+    """Move the store aside, so that the next command starts a new one."""
+    try:
+        moved_to = move_aside(state_home(os.environ), wall_time(), is_alive)
+    except Failure as failure:
+        return failure_outcome(failure)
+    return Outcome(Ending.FINISHED, data={"moved_to": str(moved_to)})
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of the file and its log."""
+    return sum(os.path.getsize(name) for name in (path, f"{path}-wal") if os.path.exists(name))
+
+
+def _read_count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 15:
+        raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
+    return int(text)
+
+
+# --- token ---------------------------------------------------------------------------------------------------------
+
+
+def _run_create(name: str, role: str, ttl: int | None) -> ChildWork:
+    def body(access: Access, now: WallTime) -> dict[str, object]:
+        issued = access.issue(name, Role(role), Principal.local(), now, ttl_ms=ttl)
+        return {"token": issued.text, **_describe_token(issued.token, now)}
+
+    return _token_work("create", body)
+
+
+def _run_list() -> ChildWork:
+    return _token_work(
+        "list", lambda access, now: {"tokens": [_describe_token(token, now) for token in access.tokens()]}
+    )
+
+
+def _run_revoke(name: str) -> ChildWork:
+    def body(access: Access, now: WallTime) -> dict[str, object]:
+        ended = {token.id for token in access.revoke(name, Principal.local(), now)}
+        if not ended:
+            raise Failure("TOKEN_NOT_FOUND", f"there is no token {name!r} to revoke")
+        return {"revoked": [_describe_token(token, now) for token in access.tokens() if token.id in ended]}
+
+    return _token_work("revoke", body)
+
+
+def _token_work(verb: str, body: Callable[[Access, WallTime], dict[str, object]]) -> ChildWork:
+    def perform() -> Outcome:
+        try:
+            with Store.open() as store:
+                return Outcome(Ending.FINISHED, data=body(Access(store), wall_time()))
+        except Failure as failure:
+            return refusal_outcome(failure)
+
+    return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=_show_tokens)
+
+
+def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
+    """Describe a token without its secret."""
+    status = "active" if token.is_active(now) else "expired" if token.revoked_at is None else "revoked"
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role,
+        "status": status,
+        "created_at": token.created_at.iso(),
+        "expires_at": None if token.expires_at is None else token.expires_at.iso(),
+        "revoked_at": None if token.revoked_at is None else token.revoked_at.iso(),
+    }
+
+
+def _show_tokens(envelope: Envelope) -> None:
+    data: Any = envelope.data
+    if not envelope.ok:
+        return
+    if "token" in data:
+        # Alone on stdout, so that a script can capture it.
+        write_quietly(sys.stdout, f"{data['token']}\n", signals_heard)
+        say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
+        return
+    from .render import draw_text, render_tokens
+
+    tokens = data["tokens"] if "tokens" in data else data["revoked"]
+    write_quietly(sys.stdout, draw_text(lambda console: render_tokens(tokens, console, wall_time())), signals_heard)
+
+
+# --- the options ---------------------------------------------------------------------------------------------------
+
 COMMANDS = {
     "errors": Subcommand(
         "errors",
@@ -103,5 +252,76 @@ COMMANDS = {
             timeout_option(),
         ),
         run=_run_doctor,
+    ),
+    "prune": Subcommand(
+        "prune",
+        options=(
+            duration(
+                "--older-than",
+                "Delete runs and proposals that ended this long ago (7d, 12h; 0: all that have ended), instead of 30d "
+                "for runs and 90d for proposals.",
+            ),
+            option("--keep", "N", "Keep at most this many ended runs, the newest, instead of 1000.", read=_read_count),
+            option(
+                "--max-size",
+                "SIZE",
+                "Keep at most this much of ended runs (500kB, 20MB), instead of 1GB.",
+                read=parse_size,
+            ),
+            flag("--dry-run", "Show what would be deleted, and delete nothing."),
+            flag(
+                "--reset",
+                "Move the whole store aside and start a new one. Refused while work runs.",
+                excludes=("--older-than", "--keep", "--max-size", "--dry-run"),
+            ),
+            JSON,
+            timeout_option("5m"),
+        ),
+        run=_run_prune,
+        description="Delete runs, proposals and jobs that ended long ago. Those that run, are parked or wait are kept.",
+    ),
+    "token": CommandTable(
+        "shotclock token",
+        "Access to the inbox over the network: agents propose, operators decide.",
+        (
+            Subcommand(
+                "create",
+                "Create a token and print it once: only its hash is stored.",
+                (
+                    argument(
+                        "name",
+                        "The name on its proposals and decisions: 1 to 64 letters, digits or ._@+-.",
+                        missing="missing NAME of the agent or operator",
+                    ),
+                    option(
+                        "--role",
+                        "ROLE",
+                        "agent (proposes) or operator (decides).",
+                        choices=("agent", "operator"),
+                        missing="missing --role: agent or operator",
+                    ),
+                    duration("--ttl", "The token expires after this time (30d, 12h; without it, never)."),
+                    JSON,
+                ),
+                _run_create,
+                usage="--role agent|operator NAME [--ttl D]",
+            ),
+            Subcommand("list", "List all tokens, the oldest first, also revoked and expired ones.", (JSON,), _run_list),
+            Subcommand(
+                "revoke",
+                "Revoke a token for good.",
+                (
+                    argument(
+                        "name",
+                        "The name or the id of the token.",
+                        missing="missing NAME or id; see `shotclock token list`",
+                    ),
+                    JSON,
+                ),
+                _run_revoke,
+                usage="NAME|ID",
+            ),
+        ),
+        "verb",
     ),
 }
