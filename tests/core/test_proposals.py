@@ -35,6 +35,7 @@ from shotclock.core.proposal_checks import (
 )
 from shotclock.core.record_json import of_json
 from shotclock.core.value_types import replace
+from tests.rows import row
 
 NOW = WallTime(1_800_000_000_000)
 APPROVED, MODIFIED, REJECTED = ProposalStatus.APPROVED, ProposalStatus.MODIFIED, ProposalStatus.REJECTED
@@ -170,16 +171,18 @@ def test_a_decision_answers_the_identical_call_until_the_end_or_until_it_is_used
     assert not apply_expiry(proposal()).answers(NOW) and not apply_withdrawal(proposal(), "agent").answers(NOW)
 
 
-@pytest.mark.parametrize(
-    ("title", "wrong"), [("", "required"), (" \n", "required"), (None, "required"), (5, "must be text")]
-)
-def test_a_title_is_needed_and_is_text(title: Any, wrong: str):
-    assert problems_with(replace(QUESTION, title=title)) == [{"field": "title", "message": wrong}]
+def test_a_title_is_needed_and_is_text():
+    table: list[Any] = [("", "required"), (" \n", "required"), (None, "required"), (5, "must be text")]
+    for title, wrong in table:
+        with row(title, wrong):
+            assert problems_with(replace(QUESTION, title=title)) == [{"field": "title", "message": wrong}]
 
 
-@pytest.mark.parametrize("by_ms", [0, -1, 10**15, True, 1.5, None])
-def test_an_extension_is_a_time(by_ms: Any):
-    assert code_of(apply_extension, proposal(), by_ms, "ann") == "ARG_ERROR"
+def test_an_extension_is_a_time():
+    table: list[Any] = [0, -1, 10**15, True, 1.5, None]
+    for by_ms in table:
+        with row(by_ms):
+            assert code_of(apply_extension, proposal(), by_ms, "ann") == "ARG_ERROR"
 
 
 def test_an_extension_brings_a_new_reminder():
@@ -219,30 +222,31 @@ def test_other_arguments_are_another_action(one: dict[str, Any], two: dict[str, 
     assert (hashes[0] == hashes[1]) == (json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_what_would_be_done_makes_the_action():
+    table: list[Any] = [
         replace(OPERATION, operation="ops/stop"),
         replace(FILE, file=replace(FILE.file, path="x")),
         replace(FILE, file=replace(FILE.file, proposed="a: 2\n")),
         replace(QUESTION, title="Which?"),
         replace(QUESTION, choices=("left",)),
-    ],
-)
-def test_what_would_be_done_makes_the_action(other: ProposalRequest):
-    original = {Kind.OPERATION: OPERATION, Kind.FILE: FILE, Kind.QUESTION: QUESTION}[other.kind]
-    assert other.action_hash != original.action_hash
+    ]
+    for other in table:
+        with row(other):
+            original = {Kind.OPERATION: OPERATION, Kind.FILE: FILE, Kind.QUESTION: QUESTION}[other.kind]
+            assert other.action_hash != original.action_hash
 
 
 def test_what_a_change_is_shown_against_is_no_part_of_it():
     assert replace(FILE, file=replace(FILE.file, current=None)).action_hash == FILE.action_hash
 
 
-@pytest.mark.parametrize("ask", [OPERATION, FILE, QUESTION])
-def test_an_ask_comes_back_from_json_whole(ask: ProposalRequest):
-    ask = replace(ask, policy=Policy(5000, 100, "reject", ("ann", "bob"), True))
-    back = of_json(ProposalRequest, json.loads(json.dumps(ask.as_json())))
-    assert back == ask and back.action_hash == ask.action_hash
+def test_an_ask_comes_back_from_json_whole():
+    table: list[Any] = [OPERATION, FILE, QUESTION]
+    for ask in table:
+        with row(ask):
+            ask = replace(ask, policy=Policy(5000, 100, "reject", ("ann", "bob"), True))
+            back = of_json(ProposalRequest, json.loads(json.dumps(ask.as_json())))
+            assert back == ask and back.action_hash == ask.action_hash
 
 
 # --- the answer -----------------------------------------------------------------------------------
@@ -287,14 +291,15 @@ CIRCLE: dict[str, Any] = {}
 CIRCLE["again"] = CIRCLE
 
 
-@pytest.mark.parametrize("ask", [OPERATION, FILE, QUESTION, ProposalRequest(Kind.QUESTION, "Why?")])
-def test_a_plain_ask_has_no_mistakes(ask: ProposalRequest):
-    assert problems_with(ask) == []
+def test_a_plain_ask_has_no_mistakes():
+    table: list[Any] = [OPERATION, FILE, QUESTION, ProposalRequest(Kind.QUESTION, "Why?")]
+    for ask in table:
+        with row(ask):
+            assert problems_with(ask) == []
 
 
-@pytest.mark.parametrize(
-    ("ask", "field"),
-    [
+def test_a_mistake_is_found_and_its_place_named():
+    table: list[Any] = [
         (replace(OPERATION, title=" "), "title"),
         (replace(OPERATION, title="x" * 201), "title"),
         (replace(OPERATION, title="\udcff"), "title"),
@@ -330,20 +335,22 @@ def test_a_plain_ask_has_no_mistakes(ask: ProposalRequest):
         (replace(QUESTION, policy=Policy(when_expired="approve")), "policy.when_expired"),
         (replace(QUESTION, policy=Policy(deciders=("",))), "policy.deciders"),
         (replace(QUESTION, policy=Policy(destructive=1)), "policy.destructive"),
-    ],
-)
-def test_a_mistake_is_found_and_its_place_named(ask: ProposalRequest, field: str):
-    assert field in [each["field"] for each in problems_with(ask)]
+    ]
+    for ask, field in table:
+        with row(ask, field):
+            assert field in [each["field"] for each in problems_with(ask)]
 
 
 def test_sizes_at_the_limit_are_taken():
     assert problems_with(replace(FILE, title="x" * 200, file=ProposedFile("x", "y" * FILE_LIMIT))) == []
 
 
-@pytest.mark.parametrize("key", ["", "x" * 201, "\udcff", 5])
-def test_a_key_is_a_short_text(key: Any):
-    assert problems_with_key(key)
-    assert not problems_with_key("k") and not problems_with_key(None)
+def test_a_key_is_a_short_text():
+    table: list[Any] = ["", "x" * 201, "\udcff", 5]
+    for key in table:
+        with row(key):
+            assert problems_with_key(key)
+            assert not problems_with_key("k") and not problems_with_key(None)
 
 
 SCHEMA = {
@@ -358,9 +365,8 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("ask", "decision", "field"),
-    [
+def test_a_decision_that_does_not_fit_is_refused_by_its_place():
+    table: list[Any] = [
         (OPERATION, Decision(ProposalStatus.EXPIRED), "status"),
         (OPERATION, Decision(ProposalStatus.PENDING), "status"),
         (OPERATION, Decision("approved"), "status"),
@@ -386,15 +392,14 @@ SCHEMA = {
             "arguments.times",
         ),
         (replace(OPERATION, input_schema=SCHEMA), Decision(MODIFIED, arguments={"host": "a", "x": 1}), "arguments.x"),
-    ],
-)
-def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: ProposalRequest, decision: Decision, field: str):
-    assert field in [each["field"] for each in problems_with_decision(ask, decision)]
+    ]
+    for ask, decision, field in table:
+        with row(ask, decision, field):
+            assert field in [each["field"] for each in problems_with_decision(ask, decision)]
 
 
-@pytest.mark.parametrize(
-    ("ask", "decision"),
-    [
+def test_a_decision_that_fits_is_taken():
+    table: list[Any] = [
         (OPERATION, Decision(APPROVED)),
         (OPERATION, Decision(MODIFIED, arguments={})),
         (FILE, Decision(MODIFIED, file_text="")),
@@ -406,10 +411,10 @@ def test_a_decision_that_does_not_fit_is_refused_by_its_place(ask: ProposalReque
             Decision(MODIFIED, arguments={"host": "b", "times": None, "odd": []}),
         ),
         (replace(OPERATION, input_schema=SCHEMA), Decision(MODIFIED, arguments={"host": "b", "times": 2.0})),
-    ],
-)
-def test_a_decision_that_fits_is_taken(ask: ProposalRequest, decision: Decision):
-    assert problems_with_decision(ask, decision) == []
+    ]
+    for ask, decision in table:
+        with row(ask, decision):
+            assert problems_with_decision(ask, decision) == []
 
 
 @given(json_values)

@@ -4,7 +4,6 @@ import json
 import unicodedata
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from shotclock.core.proposal_checks import problems_with
 from shotclock.core.record_json import of_json
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import text_of, visible
+from tests.rows import row
 
 # Everything that the text itself is written with, what marks look like, and what must not be seen for something else.
 SYNTAX = "ab17eE.:|- \n\t\"'\\<>U+20{}[]#,\u202e\u00a0\ufe0f\u0435\u2800\ud800"
@@ -106,9 +106,8 @@ def test_what_is_changed_in_one_place_is_another_action(data: st.DataObject, arg
     assert (ask.action_hash == other.action_hash) == (done(ask) == done(other)), (ask.text, other.text)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_these_are_not_the_same() -> None:
+    table: list[Any] = [
         ({"a": 7}, {"a": "7"}),
         ({"a": 7}, {"a": 7.0}),
         ({"a": 1}, {"a": True}),
@@ -128,11 +127,13 @@ def test_what_is_changed_in_one_place_is_another_action(data: st.DataObject, arg
         ({"a": "x"}, {"a": "x\ufe0f"}),
         ({"a": "\u00e9"}, {"a": "e\u0301"}),
         ({"a": "x \ny"}, {"a": "x\ny"}),
-    ],
-)
-def test_these_are_not_the_same(one: Any, other: Any) -> None:
-    hashes = {ProposalRequest(Kind.OPERATION, "t", operation="o", arguments=each).action_hash for each in (one, other)}
-    assert len(hashes) == 2
+    ]
+    for one, other in table:
+        with row(one, other):
+            hashes = {
+                ProposalRequest(Kind.OPERATION, "t", operation="o", arguments=each).action_hash for each in (one, other)
+            }
+            assert len(hashes) == 2
 
 
 def test_in_which_order_arguments_are_given_means_nothing() -> None:
@@ -211,25 +212,27 @@ def test_what_is_marked_can_be_read_back_exactly(text: str) -> None:
     assert re.sub("<U\\+([0-9A-F]{4,6})>", lambda found: chr(int(found[1], 16)), visible(text)) == text
 
 
-@pytest.mark.parametrize(
-    "odd",
-    "\x00 \x1b \x7f \x85 \r \u00a0 \u00ad \u034f \u061c \u115f \u1160 \u17b4 \u180b \u180e \u180f \u200b \u200c \u200d "
-    "\u200e \u2028 \u202e \u2060 \u2066 \u2800 \u3000 \u3164 \ufe01 \ufe0f \ufeff \uffa0 \ufff9 \ud800 \ue000 \u0338 "
-    "\u20dd \u0301 \uff21 \u212a \u037e \u2010 \u2215 \ufb01 \U0001d41e \U0001d173 \U0001bca0 \U000e0020 \U000e007f "
-    "\U000e0100 \U00010ffff"[:-1].split(" "),
-)
-def test_what_cannot_be_seen_or_looks_like_ascii_is_shown_by_its_number(odd: str) -> None:
-    assert visible(f"exam{odd}ple.org") == f"exam<U+{ord(odd):04X}>ple.org"
+def test_what_cannot_be_seen_or_looks_like_ascii_is_shown_by_its_number() -> None:
+    table = (
+        "\x00 \x1b \x7f \x85 \r \u00a0 \u00ad \u034f \u061c \u115f \u1160 \u17b4 \u180b \u180e \u180f \u200b \u200c "
+        "\u200d \u200e \u2028 \u202e \u2060 \u2066 \u2800 \u3000 \u3164 \ufe01 \ufe0f \ufeff \uffa0 \ufff9 \ud800 "
+        "\ue000 \u0338 \u20dd \u0301 \uff21 \u212a \u037e \u2010 \u2215 \ufb01 \U0001d41e \U0001d173 \U0001bca0 "
+        "\U000e0020 \U000e007f \U000e0100 \U00010ffff"
+    )
+    for odd in table[:-1].split(" "):
+        with row(odd):
+            assert visible(f"exam{odd}ple.org") == f"exam<U+{ord(odd):04X}>ple.org"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_letters_that_pose_as_latin_ones_are_shown_by_their_number() -> None:
+    table: list[Any] = [
         ("\u0435xample.org", "<U+0435>xample.org"),
         ("ex\u0430mple.org and more", "ex<U+0430>mple.org and more"),
         ("\u0440\u0430\u0443", "<U+0440><U+0430><U+0443>"),
-        ("\u0441 \u0441\u0435\u0440\u0432\u0435\u0440\u0430 \u0440\u0430\u0443.com",
-         "\u0441 \u0441\u0435\u0440\u0432\u0435\u0440\u0430 <U+0440><U+0430><U+0443>.com"),
+        (
+            "\u0441 \u0441\u0435\u0440\u0432\u0435\u0440\u0430 \u0440\u0430\u0443.com",
+            "\u0441 \u0441\u0435\u0440\u0432\u0435\u0440\u0430 <U+0440><U+0430><U+0443>.com",
+        ),
         ("\u0391BC", "<U+0391>BC"),
         ("\u13e2ome", "<U+13E2>ome"),
         ("\u057d\u0585", "<U+057D><U+0585>"),  # Armenian
@@ -247,21 +250,40 @@ def test_what_cannot_be_seen_or_looks_like_ascii_is_shown_by_its_number(odd: str
         ("\u09ea items", "<U+09EA> items"),
         ("\u0966.\u0967", "<U+0966>.<U+0967>"),
         ("g\u1d0f\u1d0fgle", "g<U+1D0F><U+1D0F>gle"),
-    ],
-)  # fmt: skip
-def test_letters_that_pose_as_latin_ones_are_shown_by_their_number(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    ]
+    for text, shown in table:
+        with row(text, shown):
+            assert visible(text) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["plain\n\ttext", "é è ü ß ø ł", "файл.txt и ещё", "Ελληνικά", "使用API接口", "日本語です", "हिन्दी", "ไทย", "عربي",
-     "Հայերեն լեզու", "עברית", "אני כותב", "አማርኛ", "ქართული", "မြန်မာ", "ଓଡ଼ିଆ", "മലയാളം", "ᐃᓄᒃᑎᑐᑦ", "한국어",
-     "اهلا و سهلا", "ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ",
-     "“quoted” – it’s … ½ ² ™ € 😀"],
-)  # fmt: skip
-def test_what_people_write_stays_as_it_is(text: str) -> None:
-    assert visible(text) == text
+def test_what_people_write_stays_as_it_is() -> None:
+    table: list[Any] = [
+        "plain\n\ttext",
+        "é è ü ß ø ł",
+        "файл.txt и ещё",
+        "Ελληνικά",
+        "使用API接口",
+        "日本語です",
+        "हिन्दी",
+        "ไทย",
+        "عربي",
+        "Հայերեն լեզու",
+        "עברית",
+        "אני כותב",
+        "አማርኛ",
+        "ქართული",
+        "မြန်မာ",
+        "ଓଡ଼ିଆ",
+        "മലയാളം",
+        "ᐃᓄᒃᑎᑐᑦ",
+        "한국어",
+        "اهلا و سهلا",
+        "ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ",
+        "“quoted” – it’s … ½ ² ™ € 😀",
+    ]
+    for text in table:
+        with row(text):
+            assert visible(text) == text
 
 
 @given(st.lists(st.text(st.one_of(st.sampled_from(SYNTAX.replace("\n", "") + "\u0444\u0440\u0585\u13e2"), st.characters(

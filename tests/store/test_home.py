@@ -6,12 +6,14 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shotclock.core.errors import Failure, error_entry
 from shotclock.store.home import StoreError, StoreUnusable, create_private_file, state_home
 from shotclock.store.store import Store
+from tests.rows import row
 from tests.store.work import NOW, in_children, new_job
 
 CHILD_WITHIN_S = 30
@@ -27,19 +29,18 @@ def modes(folder: Path) -> dict[str, int]:
 # --- where ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("environ", "home"),
-    [
+def test_the_first_usable_variable_decides():
+    table: list[Any] = [
         ({"SHOTCLOCK_HOME": "/a", "XDG_STATE_HOME": "/b", "HOME": "/c"}, "/a"),
         ({"SHOTCLOCK_HOME": "", "XDG_STATE_HOME": "/b", "HOME": "/c"}, "/b/shotclock"),
         ({"XDG_STATE_HOME": "", "HOME": "/c"}, "/c/.local/state/shotclock"),
         ({"XDG_STATE_HOME": "relative", "HOME": "/c"}, "/c/.local/state/shotclock"),
         ({"SHOTCLOCK_HOME": "~/x", "HOME": "/c"}, "/c/x"),
         ({"SHOTCLOCK_HOME": "~", "HOME": "/c"}, "/c"),
-    ],
-)
-def test_the_first_usable_variable_decides(environ: dict[str, str], home: str):
-    assert state_home(environ) == Path(home)
+    ]
+    for environ, home in table:
+        with row(environ, home):
+            assert state_home(environ) == Path(home)
 
 
 def test_without_HOME_the_password_database_knows():

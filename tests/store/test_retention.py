@@ -31,6 +31,7 @@ from shotclock.store.retention import (
 from shotclock.store.runs import NewRun, StepRecord
 from shotclock.store.schema import VERSION
 from shotclock.store.store import Store
+from tests.rows import row
 
 NOW = WallTime(1_800_000_000_000)
 ME = ProcessIdentity("host", "boot", 1, "start", "ns")
@@ -253,9 +254,11 @@ def test_the_environment_says_what_is_kept() -> None:
     assert len(errors) == 3
 
 
-@pytest.mark.parametrize(("text", "size"), [("0", 0), ("500", 500), ("2kB", 2000), ("3 MB", 3 * 10**6), ("1G", 10**9)])
-def test_a_size_is_read_as_it_is_written(text: str, size: int) -> None:
-    assert parse_size(text) == size
+def test_a_size_is_read_as_it_is_written() -> None:
+    table: list[Any] = [("0", 0), ("500", 500), ("2kB", 2000), ("3 MB", 3 * 10**6), ("1G", 10**9)]
+    for text, size in table:
+        with row(text, size):
+            assert parse_size(text) == size
 
 
 # --- a whole store, moved aside -------------------------------------------------------------------------------
