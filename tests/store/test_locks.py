@@ -15,14 +15,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from shotclock.core.clocks import WallTime
 from shotclock.process.kernel import is_alive, this_process
-from shotclock.store.locks import Conflict, Held, Lock
+from shotclock.store.locks import Lock
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, holder, in_children, wall_now
 
 ACQUIRED_WITHIN_S = 50
 
 
-def acquire(store: Store, token: str, name: str = "l", **given: Any) -> Held | Conflict:
+def acquire(store: Store, token: str, name: str = "l", **given: Any) -> Lock | None:
     asked: dict[str, Any] = {"holder": holder(), "label": "", "now": NOW, "is_alive": all_alive, **given}
     return store.locks.acquire(name, token=token, **asked)
 
@@ -31,17 +31,16 @@ def test_a_conflict_names_the_oldest_living_holder_and_its_age(store: Store):
     acquire(store, "a", slots=2, holder=holder(1), label="import x.csv")
     acquire(store, "b", slots=2, holder=holder(2), now=NOW + 10)
     found = acquire(store, "c", slots=2, holder=holder(3), now=NOW + 500)
-    assert isinstance(found, Conflict)
-    assert (found.pid, found.label, found.acquired_at, found.slots) == (1, "import x.csv", NOW, 2)
+    assert found is not None
+    assert (found.holder.pid, found.label, found.acquired_at) == (1, "import x.csv", NOW)
     assert found.age_ms(NOW + 500) == 500 and found.age_ms(NOW - 500) == 0
     assert len(store.locks.list("l")) == 2
 
 
-def test_a_dead_holder_is_replaced_and_said_to_have_been(store: Store):
+def test_a_dead_holder_is_replaced(store: Store):
     acquire(store, "a", holder=holder(1), label="was here")
     found = acquire(store, "b", holder=holder(2), is_alive=lambda who: who != holder(1))
-    assert isinstance(found, Held)
-    assert [lock.label for lock in found.displaced] == ["was here"]
+    assert found is None
     assert [lock.token for lock in store.locks.list()] == ["b"]
     assert not store.locks.release("a")
 
@@ -50,7 +49,7 @@ def test_with_more_dead_holders_than_are_needed_all_of_them_go_and_the_living_st
     for number in range(1, 4):
         acquire(store, str(number), slots=3, holder=holder(number))
     found = acquire(store, "new", slots=3, holder=holder(9), is_alive=lambda who: who in (holder(2), holder(9)))
-    assert isinstance(found, Held) and {lock.token for lock in found.displaced} == {"1", "3"}
+    assert found is None
     assert [lock.token for lock in store.locks.list("l")] == ["2", "new"]
 
 
@@ -63,24 +62,24 @@ def test_releasing_is_idempotent_and_only_concerns_its_own_token(store: Store):
 
 def test_the_same_process_gets_no_second_place_under_another_token(store: Store):
     acquire(store, "a")
-    assert isinstance(acquire(store, "b"), Conflict)
+    assert isinstance(acquire(store, "b"), Lock)
 
 
 def test_asking_again_with_the_same_token_keeps_the_place_and_its_age(store: Store):
-    first = acquire(store, "a")
-    again = acquire(store, "a", now=NOW + 100)
-    assert first == again
-    assert isinstance(acquire(store, "b"), Conflict)
+    acquire(store, "a")
+    assert acquire(store, "a", now=NOW + 100) is None
+    assert [lock.acquired_at for lock in store.locks.list()] == [NOW]
+    assert isinstance(acquire(store, "b"), Lock)
 
 
 def test_a_lease_that_ran_out_may_be_taken_over_from_the_living_unless_it_was_renewed(store: Store):
     acquire(store, "a", lease_ms=100)
-    assert isinstance(acquire(store, "b", now=NOW + 99), Conflict)
+    assert isinstance(acquire(store, "b", now=NOW + 99), Lock)
     acquire(store, "a", lease_ms=100, now=NOW + 99)
-    assert isinstance(acquire(store, "b", now=NOW + 198), Conflict)
-    taken = acquire(store, "b", now=NOW + 199)
-    assert isinstance(taken, Held) and taken.displaced[0].token == "a"
-    assert isinstance(acquire(store, "a", now=NOW + 200), Conflict)
+    assert isinstance(acquire(store, "b", now=NOW + 198), Lock)
+    assert acquire(store, "b", now=NOW + 199) is None
+    assert [lock.token for lock in store.locks.list()] == ["b"]
+    assert isinstance(acquire(store, "a", now=NOW + 200), Lock)
 
 
 def test_a_token_holds_one_lock_only(store: Store):
@@ -101,9 +100,9 @@ def test_nonsense_is_refused(store: Store, wrong: dict[str, Any]):
 
 def test_names_and_labels_may_hold_anything(store: Store):
     for name in ("", "device:\udcff", "\0", "a" * 10_000, "'; DROP TABLE locks; --"):
-        found = acquire(store, f"t{name}", name=name, label=name)
-        assert isinstance(found, Held) and found.lock.name == found.lock.label == name
-        assert [lock.token for lock in store.locks.list(name)] == [f"t{name}"]
+        assert acquire(store, f"t{name}", name=name, label=name) is None
+        (lock,) = store.locks.list(name)
+        assert lock.name == lock.label == name and lock.token == f"t{name}"
 
 
 # --- against a model ------------------------------------------------------------------------------
@@ -158,11 +157,11 @@ class LocksAgainstAModel(RuleBasedStateMachine):
             lease_ms=lease_ms,
         )  # fmt: skip
         if len(taken) >= slots:
-            assert found == Conflict(taken[0], slots)
+            assert found == taken[0]
             return multiple()
         expires = None if lease_ms is None else self.now + lease_ms
         lock = Lock(name, token, holder(pid), token, self.now, expires)
-        assert found == Held(lock, tuple(other for other in there if other not in taken))
+        assert found is None
         self.model = [other for other in self.model if other.name != name or other in taken] + [lock]
         return token
 
@@ -200,9 +199,7 @@ def contend(number: int, home: Path, times: int) -> int:
         for round in range(times):
             token = f"{number}.{round}"
             give_up_at = time.monotonic() + ACQUIRED_WITHIN_S
-            while isinstance(
-                store.locks.acquire("l", holder=me, label="", token=token, now=wall_now(), is_alive=is_alive), Conflict
-            ):
+            while store.locks.acquire("l", holder=me, label="", token=token, now=wall_now(), is_alive=is_alive):
                 conflicts += 1
                 assert time.monotonic() < give_up_at, f"round {round}: never got it"
                 time.sleep(random.uniform(0.001, 0.015))  # nineteen who ask all the time would be a test of the cores
@@ -242,7 +239,7 @@ def die_holding(number: int, home: Path, rounds: int) -> int:
                         now=wall_now(),
                         is_alive=is_alive,
                     )
-                    if isinstance(found, Held):
+                    if found is None:
                         os.close(os.open(home / "inside", os.O_CREAT | os.O_EXCL))
                         os.unlink(home / "inside")
                         os.write(writing, b"+")
@@ -265,5 +262,5 @@ def test_a_lock_whose_holders_are_all_killed_goes_from_one_to_the_next_and_is_ne
 
 def test_the_time_of_a_lock_is_the_time_it_was_given(store: Store):
     now: WallTime = wall_now()
-    found = acquire(store, "a", now=now)
-    assert isinstance(found, Held) and found.lock.acquired_at == now
+    assert acquire(store, "a", now=now) is None
+    assert [lock.acquired_at for lock in store.locks.list()] == [now]

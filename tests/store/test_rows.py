@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import LATEST_MS, ProcessIdentity, WallTime
 from shotclock.core.value_types import value
-from shotclock.store.rows import RowMapper, encode
+from shotclock.store.rows import RowMapper
+from shotclock.store.schema import encode
 from shotclock.store.store import Store
 from tests.rows import row
 

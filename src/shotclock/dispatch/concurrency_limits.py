@@ -20,7 +20,7 @@ from ..core.errors import Ending
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive, this_process
 from ..runtime.call import Call, Outcome
-from ..store.locks import Conflict, Held
+from ..store.locks import Lock
 from ..store.store import Store
 
 # Between two tries to get a place.
@@ -66,7 +66,7 @@ class ConcurrencyLimits:
                 conflict = await self._take(lock, slots, token, call)
                 if conflict is not None:
                     leave()
-                    return await self._find_mistakes(call, spec) or _lock_held(lock, conflict, call)
+                    return await self._find_mistakes(call, spec) or _lock_held(lock, slots, conflict, call)
                 tokens.append(token)
         except BaseException:
             leave()
@@ -94,7 +94,7 @@ class ConcurrencyLimits:
                 places.append((f"{self._app}:{spec.single_flight.format_map(known)}", 1))
         return places
 
-    async def _take(self, lock: str, slots: int, token: str, call: Call) -> Conflict | None:
+    async def _take(self, lock: str, slots: int, token: str, call: Call) -> Lock | None:
         bell, queue_ms = call.bound.bell, call.clocks.queue_ms or 0
         until_ns = call.started_ns + queue_ms * NS_PER_MS
         if bell is not None:
@@ -105,7 +105,7 @@ class ConcurrencyLimits:
         pause_s = FIRST_TRY_S
         while True:
             taken = await asyncio.to_thread(self._try, lock, slots, token, call.name, lease_ms)
-            if isinstance(taken, Held):
+            if taken is None:
                 return None
             left_s = (until_ns - monotonic_ns()) / 1e9
             if left_s <= 0:
@@ -113,7 +113,7 @@ class ConcurrencyLimits:
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 1.5, LATER_TRIES_S)
 
-    def _try(self, lock: str, slots: int, token: str, label: str, lease_ms: int | None) -> Held | Conflict:
+    def _try(self, lock: str, slots: int, token: str, label: str, lease_ms: int | None) -> Lock | None:
         now = wall_time()
         return self._store().locks.acquire(
             lock,
@@ -127,15 +127,12 @@ class ConcurrencyLimits:
         )
 
 
-def _lock_held(lock: str, conflict: Conflict, call: Call) -> Outcome:
+def _lock_held(lock: str, slots: int, oldest: Lock, call: Call) -> Outcome:
     now = wall_time()
-    age_ms, expires_at = conflict.age_ms(now), conflict.oldest.expires_at
-    holder: dict[str, object] = {"pid": conflict.pid, "command": conflict.label, "age_ms": age_ms}
+    age_ms, expires_at, pid = oldest.age_ms(now), oldest.expires_at, oldest.holder.pid
+    holder: dict[str, object] = {"pid": pid, "command": oldest.label, "age_ms": age_ms}
     waited_ms = (monotonic_ns() - call.started_ns) // NS_PER_MS
-    message = (
-        f"{conflict.label} of process {conflict.pid} has held {lock.partition(':')[2] or lock} "
-        f"for {format_duration(age_ms)}"
-    )
+    message = f"{oldest.label} of process {pid} has held {lock.partition(':')[2] or lock} for {format_duration(age_ms)}"
     longest_ms = None if expires_at is None else max(0, expires_at - now)
     return Outcome(
         Ending.NOT_STARTED,
@@ -144,7 +141,7 @@ def _lock_held(lock: str, conflict: Conflict, call: Call) -> Outcome:
             message,
             "validation",
             fired=call.fired(ClockKind.QUEUE, waited_ms * NS_PER_MS) if call.clocks.queue_ms else None,
-            context={"lock": lock, "slots": conflict.slots, "holder": holder},
+            context={"lock": lock, "slots": slots, "holder": holder},
             retry_after_ms=RETRY_AFTER_MS if longest_ms is None else max(1, min(RETRY_AFTER_MS, longest_ms)),
         ),
     )

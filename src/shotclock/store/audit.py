@@ -13,7 +13,9 @@ from typing import Any
 from ..core.clocks import WallTime
 from ..core.proposal import canonical, digest
 from ..core.value_types import replace, value
-from .rows import Codec, Database, RowMapper, Transaction, json_text
+from .database import Database, Transaction
+from .rows import Codec, RowMapper
+from .schema import json_text
 
 NOTHING_BEFORE = "0" * 64
 

@@ -34,8 +34,7 @@ from .home import (
     make_private_directory,
     sync_directory,
 )
-from .rows import encode
-from .schema import APPLICATION_ID, STATEMENTS, VERSION
+from .schema import APPLICATION_ID, STATEMENTS, VERSION, encode
 
 # SQLite waits this long for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
 # exhausts this.
@@ -84,14 +83,14 @@ def translate_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> Store
 
 # Taken after a database's own lock, never before.
 _opening = threading.Lock()
-_open: weakref.WeakSet[SQLiteDatabase] = weakref.WeakSet()
+_open: weakref.WeakSet[Database] = weakref.WeakSet()
 # Connections that were in use during a fork. Even closing one would drop locks, so they are kept until the end.
 _inherited: list[tuple[tuple[int, int], sqlite3.Connection]] = []
 _torn = False  # this process was forked while another thread was opening some store
 
 
-class SQLiteTransaction:
-    """A transaction on the connection: see rows.Transaction."""
+class Transaction:
+    """One transaction. It encodes times, processes, text and numbers."""
 
     __slots__ = ("_connection",)
 
@@ -105,11 +104,12 @@ class SQLiteTransaction:
         return self._connection.executemany(statement, ([encode(value) for value in row] for row in rows))
 
     def change_mark(self) -> object:
+        """Return a mark that is equal to an earlier one as long as no other connection has changed anything since."""
         # The number is valid on one connection only, and after a fork there is another one.
         return self._connection, self._connection.execute("PRAGMA data_version").fetchone()[0]
 
 
-class SQLiteDatabase:
+class Database:
     """One connection to the file, shared by the threads of this process and dropped before a fork."""
 
     def __init__(self, path: Path) -> None:
@@ -131,23 +131,23 @@ class SQLiteDatabase:
         _open.add(self)
 
     @contextmanager
-    def read(self) -> Iterator[SQLiteTransaction]:
+    def read(self) -> Iterator[Transaction]:
         """Open a transaction for reading. It sees the state of one instant."""
         with self._transaction("BEGIN") as connection:
-            yield SQLiteTransaction(connection)
+            yield Transaction(connection)
 
     @contextmanager
-    def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[SQLiteTransaction]:
+    def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[Transaction]:
         """Open a transaction for reading and writing that excludes other writers.
 
         `may_wait=False` is for an event loop: it raises StoreBusy instead of waiting for another thread or process.
         """
         with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait) as connection:
-            yield SQLiteTransaction(connection)
+            yield Transaction(connection)
 
-    def open_another(self) -> SQLiteDatabase:
+    def open_another(self) -> Database:
         """Open a connection of its own to the same file. The caller closes it."""
-        return SQLiteDatabase(self.path)
+        return Database(self.path)
 
     def shrink(self, pages: int | None = None) -> bool:
         """Give unused space back to the file system, so many pages or all. Return whether others allowed it."""
@@ -361,7 +361,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 @contextmanager
-def open_alone(path: Path) -> Iterator[tuple[SQLiteTransaction, int]]:
+def open_alone(path: Path) -> Iterator[tuple[Transaction, int]]:
     """Open a store of this or an older version, alone among all processes; yield a transaction and the version.
 
     Raises StoreBusy while another process has it open. Only for a process that has not opened it otherwise.
@@ -373,7 +373,7 @@ def open_alone(path: Path) -> Iterator[tuple[SQLiteTransaction, int]]:
         # Fails while another process has the file open, even if idle, and leaves no log beside it.
         connection.execute("PRAGMA journal_mode=DELETE")
         connection.execute("BEGIN EXCLUSIVE")
-        yield SQLiteTransaction(connection), version
+        yield Transaction(connection), version
     except sqlite3.Error as error:
         translated = translate_error(error, path)
         if isinstance(translated, StoreBusy):

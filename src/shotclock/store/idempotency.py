@@ -20,7 +20,9 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .rows import Database, RowMapper, check_count, decode_process, json_text
+from .database import Database
+from .rows import RowMapper
+from .schema import check_count, decode_process, json_text
 
 
 @value

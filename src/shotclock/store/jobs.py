@@ -14,7 +14,9 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .rows import Database, RowMapper, Transaction, check_count, insert_row, json_text
+from .database import Database, Transaction
+from .rows import RowMapper, insert_row
+from .schema import check_count, json_text
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
 # exhausts this.

@@ -1,7 +1,7 @@
 """Named locks with a number of slots, between all processes that share the store.
 
 A lock belongs to a token and to a process; when the process is dead, the next caller takes its slot in the same
-transaction. There is no waiting here: the caller of a `Conflict` decides how long to retry. Locks need not survive a
+transaction. There is no waiting here: the caller decides how long to retry. Locks need not survive a
 power loss (nor would their holders), so acquiring one does not wait for the disk.
 """
 
@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .rows import Database, RowMapper, Transaction, check_count
+from .database import Database, Transaction
+from .rows import RowMapper
+from .schema import check_count
 
 
 @value
@@ -34,38 +36,6 @@ class Lock:
         return self.expires_at is not None and now >= self.expires_at
 
 
-@value
-class Held:
-    """The slot that was acquired."""
-
-    lock: Lock
-    displaced: tuple[Lock, ...] = ()
-    """Locks of dead holders and expired leases that were removed."""
-
-
-@value
-class Conflict:
-    """Every slot is taken. `oldest` is the living holder that has had its slot longest."""
-
-    oldest: Lock
-    slots: int
-
-    @property
-    def pid(self) -> int:
-        return self.oldest.holder.pid
-
-    @property
-    def label(self) -> str:
-        return self.oldest.label
-
-    @property
-    def acquired_at(self) -> WallTime:
-        return self.oldest.acquired_at
-
-    def age_ms(self, now: WallTime) -> int:
-        return self.oldest.age_ms(now)
-
-
 _LOCKS = RowMapper(Lock, "locks")
 
 
@@ -86,10 +56,10 @@ class Locks:
         now: WallTime,
         is_alive: Callable[[ProcessIdentity], bool],
         lease_ms: int | None = None,
-    ) -> Held | Conflict:
-        """Acquire a slot, or return the Conflict. Repeating it with a token that holds one renews the lease.
+    ) -> Lock | None:
+        """Acquire a slot and return None, or return the living lock in the way that is oldest.
 
-        `is_alive` must not use the store.
+        Repeating it with a token that holds a slot renews the lease. `is_alive` must not use the store.
         """
         if check_count(slots, "slots") < 1:
             raise ValueError("a lock needs at least one slot")
@@ -99,24 +69,22 @@ class Locks:
         # A waiting caller retries often. A look that ends in a conflict does not delay writers.
         with self._database.read() as transaction:
             locks = _of_name(transaction, name)
-        conflict, _ = _weigh(locks, slots, token, now, is_alive)
-        if conflict is not None:
-            return conflict
+        in_the_way, _ = _weigh(locks, slots, token, now, is_alive)
+        if in_the_way is not None:
+            return in_the_way
         with self._database.write(durable=False) as transaction:
-            conflict, vacant = _weigh(_of_name(transaction, name), slots, token, now, is_alive)
-            if conflict is not None:
-                return conflict
+            in_the_way, vacant = _weigh(_of_name(transaction, name), slots, token, now, is_alive)
+            if in_the_way is not None:
+                return in_the_way
             transaction.executemany("DELETE FROM locks WHERE token = ?", [(lock.token,) for lock in vacant])
-            mine = _of_token(transaction, token)
+            mine = _LOCKS.get(transaction, "WHERE token = ?", (token,))
             if mine is None:
                 _LOCKS.insert(transaction, Lock(name, token, holder, label, now, expires_at))
             elif mine.name != name or mine.holder != holder:
                 raise ValueError(f"the token {token!r} holds another lock: {mine.name!r}")
             else:
                 transaction.execute("UPDATE locks SET expires_at = ? WHERE token = ?", (expires_at, token))
-            lock = _of_token(transaction, token)
-        assert lock is not None
-        return Held(lock, vacant)
+        return None
 
     def release(self, token: str) -> bool:
         """Release the slot of this token and return whether it was held."""
@@ -133,20 +101,16 @@ class Locks:
 
 def _weigh(
     locks: tuple[Lock, ...], slots: int, token: str, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
-) -> tuple[Conflict | None, tuple[Lock, ...]]:
-    """Return the conflict, if there is no slot for this token, and the locks that are dead or expired."""
+) -> tuple[Lock | None, list[Lock]]:
+    """Return the oldest living lock, if there is no slot for this token, and the locks that are dead or expired."""
     if any(lock.token == token for lock in locks):
-        return None, ()
+        return None, []
     vacant: list[Lock] = []
     taken: list[Lock] = []
     for lock in locks:
         (vacant if lock.has_expired(now) or not is_alive(lock.holder) else taken).append(lock)
-    return (Conflict(taken[0], slots) if len(taken) >= slots else None), tuple(vacant)
+    return (taken[0] if len(taken) >= slots else None), vacant
 
 
 def _of_name(transaction: Transaction, name: str) -> tuple[Lock, ...]:
     return tuple(_LOCKS.list(transaction, "WHERE name = ? ORDER BY seq", (name,)))
-
-
-def _of_token(transaction: Transaction, token: str) -> Lock | None:
-    return _LOCKS.get(transaction, "WHERE token = ?", (token,))

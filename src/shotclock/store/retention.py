@@ -20,11 +20,10 @@ from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_durati
 from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import as_dict, replace, value
-from .database import open_alone
+from .database import Transaction, open_alone
 from .home import StoreBusy, StoreUnusable
-from .rows import Transaction, decode_process
 from .runs import belongs_to
-from .schema import VERSION
+from .schema import VERSION, decode_process
 from .store import AUDIT_FILE_NAME, FILE_NAME, JOBS_FOLDER, Store
 
 DAY_MS = 24 * 3_600_000

@@ -12,7 +12,9 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import as_dict, value
-from .rows import Database, RowMapper, Transaction, check_count, decode_process, decode_text, json_text
+from .database import Database, Transaction
+from .rows import RowMapper
+from .schema import check_count, decode_process, decode_text, json_text
 
 
 @value

@@ -1,7 +1,21 @@
-"""Tables of the store, in one version: before 1.0 an older store is moved aside, not migrated.
+"""Tables of the store, in one version, and the values of their columns.
 
-`user_version` holds the number of the version. The values of the columns: store/rows.py.
+Before 1.0 an older store is moved aside, not migrated; `user_version` holds the number of the version. A column holds
+text, a whole number, bytes or nothing; columns ending in `_at` are wall-clock milliseconds. Text that cannot be encoded
+(paths, labels) is written as bytes.
 """
+
+from __future__ import annotations
+
+import json
+
+from ..core.clocks import ProcessIdentity, WallTime
+
+# One value: 60 MB of text, the most that a step hands on, of which JSON escapes a byte with six at most; and the rest
+# of its record. SQLite would accept a gigabyte, and hold the writer's lock meanwhile.
+LONGEST_JSON = 400_000_000
+
+Column = str | int | bytes | None
 
 # "SHOT": distinguishes the store from the SQLite databases of other programs.
 APPLICATION_ID = 0x53484F54
@@ -213,3 +227,54 @@ STATEMENTS = (
     "CREATE TABLE pruned (at INTEGER NOT NULL)",
     "INSERT INTO pruned (at) VALUES (0)",
 )
+
+
+# --- values of columns --------------------------------------------------------------------------------------------
+
+
+def encode(value: object) -> Column:
+    """Return a value as a column holds it. Raises TypeError for other types than text, numbers, times and processes."""
+    if isinstance(value, str):
+        text = str(value)  # of an enum, its value
+        try:
+            _ = text.isascii() or text.encode()
+        except UnicodeEncodeError:  # undecodable bytes (surrogates), which SQLite would refuse
+            return text.encode("utf-8", "surrogatepass")
+        return text
+    if value is None or isinstance(value, int | bytes):
+        return value
+    if isinstance(value, WallTime):
+        return value.ms
+    if isinstance(value, ProcessIdentity):  # one canonical text, so that equal processes are equal columns
+        return json_text([value.host, value.boot_id, value.pid, value.started, value.namespace])
+    raise TypeError(f"a column cannot hold {type(value).__name__}")
+
+
+def decode_text(column: str | bytes) -> str:
+    """Return the text of an encoded column."""
+    return column.decode("utf-8", "surrogatepass") if isinstance(column, bytes) else column
+
+
+def decode_process(column: str) -> ProcessIdentity:
+    """Return the process of an encoded column."""
+    return ProcessIdentity(*json.loads(column))
+
+
+def json_text(value: object) -> str:
+    """Return JSON text. Raises ValueError or TypeError for other values, and for those too deep or too long."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        raise ValueError("nested too deep to be stored") from None
+    if len(text) > LONGEST_JSON:
+        raise ValueError(f"{len(text)} characters of JSON are too many to be stored: {LONGEST_JSON} at most")
+    return text
+
+
+def check_count(count: int, name: str) -> int:
+    """Return the number. Raises TypeError or ValueError unless it is a whole one from 0 up that fits into a column."""
+    if type(count) is not int:
+        raise TypeError(f"{name} must be a whole number, not {count!r}")
+    if not 0 <= count < 2**63:
+        raise ValueError(f"{name} must be a whole number from 0 up, not {count}")
+    return count

@@ -8,13 +8,12 @@ from types import TracebackType
 
 from ..core.clocks import WallTime
 from .audit import Audit
-from .database import SQLiteDatabase
+from .database import Database
 from .home import make_private_directory, state_home
 from .idempotency import IdempotencyKeys
 from .jobs import Checkpoints, Jobs
 from .locks import Locks
 from .proposals import Proposals
-from .rows import Database
 from .runs import Runs
 from .tokens import Tokens
 
@@ -32,7 +31,7 @@ class Store:
     def __init__(self, home: Path) -> None:
         """Open the store of this directory, which must be absolute. Use `Store.open`."""
         self.home = home
-        database: Database = SQLiteDatabase(home / FILE_NAME)
+        database = Database(home / FILE_NAME)
         self._database = database
         self.audit = Audit(database)
         self.checkpoints = Checkpoints(database)

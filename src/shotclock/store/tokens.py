@@ -10,7 +10,8 @@ from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.value_types import value
 from .audit import append, digest_of_row
-from .rows import Database, RowMapper, Transaction
+from .database import Database, Transaction
+from .rows import RowMapper
 
 # The columns that the digest in the last audit entry of a token covers.
 _ROW = "id, name, role, digest, created_at, expires_at, revoked_at"
