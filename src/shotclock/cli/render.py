@@ -262,8 +262,8 @@ TOO_DIFFERENT = "the texts are too different to compare"
 # The part of one text that a terminal shows; the envelope has the rest.
 LINES_SHOWN = 2_000
 LINE_SHOWN = 2_000
-# Other columns are dropped where the terminal is too narrow for this much of a title.
-LEAST_TITLE = 24
+# Columns below which a list shows less.
+NARROW = 80
 NEVER = WallTime(LATEST_MS).iso()
 
 DECISION_COLOURS = {
@@ -316,48 +316,31 @@ def render_list(data: Any, console: Console, now: WallTime) -> None:
     if not proposals:
         console.print("no proposal waits for a decision" if data["status"] == "pending" else "no proposals")
         return
-    columns: dict[str, list[Text]] = {name: [] for name in ("id", "title", "kind", "asked by", "age", "status")}
-    for each in proposals:
-        title = Text(one_line(each["title"]))
-        if each["destructive"]:
-            title = Text("destructive ", style="bold red") + title
-        status = Text(each["status"], style=DECISION_COLOURS[each["status"]])
-        if each["status"] == "pending":
-            left = time_left(each["expires_at"], now)
-            status = Text(
-                left if data["status"] == "pending" else f"pending, {left}", style=DECISION_COLOURS["pending"]
-            )
-        texts = (Text(each["id"], style="bold"), title, Text(each["kind"]), Text(one_line(each["asked_by"], 20)),
-                 Text(age(each["created_at"], now)), status)  # fmt: skip
-        for column, text in zip(columns.values(), texts, strict=True):
-            column.append(text)
-    if data["status"] == "pending":
-        columns["expires in"] = columns.pop("status")
-    _print_columns(columns, console)
+    is_pending = data["status"] == "pending"
+    rows = [_describe_proposal(each, is_pending, now) for each in proposals]
+    titles = ["id", "title", "kind", "asked by", "age", "expires in" if is_pending else "status"]
+    # A narrow terminal shows the id, the title and the status.
+    shown = range(len(titles)) if console.width >= NARROW else (0, 1, len(titles) - 1)
+    widths = [max(len(titles[place]), *(row[place].cell_len for row in rows)) for place in shown]
+    widths[1] = max(1, min(widths[1], console.width - sum(widths) + widths[1] - 2 * len(widths)))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for place, width in zip(shown, widths, strict=True):
+        table.add_column(titles[place], no_wrap=True, overflow="ellipsis", width=width)
+    for row in rows:
+        table.add_row(*(row[place] for place in shown))
+    console.print(table)
     if data["more"]:
         console.print(Text("there are more: --limit", style="dim"))
 
 
-def _print_columns(columns: dict[str, list[Text]], console: Console) -> None:
-    """Print a table. The title gets the remaining width, and the least important columns are dropped for it."""
-    widths = {name: max(len(name), *(text.cell_len for text in texts)) for name, texts in columns.items()}
-
-    def room() -> int:
-        return console.width - sum(widths[name] + 2 for name in columns if name != "title") - 2
-
-    for name in ("kind", "age", "asked by"):
-        if room() < min(widths["title"], LEAST_TITLE):
-            del columns[name]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for name in columns:
-        is_title = name == "title"
-        width = max(1, min(widths[name], room())) if is_title else widths[name]
-        table.add_column(
-            name, no_wrap=True, overflow="ellipsis", width=width, justify="right" if name == "age" else "left"
-        )
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    console.print(table)
+def _describe_proposal(each: dict[str, Any], is_pending: bool, now: WallTime) -> list[Text]:
+    title = Text("destructive " if each["destructive"] else "", style="bold red") + Text(one_line(each["title"]))
+    status = each["status"]
+    if status == "pending":
+        left = time_left(each["expires_at"], now)
+        status = left if is_pending else f"pending, {left}"
+    texts = (each["kind"], one_line(each["asked_by"], 20), age(each["created_at"], now))
+    return [Text(each["id"], "bold"), title, *map(Text, texts), Text(status, DECISION_COLOURS[each["status"]])]
 
 
 def line_of(event: dict[str, Any], now: WallTime) -> Text:
