@@ -49,9 +49,9 @@ class View:
         workflow: WorkflowFile,
         name: str,
         deadline_at: Callable[[], WallTime | None],
-        known: Iterable[StepState] = (),
+        earlier: Iterable[StepState] = (),
     ) -> None:
-        """`deadline_at` is called once the run has begun. `known`: the steps that an earlier process ran."""
+        """`deadline_at` is called once the run has begun. `earlier`: the steps that an earlier process ran."""
         self._screen = screen
         self._name = name
         self._deadline_at = deadline_at
@@ -70,7 +70,7 @@ class View:
         self._gated = {name for name, step in workflow.steps.items() if step.approval} - self._per_item
         self._on_call = _find_reactions(workflow)
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
-        for state in known:
+        for state in earlier:
             if state.status.is_final and state.status is not Status.SKIPPED:
                 self._states[state.id], self._finished[state.id] = state, None
         self._began_ns = monotonic_ns()

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def wants_json(asked: bool, *, even_without_colour: bool = True) -> bool:
-    """Return whether to write JSON: if asked for, without a terminal, in CI, and with NO_COLOR.
+def wants_json(has_flag: bool, *, even_without_colour: bool = True) -> bool:
+    """Return whether to write JSON: with the flag, without a terminal, in CI, and with NO_COLOR.
 
     `even_without_colour` False: the answer has a plain rendering, so NO_COLOR only removes the colour.
     """
     is_plain = even_without_colour and "NO_COLOR" in os.environ
-    return asked or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
+    return has_flag or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
 
 
 # The wait for a reader of the answer, in slices between which a signal is noticed.

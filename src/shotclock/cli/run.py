@@ -105,8 +105,8 @@ def _run(
     if values["heartbeat_ms"] is not None and values["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
         message = f"must be at least {SHORTEST_HEARTBEAT_MS} ms, or a busy worker would be taken for lost"
         raise Mistaken({"heartbeat": message})
-    asked = RunOptions(flow, inputs=dict(input), **values)
-    return lambda as_json: main(asked, as_json, is_asked_for=json_only)
+    options = RunOptions(flow, inputs=dict(input), **values)
+    return lambda as_json: main(options, as_json, envelope_only=json_only)
 
 
 def _control(
@@ -138,10 +138,10 @@ def _control(
     return control_run("run", run_id, step, by, on=on)
 
 
-def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
-    """Run a workflow and deliver its answer. `is_asked_for`: the caller wants only the envelope, and no lines."""
+def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:
+    """Run a workflow and deliver its answer. `envelope_only`: the caller wants only the envelope, and no lines."""
     try:
-        done = _perform(asked, alone=is_asked_for or asked.output == "json", as_json=as_json)
+        done = _perform(options, alone=envelope_only or options.output == "json", as_json=as_json)
     except Signalled as signalled:
         done = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
@@ -151,7 +151,7 @@ def main(asked: RunOptions, as_json: bool, *, is_asked_for: bool) -> int:
         done = outcome_of_error(error)
     envelope = done if isinstance(done, Envelope) else answer_at_once("run", done, Clocks())
     note_stops()
-    return _deliver(envelope, asked, as_json or asked.output == "json")
+    return _deliver(envelope, options, as_json or options.output == "json")
 
 
 def _make_findable() -> None:
@@ -161,40 +161,40 @@ def _make_findable() -> None:
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{beside}"
 
 
-def _perform(asked: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
+def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
     """Return the envelope of the run, or the refusal. Raises Signalled and Failure."""
     raise_on_stop()
     _make_findable()
-    if asked.output_file is not None:
-        ensure_writable(asked.output_file)  # before there is a result to lose
-    budget_ms = _budget_ms(asked)
-    with open_engine(asked.on, asked.queue, asked.heartbeat_ms) as engine, _Events(asked, as_json) as events:
-        request = asked.resume if asked.resume is not None else _read_request(asked)
+    if options.output_file is not None:
+        ensure_writable(options.output_file)  # before there is a result to lose
+    budget_ms = _budget_ms(options)
+    with open_engine(options.on, options.queue, options.heartbeat_ms) as engine, _Events(options, as_json) as events:
+        request = options.resume if options.resume is not None else _read_request(options)
         if isinstance(request, Outcome):
             return request
         return events.finish(asyncio.run(_carry_out(engine, request, events, alone, budget_ms)))
 
 
-def _read_request(asked: RunOptions) -> RunRequest | Outcome:
+def _read_request(options: RunOptions) -> RunRequest | Outcome:
     """Return the run to start, or the refusal of the file."""
-    file = Path(str(asked.flow)).absolute()
-    loaded = load_or_refuse(str(asked.flow))
+    file = Path(str(options.flow)).absolute()
+    loaded = load_or_refuse(str(options.flow))
     if isinstance(loaded, Outcome):
         return loaded
-    findings = lint(loaded, timeout_ms=asked.timeout_ms, unattended=not is_terminal(sys.stdin))
-    refused = judge(loaded, findings, may_be_tight=asked.force)
+    findings = lint(loaded, timeout_ms=options.timeout_ms, unattended=not is_terminal(sys.stdin))
+    refused = judge(loaded, findings, may_be_tight=options.force)
     if refused.problem is not None or loaded.workflow is None:
         refused.ending = Ending.NOT_STARTED
         return refused
-    workflow = select_tagged(loaded.workflow, asked.tags) if asked.tags else loaded.workflow
-    run_id = {"run_id": asked.run_id} if asked.run_id else {}
-    return RunRequest(workflow, str(file), file.parent, inputs=asked.inputs, timeout_ms=asked.timeout_ms, **run_id)
+    workflow = select_tagged(loaded.workflow, options.tags) if options.tags else loaded.workflow
+    run_id = {"run_id": options.run_id} if options.run_id else {}
+    return RunRequest(workflow, str(file), file.parent, inputs=options.inputs, timeout_ms=options.timeout_ms, **run_id)
 
 
-def _budget_ms(asked: RunOptions) -> int | None:
+def _budget_ms(options: RunOptions) -> int | None:
     """Return the wait for a person; without limit on a terminal, where that person is. Raises Failure."""
-    if asked.budget_ms is not None:
-        return asked.budget_ms or None
+    if options.budget_ms is not None:
+        return options.budget_ms or None
     return None if is_terminal(sys.stdin) else read_response_budget_ms()
 
 
@@ -242,8 +242,8 @@ async def _show_changes(
         run = store.runs.get(run_id)
         return None if run is None else run.deadline_at
 
-    known = [StepState.from_record(record.record) for record in store.runs.steps(run_id).values()]
-    async with View(screen, workflow, name, deadline_at, known) as view:
+    earlier = [StepState.from_record(record.record) for record in store.runs.steps(run_id).values()]
+    async with View(screen, workflow, name, deadline_at, earlier) as view:
         stop.add_done_callback(lambda _: view.note_stop())
         events.clear_view = view.clear
 
@@ -288,8 +288,8 @@ async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
 class _Events:
     """Writer of a line of JSON for every change, and of the answer to a second signal."""
 
-    def __init__(self, asked: RunOptions, as_json: bool) -> None:
-        path, self._asked, self._as_json = asked.events, asked, as_json or asked.output == "json"
+    def __init__(self, options: RunOptions, as_json: bool) -> None:
+        path, self._options, self._as_json = options.events, options, as_json or options.output == "json"
         self.run_id = ""
         self.clear_view: Callable[[], None] = lambda: None
         self._outlet: Outlet | None = None
@@ -320,7 +320,7 @@ class _Events:
     def leave_at_once(self, signal_name: str) -> None:
         """Answer a second signal. The steps die with this process, so their end is not verified."""
         self.clear_view()
-        where = "" if self._asked.on is None else f" {self._asked.on.on_command_line}"
+        where = "" if self._options.on is None else f" {self._options.on.on_command_line}"
         again = f"shotclock run --resume {self.run_id}{where}"
         message = f"stopped at once by a second {signal_name}, without clean-up"
         problem = replace(stop_problem(signal_name), message=message, suggestion=f"continue with `{again}`")
@@ -364,21 +364,21 @@ def _line(state: StepState) -> str:
 # --- the answer -------------------------------------------------------------------------------------------
 
 
-def _deliver(envelope: Envelope, asked: RunOptions, as_json: bool) -> int:
+def _deliver(envelope: Envelope, options: RunOptions, as_json: bool) -> int:
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
-    text = _text(envelope, asked)
-    if asked.output_file is not None:
+    text = _text(envelope, options)
+    if options.output_file is not None:
         try:
-            write_file(asked.output_file, text if text is not None else envelope.to_json() + "\n")
+            write_file(options.output_file, text if text is not None else envelope.to_json() + "\n")
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
-            return _deliver_on_streams(envelope, data, None, asked, as_json) or EX_IOERR
+            return _deliver_on_streams(envelope, data, None, options, as_json) or EX_IOERR
         text = None
-    return _deliver_on_streams(envelope, data, text, asked, as_json)
+    return _deliver_on_streams(envelope, data, text, options, as_json)
 
 
 def _deliver_on_streams(
-    envelope: Envelope, data: dict[str, Any], text: str | None, asked: RunOptions, as_json: bool
+    envelope: Envelope, data: dict[str, Any], text: str | None, options: RunOptions, as_json: bool
 ) -> int:
     code = envelope.exit_code
     if text is not None:
@@ -390,7 +390,7 @@ def _deliver_on_streams(
     if as_json:  # the text is the whole answer
         return code
     if "run_id" in data:
-        say_line(_closing_line(envelope, data, asked))
+        say_line(_closing_line(envelope, data, options))
     if envelope.error is not None and envelope.code != "STEPS_FAILED":  # the closing line says so
         say_line(summary_line(envelope))
     else:
@@ -399,7 +399,7 @@ def _deliver_on_streams(
     return code
 
 
-def _closing_line(envelope: Envelope, data: dict[str, Any], asked: RunOptions) -> str:
+def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions) -> str:
     if "continue_command" in data:
         name, waiting = one_line(data.get("name", data["run_id"]), 40), data.get("waiting", ())
         asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in waiting)
@@ -411,23 +411,23 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], asked: RunOptions) -
         counts = counts.replace(" failed", " failed and may")
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
-    where = "" if asked.on is None else f" {asked.on.on_command_line}"
+    where = "" if options.on is None else f" {options.on.on_command_line}"
     return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open{where}"
 
 
-def _text(envelope: Envelope, asked: RunOptions) -> str | None:
-    """Return the report in the format asked for. A refused run has one too, because CI expects it."""
-    if asked.output in (None, "json"):
+def _text(envelope: Envelope, options: RunOptions) -> str | None:
+    """Return the report in its format. A refused run has one too, because CI expects it."""
+    if options.output in (None, "json"):
         return None
-    report = unstarted(asked.flow or asked.resume or "run", envelope.to_dict(), wall_time())
+    report = unstarted(options.flow or options.resume or "run", envelope.to_dict(), wall_time())
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:
-            with open_engine(asked.on) as engine:
+            with open_engine(options.on) as engine:
                 report = asyncio.run(engine.report(run_id))
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
-    return text_of(report, str(asked.output))
+    return text_of(report, str(options.output))
 
 
 # --- the options ----------------------------------------------------------------------------------------------
