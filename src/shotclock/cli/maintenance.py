@@ -20,7 +20,7 @@ from ..process.kernel import is_alive
 from ..runtime.call import Outcome
 from ..runtime.outcomes import failure_outcome
 from ..store.home import state_home
-from ..store.retention import move_aside, parse_size, prune, read_retention
+from ..store.retention import move_aside, parse_count, parse_size, prune, read_retention
 from ..store.store import Store
 from ..store.tokens import Token
 from .output import say_line, signals_heard, write_quietly
@@ -154,12 +154,6 @@ def _size(path: Path) -> int:
     return sum(os.path.getsize(name) for name in (path, f"{path}-wal") if os.path.exists(name))
 
 
-def _read_count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 15:
-        raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
-    return int(text)
-
-
 # --- token ---------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +255,7 @@ COMMANDS = {
                 "Delete runs and proposals that ended this long ago (7d, 12h; 0: all that have ended), instead of 30d "
                 "for runs and 90d for proposals.",
             ),
-            option("--keep", "N", "Keep at most this many ended runs, the newest, instead of 1000.", read=_read_count),
+            option("--keep", "N", "Keep at most this many ended runs, the newest, instead of 1000.", read=parse_count),
             option(
                 "--max-size",
                 "SIZE",

@@ -68,7 +68,7 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
     """Read the limits from the environment. Raises Failure that names every invalid variable."""
     readers: dict[str, tuple[str, Callable[[str], int]]] = {
         "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
-        "SHOTCLOCK_KEEP_RUNS": ("runs", _parse_count),
+        "SHOTCLOCK_KEEP_RUNS": ("runs", parse_count),
         "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
     }
@@ -93,7 +93,8 @@ def parse_size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def _parse_count(text: str) -> int:
+def parse_count(text: str) -> int:
+    """Return a whole number. Raises ValueError."""
     if not text.isdecimal() or len(text) > 15:
         raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
     return int(text)
