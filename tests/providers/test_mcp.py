@@ -194,7 +194,8 @@ def test_the_steps_own_timeout_is_the_limit_where_it_is_shorter(ask: Trial) -> N
 def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
     ask: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "loads_slowly.py").write_text("import time\ntime.sleep(3)\n")
+    loads = "import time\ntime.sleep(3)\nfrom shotclock.providers.mcp_client import Conversation\n"
+    (tmp_path / "loads_slowly.py").write_text(loads)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("shotclock.providers.mcp._CLIENT", "loads_slowly")
 
