@@ -2,10 +2,13 @@
 
 import asyncio
 import fcntl
+import itertools
 import json
 import os
+import shutil
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +24,7 @@ from shotclock.store.home import StoreUnusable
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN, APPROVE, REJECT, bounded, code_of, opened, operation, wall_now
+from tests.rows import row
 from tests.store.work import in_children
 
 pytestmark = pytest.mark.slow
@@ -124,20 +128,27 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", TAMPERED)
-@pytest.mark.parametrize("goes_on", [False, True], ids=["at once", "after another change"])
-def test_whatever_is_done_to_the_file_is_named(home: Path, file: Path, name: str, goes_on: bool):
-    tamper, expected = TAMPERED[name]
-    file.write_bytes(b"".join(tamper(lines_of(file))))
-    if goes_on:  # and is not mended or hidden by what is appended
-        with Store.open(home) as store:
-            store.proposals.attach_or_create(NewProposal("p-more", operation(9), "agent"), wall_now())
-            AuditFile(store).catch_up()
-        if name == "one invented":
-            expected = "entry 9 (line 9) was changed"
-        expected = expected.removesuffix(", which was cut off").removesuffix(" from the end")
-    found = verified(home)
-    assert any(expected in problem for problem in found), found
+def copy_of(home: Path) -> Path:
+    """A copy of a closed store, to be tampered with."""
+    copy = Path(tempfile.mkdtemp(dir=home.parent)) / "home"
+    shutil.copytree(home, copy)
+    return copy
+
+
+def test_whatever_is_done_to_the_file_is_named(home: Path, file: Path):
+    for name, continues in itertools.product(TAMPERED, (False, True)):
+        with row(name, continues):
+            copy, (tamper, expected) = copy_of(home), TAMPERED[name]
+            (copy / file.name).write_bytes(b"".join(tamper(lines_of(file))))
+            if continues:  # and is not mended or hidden by what is appended
+                with Store.open(copy) as store:
+                    store.proposals.attach_or_create(NewProposal("p-more", operation(9), "agent"), wall_now())
+                    AuditFile(store).catch_up()
+                if name == "one invented":
+                    expected = "entry 9 (line 9) was changed"
+                expected = expected.removesuffix(", which was cut off").removesuffix(" from the end")
+            found = verified(copy)
+            assert any(expected in problem for problem in found), found
 
 
 def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
@@ -148,9 +159,8 @@ def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
+def test_what_is_changed_in_the_store_is_named_as_well(home: Path, file: Path):
+    table = [
         ("UPDATE audit SET by = 'bob' WHERE seq = 6", "entry 6 of the store was changed"),
         ("UPDATE audit SET details = '{}' WHERE seq = 6", "entry 6 of the store was changed"),
         ("DELETE FROM audit WHERE seq = 5", "entry 5 is missing in the store"),
@@ -191,12 +201,13 @@ def test_a_removed_or_readable_file_is_named(home: Path, file: Path):
         ("UPDATE asks SET ask = '[' WHERE ask LIKE '%\"n\":3%'", "cannot be read: it was changed"),
         ("UPDATE audit SET details = '{' WHERE seq = 6", "entry 6 of the store was changed"),
         ("UPDATE audit SET details = '[1]' WHERE seq = 6", "entry 6 of the store was changed"),
-    ],
-)
-def test_what_is_changed_in_the_store_is_named_as_well(home: Path, file: Path, statement: str, expected: str):
-    tampered(home, statement)
-    found = verified(home)
-    assert any(expected in problem for problem in found), found
+    ]
+    for statement, expected in table:
+        with row(statement):
+            copy = copy_of(home)
+            tampered(copy, statement)
+            found = verified(copy)
+            assert any(expected in problem for problem in found), found
 
 
 @pytest.mark.parametrize(
