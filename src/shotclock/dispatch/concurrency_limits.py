@@ -1,7 +1,7 @@
-"""How many calls may run at the same time, between all processes of this user.
+"""Limits of calls that run at the same time, across all processes of this user.
 
-A place is a lock in the store. It is given back when the call ends; a holder that died, or that must have been stopped
-by its own clocks long ago, loses it to the next one who asks.
+A place is a lock in the store, released when the call ends. A holder that died, or whose limits have long passed, loses
+it to the next call.
 
 docs/design.md: R36.
 """
@@ -26,9 +26,9 @@ from ..store.store import Store
 # Between two tries to get a place.
 FIRST_TRY_S = 0.01
 LATER_TRIES_S = 0.2
-# What the holder of a place may take beyond its timeout and grace before the place counts as left behind.
+# Time beyond its timeout and grace after which a holder loses its place.
 LEASE_MARGIN_MS = 10_000
-# What a caller is told to wait where nothing better is known.
+# The default of `retry_after_ms`.
 RETRY_AFTER_MS = 1_000
 
 
@@ -37,7 +37,7 @@ Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
 class ConcurrencyLimits:
     def __init__(self, catalogue: Catalogue, store: Callable[[], Store], check: Check | None = None) -> None:
-        """`check` looks at arguments without running anything, where that has not been done before."""
+        """`check` validates arguments without running anything, if that was not done before."""
         self._check = check
         self._app = catalogue.name
         self._specs = {
@@ -51,13 +51,12 @@ class ConcurrencyLimits:
         return name in self._specs
 
     async def enter(self, call: Call) -> Callable[[], None] | Outcome:
-        """Take the places of a call, waiting for them by its queue clock. Return how to give them back, or why there
-        was none in time."""
+        """Take the places of a call within its queue limit. Return the function that releases them, or the refusal."""
         spec, tokens = self._specs[call.name], list[str]()
 
         def leave() -> None:
             for token in tokens:
-                with contextlib.suppress(Exception):  # a place that cannot be given back is lost to its lease
+                with contextlib.suppress(Exception):  # the lease of the place ends it
                     self._store().locks.release(token)
 
         try:
@@ -74,7 +73,7 @@ class ConcurrencyLimits:
         return leave
 
     async def _find_mistakes(self, call: Call, spec: CommandSpec) -> Outcome | None:
-        """Return what is wrong with the arguments of a call that got no place: waiting would not help it."""
+        """Return the refusal of wrong arguments, for a call that got no place: a retry would not help it."""
         if self._check is None:
             return None
         checked = await self._check(call, spec, call.arguments or {})
@@ -88,7 +87,7 @@ class ConcurrencyLimits:
         if spec.single_flight is not None:
             properties = spec.input_schema.get("properties", {})
             defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
-            # An argument that is missing altogether is refused a moment later, where its type is known.
+            # A missing argument is refused later, where its type is known.
             with contextlib.suppress(KeyError):
                 known = {name: str(value) for name, value in {**defaults, **arguments}.items()}
                 places.append((f"{self._app}:{spec.single_flight.format_map(known)}", 1))

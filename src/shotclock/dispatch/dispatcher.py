@@ -2,8 +2,8 @@
 
     begin ── arguments checked, confirmation ── approval ── job, or idempotency key ── limits ── worker ── answer
 
-The command line, the MCP server, workflows and the library differ only in how they make a request and how they show
-its envelope. All of a call is on its own clock.
+The command line, the MCP server, workflows and the library differ only in how they make a request and show its
+envelope. All of a call is within its own limits.
 
 docs/design.md: R31, R38.
 """
@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-# These three are opened by the calls that need them: most commands declare nothing that is kept, shared or approved.
 from ..core.arguments import NotSerializable, to_valid_json
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
@@ -44,15 +43,15 @@ STOP_LIMIT_S = 3.0
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
 
 
-# A look at the arguments before a job or a question to a person has no business to take long, and both may take days.
+# The longest check of arguments before a job or an approval, which may take days themselves.
 LOOK_LIMIT_MS = 30_000
 
 T = TypeVar("T")
 
 
 class Dispatcher:
-    """Takes calls of one app's commands through their stages. Use it as an async context manager; the store is opened
-    when a call first needs it."""
+    """The stages of calls of one app's commands. Use it as an async context manager; the store is opened when a call
+    first needs it."""
 
     def __init__(
         self,
@@ -65,11 +64,12 @@ class Dispatcher:
         place: str | None = None,
         step: StepSurroundings | None = None,
     ) -> None:
-        """Prepare the stages; nothing is opened yet. With a `program`, commands that declare it go on as jobs in a
-        process that imports it. `command` is how the `job` commands are called, for the hints in their envelopes.
-        `inbox_of` is where people are asked, and whoever gave it closes it; without one it is the store's. `place` is
-        the file or the module of the commands, where nothing goes on as a job and there is no `program`, and
-        `step` the step of a run that they are called for."""
+        """Prepare the stages; nothing is opened yet.
+
+        With a `program`, commands that declare it continue as jobs in a process that imports it. `command` is the
+        command line of the `job` commands, for hints. `inbox_of` gives the inbox for approvals, which its owner closes
+        (default: the store's). `place` is the file or module of the commands if there is no `program`, and `step` the
+        step of a run that calls them."""
         self.catalogue = catalogue
         self.runtime = runtime
         runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
@@ -119,7 +119,7 @@ class Dispatcher:
         return self._opened
 
     def inbox(self) -> Inbox:
-        """Return the inbox where its commands' proposals are. Raises StoreError."""
+        """Return the inbox of its commands' proposals. Raises StoreError."""
         if self._inbox_of is not None:
             return self._inbox_of()
         if self._inbox is None:
@@ -134,13 +134,13 @@ class Dispatcher:
         return JobClient(self.store(), self._command)
 
     async def call(self, request: CallRequest) -> Envelope:
-        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on, with the answer
+        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on with the answer
         in its `envelope`."""
         return await self.carry_out(self.begin(request))
 
     def begin(self, request: CallRequest) -> Call:
-        """Start the clocks of a call. From here on all of it is on them: looking at its arguments, waiting for a place
-        or for the first call with the same key, and the work. Only while a person is asked they stand still."""
+        """Start the clocks of a call. They include the check of its arguments, every wait, and the work; only the wait
+        for an approval is not counted."""
         spec = self.catalogue.find(request.name)
         by_argument: object = False
         if spec is not None and spec.needs_confirmation and CONFIRMATION in request.arguments:
@@ -163,23 +163,23 @@ class Dispatcher:
         is_confirmed = spec.destructive and (request.confirmed or by_argument is True)
         if request.dry_run or request.validate_only or (spec.needs_confirmation and not is_confirmed):
             assert call.operation is not None
-            # By its own word it changes nothing. And it is not what is registered: it takes nobody's place.
+            # A preview changes nothing. The copy is not the registered operation, so it takes no place.
             call.operation, call.mutates = replace(call.operation, mutates=False), False
         else:
             call.confirmed = is_confirmed
         return call
 
     async def carry_out(self, call: Call) -> Envelope:
-        """Take a call that was begun through its stages, and answer it."""
+        """Take a call through its stages, and answer it."""
         return await self.runtime.conclude(call, self._run_stages(call))
 
     # --- the stages of a call ------------------------------------------------------------------------------
 
     async def _run_stages(self, call: Call) -> Outcome | Envelope:
-        """Ask each stage in turn; the first that has an answer ends the call.
+        """Run the stages in turn; the first answer ends the call.
 
-        Limits, guards and the worker are below the last one (`Runtime.perform`), where calls made by calls pass, too;
-        approvals and observers are told of the answer where it is made (`Runtime.conclude`)."""
+        Limits and the worker come after the last one (`Runtime.perform`), for inner calls as well; approvals and
+        observers get the answer in `Runtime.conclude`."""
         spec, request = self.catalogue.find(call.name), call.request
         assert request is not None
         if request.refusal is not None:
@@ -199,7 +199,7 @@ class Dispatcher:
         return await self._run_here(call, spec, request)
 
     async def _rehearse(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
-        """Show what the call would do, where it is not meant to do it, or not confirmed."""
+        """Preview a call that is a dry run, a validation, or not confirmed."""
         is_unconfirmed = spec.needs_confirmation and not (call.confirmed or request.dry_run or request.validate_only)
         if not (request.validate_only or request.dry_run or is_unconfirmed):
             return None
@@ -220,8 +220,7 @@ class Dispatcher:
         return Outcome(Ending.NOT_STARTED, Problem("CONFIRMATION_REQUIRED", message, "validation"), would)
 
     async def _approve_unless_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
-        """Ask a person, unless the identical call was approved before and its work is under way or its answer kept:
-        that may be waited for, but not begun."""
+        """Ask for an approval, unless the identical call was approved before and is running or has its answer kept."""
         if not self._needs_approval(spec):
             return None
         try:
@@ -234,7 +233,7 @@ class Dispatcher:
         return await self._approve(call, spec, request)
 
     async def _approve(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
-        """Ask a person, unless one has said yes to this call. Nobody is asked about arguments that are wrong."""
+        """Ask for an approval, unless this call has one. Wrong arguments are refused first."""
         if self._needs_no_approval(call):
             return None
         assert self._approvals is not None
@@ -247,18 +246,18 @@ class Dispatcher:
         return refusal.outcome(Ending.NOT_STARTED) if isinstance(refusal, StopSignal) else refusal
 
     async def _run_as_job(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | Envelope | None:
-        """Start the work as a job, or attach to it, and wait as long as the caller does. None where it is no job.
+        """Start the work as a job, or attach to it, and wait within the caller's budget. Return None if it is no job.
 
-        The work belongs to its runner. Bad arguments are told before there is a job."""
+        Wrong arguments are refused before there is a job."""
         if not self._goes_on_as_job(spec):
             return None
         ended = await self._wait_for_job(call, spec, request, may_start=self._needs_no_approval(call))
-        if ended is None:  # the job that was under way, and had been approved, may have ended and been told meanwhile
+        if ended is None:  # the approved job may have ended and been delivered meanwhile
             ended = await self._approve(call, spec, request)
         return ended or await self._wait_for_job(call, spec, request, may_start=True)
 
     async def _run_under_key(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | Envelope | None:
-        """Answer a repeat under an idempotency key with the first call's answer. None for the first itself."""
+        """Answer a repeat with the first call's answer. Return None for the first call itself."""
         if request.idempotency_key is None:
             return None
         from .idempotency import KeyedCall
@@ -266,11 +265,11 @@ class Dispatcher:
         keyed = KeyedCall(
             self.store(), self._scope(spec, request), request.idempotency_key, request.arguments, request.stdin
         )
-        # The first call with the same key, which had been approved, may have failed without a trace meanwhile.
+        # The approved first call with the same key may have failed without an effect meanwhile.
         return await keyed.begin(call) or await self._approve(call, spec, request)
 
     async def _run_here(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome:
-        """Run the work below this process, and say how far its steps came."""
+        """Run the work below this process, and report its steps."""
 
         def checkpoint() -> InvocationCheckpoint:
             from .invocation import InvocationCheckpoint, invocation_key
@@ -303,7 +302,7 @@ class Dispatcher:
     async def _wait_for_job(
         self, call: Call, spec: CommandSpec, request: CallRequest, *, may_start: bool
     ) -> Outcome | Envelope | None:
-        """Return what became of the job, as far as this caller waits. None where it would have to be started and may
+        """Return the outcome of the job, as far as this caller waits; None if it would have to be started and may
         not."""
         checked = await self._check(call, spec)
         if checked.problem is not None:
@@ -329,13 +328,13 @@ class Dispatcher:
             cancelled.outcome = Outcome(Ending.DETACHED)  # type: ignore[attr-defined]
             raise
         if isinstance(ended, Envelope):
-            if call.confirmed:  # its runner does not know
+            if call.confirmed:  # the runner does not know it
                 ended.meta["confirmed"] = True
             if job.delivered_at is not None and job.ended_at is not None:
                 ended.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))
         if not isinstance(ended, StopSignal):
             return ended
-        if ended.name == "SIGINT":  # a person at the keyboard means the work, not the waiting
+        if ended.name == "SIGINT":  # Ctrl-C ends the work, not only the waiting
             job = await client.cancel(job)
             if not job.is_active:
                 finished = client.deliver(job)
@@ -349,7 +348,7 @@ class Dispatcher:
         return call.proposal_id is not None or self._approvals is None or not self._approvals.guards(call.name)
 
     def _is_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> bool:
-        """Return whether the identical call was approved before, and its work is under way or its answer kept."""
+        """Return whether the identical call was approved before, and is running or has its answer kept."""
         if self._goes_on_as_job(spec):
             return self.jobs().find_attached(self._invocation(call, spec, request)) is not None
         key = request.idempotency_key
@@ -364,7 +363,7 @@ class Dispatcher:
             spec,
             self._program,
             call.arguments or {},
-            call.clocks.timeout_ms or 0,  # its own: the caller's deadline ends the waiting, not the work
+            call.clocks.timeout_ms or 0,  # the caller's deadline ends the waiting, not the work
             request.idempotency_key,
             request.resume_from,
             request.stdin,
@@ -373,14 +372,14 @@ class Dispatcher:
         )
 
     def begin_job_command(self, action: str, parent: Deadline | None = None) -> Call:
-        """Start the clocks of list, status, wait or cancel. Waiting without a limit takes as long as the job."""
+        """Start the clocks of list, status, wait or cancel. `wait` has no limit of its own."""
         clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
         return self.begin_own(f"job {action}", clocks, parent, mutates=action == "cancel")
 
     def begin_own(
         self, name: str, clocks: Clocks, parent: Deadline | None, *, mutates: bool, idempotent: bool = False
     ) -> Call:
-        """Start the clocks of something that a surface offers beside the app's commands."""
+        """Start the clocks of a command of the surface itself."""
         call = self.runtime.begin(name, {}, clocks, parent=parent)
         call.mutates, call.idempotent = mutates, idempotent
         return call
@@ -388,7 +387,7 @@ class Dispatcher:
     async def run_job_command(
         self, call: Call, action: str, job_id: str | None, request: CallRequest
     ) -> Outcome | Envelope:
-        """List, look at, wait for or cancel jobs. To an agent, jobs of others are not there."""
+        """List, look at, wait for or cancel jobs. An agent sees only its own."""
         return await self.jobs().perform(
             action,
             job_id,
@@ -400,7 +399,7 @@ class Dispatcher:
         )
 
     def _scope(self, spec: CommandSpec, request: CallRequest) -> str:
-        """Return where an idempotency key counts: for one command of one owner. No name of either has an @ in it."""
+        """Return the scope of an idempotency key: one command of one owner. Neither name contains an @."""
         scope, owner = f"{self.catalogue.name}/{spec.name}", request.owner
         return scope if owner is None else f"{scope}@{owner}"
 
@@ -411,8 +410,8 @@ class Dispatcher:
         return spec.interruption is not None and spec.interruption.detach and self._program is not None
 
     async def _check(self, call: Call, spec: CommandSpec, bound: Bound | None = None) -> Outcome:
-        """Look at the arguments of a call and run nothing. The types' own code does it, which may take any time: the
-        call's, and no more than a moment where work or a question of days comes behind it."""
+        """Check the arguments of a call and run nothing. The types' own code may take time: it is bounded by the call,
+        and by less before a job or an approval."""
         stop = None if call.request is None else call.request.stop
         looked = await _unless_stopped(
             self._checks.look_at(call, spec, call.arguments or {}, bound), stop, STOP_LIMIT_S
@@ -421,7 +420,7 @@ class Dispatcher:
 
 
 class ArgumentChecks:
-    """Looks at the arguments of commands without running any, where their types can be imported."""
+    """Checks of the arguments of commands, in a process that can import their types."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -430,7 +429,7 @@ class ArgumentChecks:
     async def look_at(
         self, call: Call, spec: CommandSpec, arguments: Mapping[str, object], bound: Bound | None = None
     ) -> Outcome:
-        """Look at arguments as a part of the call, for whoever stands between it and its work."""
+        """Check arguments as a part of the call, before its work."""
         bound = bound or call.narrowed(LOOK_LIMIT_MS, "look at the arguments")
         return await self._runtime.check(call, self._operation(spec), arguments, bound)
 
@@ -444,9 +443,9 @@ class ArgumentChecks:
 
 
 class CommandListener(CallListener):
-    """Listens to one call of a command: which of its declared steps it is at, how far it is, and what it wants kept.
+    """Listener to one call of a command: its steps, its progress and its checkpoint.
 
-    `checkpoint` makes where that is kept when the command first asks: most keep nothing."""
+    `checkpoint` makes the checkpoint when the command first needs it."""
 
     def __init__(
         self,
@@ -488,12 +487,12 @@ class CommandListener(CallListener):
         return [] if self._checkpoint is None else self._checkpoint.warnings
 
     async def forget_checkpoint(self) -> None:
-        """Delete what was kept, if anything was."""
+        """Delete the checkpoint, if there is one."""
         if self._checkpoint is not None and self._checkpoint.is_kept:
             await asyncio.to_thread(self._checkpoint.clear)
 
     def add_steps(self, data: object) -> dict[str, object]:
-        """Return the data of a command that did not succeed, with how far its steps came."""
+        """Return the data of a command that did not succeed, with the state of its steps."""
         completed = self._begun[:-1]
         skipped = list(self.skipped_steps)
         pending = [name for name in self._steps if name not in completed and name not in skipped]
@@ -516,7 +515,7 @@ class StopSignal(NamedTuple):
 
 
 async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, limit_s: float) -> T | StopSignal:
-    """Wait for the work, and cancel it when the surface says stop. Return what came of it, or what stopped it first.
+    """Wait for the work, and cancel it when the surface stops it. Return its result, or the signal that stopped it.
 
     A cancellation is passed on with the `outcome` of the work."""
     if stop is None:
@@ -539,7 +538,7 @@ async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, 
     working.cancel()
     await asyncio.wait([working], timeout=limit_s)
     if working.done() and not working.cancelled() and working.exception() is None:
-        return working.result()  # it ended by itself just then, and that is the truth
+        return working.result()  # it ended by itself just then
     return StopSignal(stop.result())
 
 
@@ -548,7 +547,7 @@ def _has_dry_run(spec: CommandSpec) -> bool:
 
 
 def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:
-    """Say of the failure of a rehearsal that it is one: what would be done could not be shown."""
+    """Mark the failure of a preview as such."""
     problem = preview.problem() if callable(preview.problem) else preview.problem
     if problem is not None and (problem.phase != "validation" or preview.ending is not Ending.NOT_STARTED):
         why = f"{spec.name} was not confirmed, and its preview (dry_run) failed"
@@ -563,7 +562,7 @@ def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:
 
 
 def _describe_arguments(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Write arguments as JSON, and those that cannot be as Python shows them."""
+    """Write arguments as JSON, or by their repr."""
     described: dict[str, object] = {}
     for name, value in arguments.items():
         try:

@@ -23,7 +23,7 @@ LATER_LOOKS_S = 0.2
 
 
 def find_other_work(store: Store, scope: str, key: str, digest: str) -> Outcome | None:
-    """Let a key stand for this work from here on. Return the refusal where it stands for other work."""
+    """Bind a key to this work. Return the refusal if it is bound to other work."""
     beginning = store.idempotency.begin(scope, key, digest, this_process(), wall_time(), is_alive)
     return _key_reused(key, beginning.began_at) if isinstance(beginning, Mismatch) else None
 
@@ -34,7 +34,7 @@ def _key_reused(key: str, began_at: WallTime) -> Outcome:
 
 
 class KeyedCall:
-    """Call with a key: it runs if it is the first, and waits for the first otherwise."""
+    """A call with a key: it runs if it is the first, and waits for the first otherwise."""
 
     def __init__(
         self, store: Store, scope: str, key: str, arguments: Mapping[str, object], stdin: Stdin | None = None
@@ -43,8 +43,8 @@ class KeyedCall:
         self._digest = digest([dict(arguments), None if stdin is None else stdin.digest])
 
     async def begin(self, call: Call) -> Outcome | Envelope | None:
-        """Return None where this call is the first with its key: its answer will be kept. Else return the first call's
-        answer, once there is one, or why there is none."""
+        """Return None if this call is the first with its key: its answer will be kept. Otherwise wait for the first
+        call's answer and return it, or the reason why there is none."""
         pause_s = FIRST_LOOK_S
         stop = None if call.request is None else call.request.stop
         await asyncio.to_thread(self._forget_old)
@@ -59,7 +59,7 @@ class KeyedCall:
             bell = call.bound.bell
             if bell is not None and bell.has_passed(monotonic_ns()):
                 problem = timeout_problem(call, monotonic_ns() - call.started_ns)
-                message = f"{problem.message}; the first call with this key goes on"
+                message = f"{problem.message}; the first call with this key is still running"
                 return Outcome(Ending.DETACHED, Problem("TIMEOUT", message, fired=problem.fired))
             if stop is None:
                 await asyncio.sleep(pause_s)
@@ -76,7 +76,7 @@ class KeyedCall:
         self._store.idempotency.forget_begun_before(WallTime(max(0, wall_time().ms - RETENTION_MS)), is_alive)
 
     def _repeat(self, beginning: Beginning) -> Outcome | Envelope | None:
-        """Return the answer to a repeat, unless the first call is still under way."""
+        """Return the answer to a repeat, unless the first call is still running."""
         if isinstance(beginning, Finished):
             first = beginning.envelope
             again = warning("REPLAYED", finished_at=beginning.finished_at.iso())
@@ -90,7 +90,7 @@ class KeyedCall:
         return None
 
     def _keep(self, envelope: Envelope) -> None:
-        """Keep the first answer as the key's. What may be repeated without harm is forgotten instead."""
+        """Keep the first answer under its key, unless the call had no effect and may be repeated."""
         if envelope.ok or envelope.meta["side_effects"] != SideEffects.NONE.value:
             self._store.idempotency.finish(self._scope, self._key, envelope.to_dict(), wall_time())
         else:

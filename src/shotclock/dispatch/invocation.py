@@ -1,5 +1,4 @@
-"""One invocation of a command that may outlive its caller, its identity (equal ones are the same work), and the
-checkpoint that is kept under it."""
+"""An invocation of a command that may outlive its caller: its identity, and the checkpoint kept under it."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from ..store.jobs import NewJob
 if TYPE_CHECKING:
     from ..store.store import Store
 
-# What one checkpoint may hold: it is read and written whole.
+# The largest checkpoint: it is read and written whole.
 CHECKPOINT_LIMIT = 16_000_000
 
 
@@ -47,9 +46,9 @@ class Invocation:
     resume_from: str | None = None
     stdin: Stdin | None = None
     owner: str | None = None
-    """Whose job it is. None: the user's whose store it is."""
+    """The owner of the job. None: the user of the store."""
     proposal_id: str | None = None
-    """The approval that it uses up, and that is owed its outcome."""
+    """The approval that it uses, and that gets its outcome."""
 
     def key(self) -> str:
         return invocation_key(
@@ -94,8 +93,8 @@ def invocation_key(
     stdin: Stdin | None = None,
     owner: str | None = None,
 ) -> str:
-    """Return what is the same for the same work: command, arguments, directory, version, key, input and owner. What is
-    not said and what is said to be as it is by default are the same."""
+    """Return a digest of command, arguments with defaults, directory, version, key, input and owner: equal for the same
+    work."""
     spec = catalogue.find(command)
     properties = {} if spec is None else spec.input_schema.get("properties", {})
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
@@ -116,8 +115,8 @@ class InvocationCheckpoint:
     """The checkpoint of one invocation, in the store, under its identity."""
 
     def __init__(self, store: Callable[[], Store], key: Callable[[], str]) -> None:
-        """`store` opens the store and `key` makes the identity when they are needed, in a thread: the one may take a
-        moment, and not every argument can be put into JSON."""
+        """`store` and `key` are called when needed, in a thread: opening the store may block, and not every argument
+        can be put into JSON."""
         self._store = store
         self._make_key = key
         self._fingerprint = ""
@@ -132,14 +131,14 @@ class InvocationCheckpoint:
             raise Failure("CHECKPOINTS_UNAVAILABLE", f"the arguments of the call cannot be recorded: {error}") from None
 
     async def save(self, state: object) -> None:
-        """Keep the state, durably, before this returns. Raises Failure where it cannot be kept."""
+        """Store the state, durably, before this returns. Raises Failure if it cannot be stored."""
         plain = to_jsonable(state)
         if len(json.dumps(plain)) > CHECKPOINT_LIMIT:
             raise Failure("CHECKPOINTS_UNAVAILABLE", f"a checkpoint holds at most {CHECKPOINT_LIMIT} characters")
         await asyncio.to_thread(self._save, plain)
 
     async def restore(self, fingerprint: str) -> object:
-        """Return the state kept last; None, and delete it, where it was for another input."""
+        """Return the last state. Return None, and delete it, if it was for another input."""
         kept = await asyncio.to_thread(lambda: self._store().checkpoints.load(self._key))
         self._fingerprint = fingerprint
         if kept is None:
@@ -163,5 +162,5 @@ class InvocationCheckpoint:
 def _directory() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it was removed under us
+    except OSError:  # it was removed
         return ""

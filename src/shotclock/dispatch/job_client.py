@@ -1,7 +1,6 @@
-"""Jobs seen from a caller: start or attach, wait no longer than the budget, look, cancel.
+"""Jobs as their callers see them: start or attach, wait within the budget, look, cancel.
 
-Nothing but the store is between a caller and a runner, so it does not matter who started the job, or whether that
-caller still lives.
+A caller and a runner share nothing but the store, so any caller can wait for a job, also after its first one died.
 
 docs/design.md: R33.
 """
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
 # Between two looks at a job. The first are close together, because most work is short.
 FIRST_LOOK_S = 0.02
 LATER_LOOKS_S = 0.2
-# A runner beats four times a second. One that lives but says nothing for this long is stopped or starved.
+# A runner writes a heartbeat four times a second. A living one that is silent for this long is stopped or starved.
 SILENT_LIMIT_MS = 60_000
 # How long cancelling waits beyond the grace for the runner to notice and to report.
 CANCEL_LIMIT_S = 10.0
 LOG_TAIL = 4_000
-# How long a checkpoint waits for somebody to go on from it.
+# How long a checkpoint is kept.
 CHECKPOINTS_KEPT_MS = 7 * 24 * 3600 * 1000
 POLL_INTERVAL_MS = 1_000
 
@@ -68,15 +67,15 @@ class JobClient:
         budget_ms: int | None = None,
         on_progress: Progress | None = None,
     ) -> Outcome | Envelope:
-        """Do one of list, status, wait and cancel; an envelope is the job's own. Raises Failure where there is no such
-        job, or no usable store. `of`: to this owner, whom the jobs of others do not concern; None sees all."""
+        """Do one of list, status, wait and cancel; an envelope is the job's own. Raises Failure if there is no such
+        job, or no usable store. `of` limits it to the jobs of one owner; None sees all."""
         if verb == "list":
             jobs = await asyncio.to_thread(self.list, app, active_only=active_only, of=of)
             return Outcome(Ending.FINISHED, data={"jobs": jobs})
         try:
             job = await asyncio.to_thread(self.find, job_id or "", of)
         except Failure:
-            # What waits for a person tells its caller its proposal's id as that of a job.
+            # A call that waits for a person gives its proposal's id as that of a job.
             found = await self._perform_on_proposal(verb, job_id or "", call, of, budget_ms)
             if found is None:
                 raise
@@ -93,7 +92,7 @@ class JobClient:
 
     @staticmethod
     def patience(call: Call, budget_ms: int | None) -> tuple[int | None, int]:
-        """Return until when this caller waits, and how long that is: its budget, within its own caller's deadline."""
+        """Return until when this caller waits, and how long: its budget, within its own caller's deadline."""
         ends = [] if budget_ms is None else [call.started_ns + budget_ms * NS_PER_MS]
         if call.bound.owner != call.name and call.bound.bell is not None:
             ends.append(call.bound.bell.at_ns)
@@ -104,8 +103,8 @@ class JobClient:
     # --- starting -----------------------------------------------------------------------------------------
 
     def start_or_attach(self, invocation: Invocation, trace: TraceContext) -> Job:
-        """Return the job that does this work: one that runs already, one that has ended untold, or a new one, below the
-        caller's place in its trace."""
+        """Return the job of this work: a running one, an ended one that was not delivered, or a new one in the caller's
+        trace."""
         self.forget_old()
         job_id = secrets.token_hex(8)
         log = self._store.folder(JOBS_FOLDER) / f"{job_id}.log"
@@ -120,7 +119,7 @@ class JobClient:
         return job
 
     def find_attached(self, invocation: Invocation) -> Job | None:
-        """Return the job that does this work already, or has done it and told nobody. Nothing is started."""
+        """Return the running or undelivered job of this work. Nothing is started."""
         return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", wall_time()), wall_time(), is_alive)
 
     def _start_runner(self, job: Job, trace: TraceContext) -> None:
@@ -129,7 +128,7 @@ class JobClient:
         environment |= trace.as_variables()
         try:
             output = create_private_file(Path(job.log_path))
-        except FileExistsError:  # a further attempt writes on
+        except FileExistsError:  # a further attempt appends
             output = os.open(job.log_path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             start_detached(
@@ -183,8 +182,7 @@ class JobClient:
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def look(self, job_id: str) -> Job | None:
-        """Read the job as it is. One whose runner is gone is lost from here on, with the end of its log as the
-        reason."""
+        """Read the job. One whose runner is gone is marked as lost, with the end of its log as the reason."""
         job = self._store.jobs.get(job_id)
         if job is None or not job.is_active:
             return job if job is None or job.envelope is not None else self._with_envelope(job)
@@ -202,19 +200,19 @@ class JobClient:
         return self._store.jobs.get(job.id)
 
     def deliver(self, job: Job) -> Envelope:
-        """Return how it ended, and write down that somebody was told."""
+        """Return its envelope, and mark it as delivered."""
         self._store.jobs.deliver(job.id, wall_time())
         envelope = job.envelope or lost_envelope(job)
         meta = {**envelope["meta"], "job_id": job.id}
         return Envelope(envelope["data"], envelope["error"], list(envelope["warnings"]), meta)
 
     def incomplete(self, job: Job, call: Call, budget_ms: int) -> Outcome:
-        """Say that the job goes on, how far it is, and how to wait for it or cancel it."""
+        """Return the answer that the job continues: its progress, and how to wait for it or cancel it."""
         elapsed_ms = (monotonic_ns() - call.started_ns) // 1_000_000
         silent_ms = 0 if job.heartbeat_at is None else wall_time().since_ms(job.heartbeat_at)
         if silent_ms > SILENT_LIMIT_MS:
             fired = Fired(ClockKind.IDLE, "runner", SILENT_LIMIT_MS, silent_ms)
-            message = f"the runner of job {job.id} has said nothing for {format_duration(silent_ms)}"
+            message = f"the runner of job {job.id} has been silent for {format_duration(silent_ms)}"
             return Outcome(Ending.DETACHED, Problem("STALLED", message, fired=fired), self.describe(job))
         data: dict[str, object] = {
             "state": "running",
@@ -224,14 +222,14 @@ class JobClient:
             "cancel_command": self._command_line("cancel", job.id),
         }
         fired = Fired(ClockKind.BUDGET, "caller", budget_ms, elapsed_ms)
-        message = f"{job.command} goes on as job {job.id}"
+        message = f"{job.command} continues as job {job.id}"
         problem = Problem("INCOMPLETE", message, fired=fired)
         return Outcome(Ending.DETACHED, problem, data, budget_ms=budget_ms)
 
     # --- looking and cancelling ---------------------------------------------------------------------------
 
     def find(self, prefix: str, of: str | None = None) -> Job:
-        """Find a job by the beginning of its id. Raises Failure where there is none, or more than one."""
+        """Find a job by the beginning of its id. Raises Failure if there is none, or more than one."""
         found = self._store.jobs.find(prefix, of)
         if isinstance(found, Ambiguous):
             message = f"more than one job begins with {prefix!r}: {', '.join(found.ids)}"
@@ -244,7 +242,7 @@ class JobClient:
     def list(
         self, app: str | None = None, *, active_only: bool = False, of: str | None = None
     ) -> list[dict[str, object]]:
-        """Return the newest jobs as they are now, as the job commands show them."""
+        """Describe the newest jobs."""
         found = self._store.jobs.list(app, active_only, of=of)
         return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
@@ -259,7 +257,7 @@ class JobClient:
         return current or job
 
     def describe(self, job: Job) -> dict[str, object]:
-        """Describe a job to whoever asks after it."""
+        """Describe a job as the job commands show it."""
         shown: dict[str, object] = {
             "job_id": job.id,
             "app": job.app,
@@ -286,8 +284,8 @@ class JobClient:
     async def _perform_on_proposal(
         self, verb: str, proposal_id: str, call: Call, of: str | None, budget_ms: int | None
     ) -> Outcome | None:
-        """Do with a proposal what is done with a job; None where there is none of that id that `of` may see. Raises
-        Failure where one is to be cancelled that is decided, or somebody else's."""
+        """Do a job command with a proposal; return None if `of` may see none with that id. Raises Failure if one is to
+        be cancelled that is decided, or has another owner."""
         from ..inbox.access import Principal, Role
         from ..inbox.inbox import Inbox
         from ..inbox.person_wait import outcome_of
@@ -309,7 +307,7 @@ class JobClient:
             await inbox.close()
 
     def _describe_proposal(self, proposal: Proposal) -> dict[str, object]:
-        """Describe a proposal as a job is described: the work is a person's decision."""
+        """Describe a proposal like a job."""
         from ..core.proposal import ProposalStatus
 
         status = "running" if proposal.is_open else "complete" if proposal.status.allows else "failed"
@@ -334,7 +332,7 @@ class JobClient:
 
 
 def progress_of(job: Job) -> dict[str, object]:
-    """Return how far a job is, without what is not known."""
+    """Return the known progress of a job."""
     if job.progress is None:
         return {"done": 0}
     fields = {"done": job.progress.done, "total": job.progress.total, "unit": job.progress.unit}
@@ -352,7 +350,7 @@ def _status(job: Job) -> str:
 
 
 def lost_envelope(job: Job) -> dict[str, Any]:
-    """Answer for a job that nobody keeps any more."""
+    """Return the envelope of a job whose runner is gone."""
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
     message = f"the runner of job {job.id} is gone; {job.command} was stopped in the middle"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
@@ -362,7 +360,7 @@ def lost_envelope(job: Job) -> dict[str, Any]:
 
 
 def answer_for_job(job: Job, outcome: Outcome) -> Envelope:
-    """Answer instead of a job whose runner cannot."""
+    """Answer for a job whose runner cannot."""
     catalogue = job.spec.get("catalogue") or {}
     tool = Tool(semantic_version(job.tool_version), is_served=catalogue.get("is_served", False))
     return answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool), outcome)

@@ -1,9 +1,9 @@
-"""The runner of a job: a process of its own that holds the clocks, runs the work where it can be killed, and writes
-down how far it is and how it ended.
+"""The runner of a job: a process of its own that holds the limits, runs the work where it can be killed, and stores its
+progress and its end.
 
     caller (waits up to its budget)      store      runner ── zygotes, supervisor ── worker
 
-If the runner is killed its work dies with it, the job is lost, and the same invocation takes it up again.
+If the runner is killed its work dies with it, the job is lost, and the same invocation starts it again.
 
 docs/design.md: R32.
 """
@@ -40,21 +40,21 @@ from .dispatcher import ArgumentChecks, CommandListener
 from .invocation import InvocationCheckpoint
 from .job_client import answer_for_job
 
-# How often a runner says that it lives, and looks whether it should stop.
+# Between two heartbeats of a runner, with a check whether it should stop.
 BEAT_S = 0.25
-# Progress is written down no more often than this; the last of it always is.
+# The shortest time between two writes of progress; the last is always written.
 PROGRESS_NS = 200_000_000
-# How much of what a job prints is kept: one file of this size, and the one before it.
+# The size of a job's log; the one before it is kept as well.
 LOG_LIMIT = 1_000_000
 
 
 def main(home: str, job_id: str) -> None:
-    """Run a job from start to end. What goes wrong before the job is ours is on stderr, which is the job's log."""
+    """Run a job from start to end. Errors before it is taken go to stderr, which is the job's log."""
     log, log_in = os.pipe()
     with Store.open(Path(home)) as store:
         job = store.jobs.take_charge(job_id, this_process(), wall_time())
         if job is None:
-            return  # somebody else keeps it, or it has ended
+            return  # it has another runner, or has ended
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
         log_file = os.dup(2)
@@ -63,7 +63,7 @@ def main(home: str, job_id: str) -> None:
         os.close(log_in)
         proposal_id = job.spec.get("proposal_id")
         if proposal_id is not None:
-            with contextlib.suppress(Failure):  # a busy store: then it says later what became of it
+            with contextlib.suppress(Failure):  # a busy store: its outcome is recorded later
                 store.proposals.hand_to_job(proposal_id, Runner(this_process(), job.id), wall_time())
         try:
             envelope = asyncio.run(_keep(store, job, log, log_file))
@@ -75,7 +75,7 @@ def main(home: str, job_id: str) -> None:
         if proposal_id is not None:
             message = str((envelope.error or {}).get("message", ""))
             ran = ActionOutcome(envelope.ok, wall_time(), envelope.code, None if envelope.ok else shorten(message, 500))
-            with contextlib.suppress(Failure):  # the job itself says it
+            with contextlib.suppress(Failure):  # the job has it
                 store.proposals.record_outcome(proposal_id, ran)
         if envelope.ok:
             store.checkpoints.clear(job.key)
@@ -135,8 +135,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
 
 
 def _still_wanted(store: Store, job: Job) -> bool:
-    """Return whether the job is still wanted, and say that we live. A store that is busy for a moment is no reason to
-    stop."""
+    """Write a heartbeat and return whether the job is still wanted. A busy store is no reason to stop."""
     with contextlib.suppress(Exception):
         store.jobs.beat(job.id, wall_time(), attempt=job.attempt)
         current = store.jobs.get(job.id)
@@ -145,7 +144,7 @@ def _still_wanted(store: Store, job: Job) -> bool:
 
 
 class JobListener(CommandListener):
-    """Listens to the work of a job and records in the store how far it is."""
+    """Listener that stores the progress of a job."""
 
     def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
         def checkpoint() -> InvocationCheckpoint:
@@ -163,31 +162,31 @@ class JobListener(CommandListener):
             self.write_progress()
 
     def write_progress(self) -> None:
-        """Record the latest progress, if there is any that is not recorded."""
+        """Store the latest progress, if it is not stored."""
         if self._latest is None:
             return
         self._written_ns = monotonic_ns()
-        with contextlib.suppress(Exception):  # progress is worth a try, not the work
+        with contextlib.suppress(Exception):  # a failure must not end the work
             self._store.jobs.progress(self._job.id, *self._latest, wall_time(), attempt=self._job.attempt)
             self._latest = None
 
 
 def _in_whole_numbers(done: float, total: float | None, unit: str | None) -> tuple[int, int | None, str | None]:
-    """Count a job's progress: of a part of something it is the percentage."""
+    """Return progress in whole numbers: fractions become a percentage."""
     if total is not None and (int(done) != done or int(total) != total):
         return (int(100 * done / total), 100, "%") if total > 0 else (int(done), None, unit)
     return int(done), None if total is None else int(total), unit
 
 
 class Logbook:
-    """Log of what the work prints, up to a limit: a flood costs two files, not the disk."""
+    """Log of the work's output in at most two files of limited size."""
 
     def __init__(self, path: Path, file: int) -> None:
         self._path, self._file = path, file
         self._written = os.fstat(file).st_size
 
     def take(self, pipe: int) -> None:
-        """Append what is in the pipe. A disk that is full loses it, and stops nothing."""
+        """Append the content of the pipe. A full disk loses it, and stops nothing."""
         for _ in range(64):  # a flood must not keep us from the rest of our work
             try:
                 chunk = os.read(pipe, 65536)

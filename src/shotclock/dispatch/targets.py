@@ -1,4 +1,4 @@
-"""What `shotclock serve` is pointed at: where the App is, and what it offers, learnt without importing it here."""
+"""Targets of `shotclock serve`: the place of an App, and its catalogue, read without importing it here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..runtime.runtime import Runtime
 DEFAULT_ATTRIBUTE = "app"
 # How long the program may take to be imported. Long enough for the heaviest libraries on a cold disk.
 IMPORT_LIMIT_MS = 60_000
-# Of the traceback of a failed import: what a message should carry at most.
+# The longest traceback of a failed import in a message.
 TRACEBACK_SHOWN = 8000
 
 

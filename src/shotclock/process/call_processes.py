@@ -1,10 +1,10 @@
-"""Processes that a call has started which shares its process with others: killed where its clock ends it, or named.
+"""Processes started by a call that shares its process with others: killed when a limit ends the call, or listed.
 
 Python starts processes by a handful of functions. Each is replaced, once, by one that notes the new process for the
-call in whose context it runs, and marks its environment: what leaves its family on the way (a daemon, what a shell put
-into the background) is found by that. A call that has a worker for itself needs none of this: there everything below
-is its own. What hides from both, by starting under another loop than asyncio's, in a thread that the call made itself,
-or with an environment of its own that is then orphaned, is not found.
+call in whose context it runs, and marks its environment: that finds processes that leave their family (a daemon, a
+background job of a shell). A call with a worker for itself needs none of this: everything below is its own. Processes
+started under another loop than asyncio's, in a thread that the call made itself, or orphaned with an environment of
+their own are not found.
 
 docs/design.md: R29a.
 """
@@ -30,7 +30,7 @@ from .context import Scope, current_scope
 from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
 from .kill import kill_below, signal_process
 
-# Between two looks at whether what was asked to end has ended.
+# Between two checks whether the processes have ended.
 LOOK_PAUSE_S = 0.005
 # Where the environment is among the arguments of `fork_exec`, and of `posix_spawn`.
 _EXEC_ENVIRONMENT, _SPAWN_ENVIRONMENT = 5, 2
@@ -48,7 +48,7 @@ class StartedProcesses:
     def __init__(self, mark: str | None = None) -> None:
         self.mark = os.urandom(8).hex() if mark is None else mark
         self.is_over = False
-        """The call was given up and its processes killed; what it starts from here on is killed at once."""
+        """The call was abandoned and its processes killed; those that it starts later are killed at once."""
         self._pids: dict[int, int] = {}
 
     def __bool__(self) -> bool:
@@ -60,7 +60,7 @@ class StartedProcesses:
             signal_process(pid, signal.SIGKILL)
 
     def alive(self) -> list[int]:
-        """Return what of it is still there, with everything below."""
+        """Return the living processes, with their descendants."""
         roots = [pid for pid, start in self._pids.items() if kernel.start_of(pid) == start]
         roots += [pid for pid in _find_marked(f"{CALL_VARIABLE}={self.mark}".encode()) if pid not in roots]
         found = dict.fromkeys(roots)
@@ -71,7 +71,7 @@ class StartedProcesses:
         return [pid for pid in found if not kernel.is_zombie(pid)]
 
     def stop(self, kill_ns: int) -> list[int]:
-        """Send TERM now and KILL at `kill_ns`; return what would not die. Blocks; bounded by that and by the limit of a
+        """Send TERM now and KILL at `kill_ns`; return the survivors. Blocks, bounded by that and by the limit of a
         kill."""
         left = self.alive()
         if left and monotonic_ns() < kill_ns:
@@ -85,23 +85,23 @@ class StartedProcesses:
         return kill_below(lambda: not self.alive(), lambda wait_ms: pause(wait_ms / 1000), find=self.alive)
 
     def stop_beside(self, loop: asyncio.AbstractEventLoop, then: Then, *, grace_ns: int = 0) -> None:
-        """Stop in a thread of its own: others run on the loop. `then` is told there what survives."""
+        """Stop them in a thread, and call `then` with the survivors on the loop."""
         run_beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
 
     def look_beside(self, loop: asyncio.AbstractEventLoop, then: Then) -> None:
-        """Tell only what is there: a call that ended by itself may keep processes for the calls after it."""
+        """List them in a thread: a call that ended by itself may keep processes for later calls."""
         run_beside(loop, self.alive, then)
 
 
 def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
-    """Run what blocks in a thread of its own, and tell on the loop which processes it found."""
+    """Run blocking work in a thread, and call `then` with the processes that it found on the loop."""
 
     def run() -> None:
         try:
             left = [kernel.describe(pid) for pid in work()]
         except Exception as error:  # never claim what was not seen
             left = [{"pid": 0, "command": f"its processes could not be looked for: {error}"}]
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(then, left, context=Variables())
 
     threading.Thread(target=run, name="shotclock-stop", daemon=True).start()
@@ -109,25 +109,25 @@ def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], t
 
 _started: weakref.WeakKeyDictionary[Scope, StartedProcesses] = weakref.WeakKeyDictionary()
 started_by_scope: dict[Any, Any] = _started.data  # type: ignore[attr-defined]
-"""Whether anything is there, asked at the end of every call."""
+"""The same, as a plain dict."""
 _listener: Callable[[StartedProcesses, int], None] | None = None
 _is_watching = False
 
 
 def take_started(scope: Scope) -> StartedProcesses | None:
-    """Return what the call has started, and no longer keep it here."""
+    """Return and forget the processes that the call has started."""
     return _started.pop(scope, None)
 
 
 def give_up_started(scope: Scope) -> StartedProcesses:
-    """Return what the call has started; whatever it starts from now on is killed at once."""
+    """Return the processes that the call has started; those that it starts later are killed at once."""
     started = _started.setdefault(scope, StartedProcesses())
     started.is_over = True
     return started
 
 
 def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> None:
-    """Note from here on which call starts what. A listener is told instead, in the thread that starts it."""
+    """Note from here on the processes that calls start. A listener is called in the thread that starts one."""
     global _listener, _is_watching
     _listener = listener
     if _is_watching:
@@ -198,14 +198,13 @@ def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
 
 
 def _find_marked(entry: bytes) -> list[int]:
-    """Return every process that carries the mark, of those whose environment we may read."""
+    """Return every process with the mark whose environment we may read."""
     names = os.listdir("/proc") if os.path.isdir("/proc") else ()
     return [int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name))]
 
 
 def _helpers() -> list[int]:
-    """Return processes that Python's own modules keep for the whole program, whoever happened to be the first to need
-    them."""
+    """Return the processes that Python's own modules keep for the whole program."""
     pids = []
     for module, holder, attribute in (
         ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),

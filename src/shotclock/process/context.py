@@ -17,22 +17,22 @@ OVERTIME = "overtime"
 """The question of `ctx.request_overtime`."""
 
 Progress = Callable[[float, float | None, str | None], None]
-"""How far it is, of how much, and what is being done or counted."""
+"""Done, total, and what is being done or counted."""
 
 
 class CallListener:
-    """Listener to one running call, on the loop that called. It does nothing, unless somebody overrides it."""
+    """Listener to one running call, on the caller's loop. Its methods do nothing unless overridden."""
 
     skipped_steps: tuple[str, ...] = ()
-    """Steps that were done before and are not to be done again."""
+    """Steps that were done before and are skipped."""
     stdin_path: str | None = None
-    """The file that a function in a worker finds on its stdin; nothing, if not said."""
+    """The file that is the stdin of a function in a worker (default: empty)."""
 
     def progress(self, done: float, total: float | None, message: str | None) -> None:
-        """Take note that the work is this far."""
+        """Take a progress report."""
 
     def step(self, name: str) -> None:
-        """Take note that a step has begun; those before it are done."""
+        """Note that a step has begun; those before it are done."""
 
     def wrote(self, text: str) -> None:
         """Take the next piece of the text that the call is producing."""
@@ -46,16 +46,16 @@ class CallListener:
         raise Failure("CHECKPOINTS_UNAVAILABLE")
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
-        """Answer what a handler asked from wherever it runs. Whoever knows further questions answers them as well."""
+        """Answer a question of a handler. Subclasses may know further questions."""
         if question == "checkpoint":
             return self.checkpoint(value)
         if question == "restore":
             return self.restore(str(value))
-        raise Failure("UNKNOWN_OPERATION", f"nobody here answers the question {question!r}")
+        raise Failure("UNKNOWN_OPERATION", f"the caller does not know the question {question!r}")
 
 
 class Traced(Protocol):
-    """A call, or a place in a trace: what further calls are below."""
+    """A call, or a place in a trace, as the parent of further calls."""
 
     @property
     def trace(self) -> TraceContext: ...
@@ -63,23 +63,23 @@ class Traced(Protocol):
 
 @entity(frozen=True)
 class Scope:
-    """The call that code runs inside of; further calls find it and nest."""
+    """The call that code runs in; further calls nest in it."""
 
     deadline: Deadline | None
     depth: int
     name: str
     span: Traced
     call: Any = None
-    """The call itself, where it is one of this process."""
+    """The call itself, if it is one of this process."""
     overtime_address: str = ""
-    """What a command that is started here asks for overtime with; empty where the call may have none."""
+    """The address where a command started here may request overtime; empty if the call has none."""
 
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
 
 class ProgressListener(CallListener):
-    """Listener that is told of progress only."""
+    """Listener to progress only."""
 
     def __init__(self, on_progress: Progress) -> None:
         self._on_progress = on_progress
@@ -145,7 +145,7 @@ class Context:
         return self._link.is_stopping()
 
     def remaining_ms(self) -> int | None:
-        """Return what is left before the bell; None where there is none."""
+        """Return the time left before the deadline; None if there is none."""
         return None if self.deadline is None else self.deadline.remaining_ms(clock.monotonic_ns())
 
     def progress(
@@ -162,44 +162,42 @@ class Context:
         self._link.progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def keep(self, partial: object) -> None:
-        """Keep the result so far (plain JSON data, instead of what was kept before): where the call is stopped before
-        it returns, this is the envelope's `data`, marked `partial`. It counts as a sign of life."""
+        """Keep a partial result (plain JSON data), instead of the former one. If the call is stopped before it returns,
+        it is the envelope's `data`, marked `partial`. It counts as a sign of life."""
         self._link.keep(partial)
 
     def request_overtime(self, reason: str, by: object) -> Any:
-        """Ask for more time before the soft clock rings, and return how many milliseconds were granted: 0 where that
-        was declined. Await it if async. Raises Failure NOT_EXTENDABLE where the call may have none."""
+        """Ask for more time and return the granted milliseconds, 0 if declined. Await it if async. Raises Failure
+        NOT_EXTENDABLE if the call may have no overtime."""
         if not str(reason).strip():
             raise ValueError("ctx.request_overtime: say why")
         return self._link.ask(OVERTIME, (parse_duration_ms(by), str(reason)))
 
     def step(self, name: str) -> bool:
-        """Begin a declared step. Return False where the caller resumes from a later one: it was done before, skip
-        it."""
+        """Begin a declared step. Return False if the caller resumes from a later one: skip it."""
         if name in self._skipped_steps:
             return False
         self._link.step(name)
         return True
 
     def write(self, text: str) -> None:
-        """Hand a piece of text to the caller as it comes. It is kept if the call is stopped. It is a sign of life, also
-        where it is empty."""
+        """Send a piece of text to the caller at once. It is kept if the call is stopped. It is a sign of life, even if
+        it is empty."""
         self._link.write(text)
 
     def ask(self, question: str, value: object) -> Any:
-        """Ask the caller something that only it can answer or do. Await it if async. Raises Failure where the caller
-        does."""
+        """Ask the caller a question. Await it if async. Raises the caller's Failure."""
         return self._link.ask(question, value)
 
     def checkpoint(self, state: object) -> Any:
-        """Keep what is done so far (plain JSON data): once this returns it survives a crash. Await it if async."""
+        """Store a state (plain JSON data) that survives a crash once this returns. Await it if async."""
         return self._link.ask("checkpoint", state)
 
     def restore(self, fingerprint: object = "") -> Any:
         """Return the state this same invocation kept before it was interrupted, or None. Await it if async.
 
-        The fingerprint stands for the input (a digest, a modification time, a count): what was kept for another one
-        is discarded, with a warning.
+        The fingerprint identifies the input (a digest, a modification time, a count): a state of another input is
+        discarded, with a warning.
         """
         return self._link.ask("restore", str(fingerprint))
 

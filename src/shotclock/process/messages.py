@@ -1,11 +1,10 @@
-"""Messages between the runtime and the processes that run functions: each is a type, and nothing else is sent.
+"""Messages between the runtime and its workers, each a type of its own.
 
 On the wire a message is the number of its type and its fields (`ipc.frame`). Both sides are forked from one program, so
 the numbers need not stay the same from one version to the next.
 
-Values of users travel pickled. Unpickling imports the modules of the classes in it, so a process that is to run no code
-of its users' (a server) unpickles only what is made of plain values and classes of our own; everything else it knows by
-its JSON form, which travels beside.
+Values of users travel pickled. Unpickling imports the modules of their classes, so a process that must not run users'
+code (a server) unpickles only plain values and classes of our own; for others it uses the JSON form beside them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from . import ipc
 
 
 def describe_outside(error: BaseException) -> str:
-    """Return what a caller elsewhere is told of an exception besides its type: what the OS says of an error that has a
-    code, with the last name of the file. An exception's own text may hold paths, addresses and passwords."""
+    """Return the public text of an exception: for an OSError with a code, the OS's message and the file's last name.
+    Other texts may hold paths, addresses and passwords."""
     if not isinstance(error, OSError) or error.errno is None or code_of(error) == "INTERNAL_ERROR":
         return ""
     name = error.filename
@@ -43,14 +42,14 @@ class Run(NamedTuple):
     name: str
     request_id: str
     bell_ns: int
-    """0 where there is none."""
+    """0 if there is none."""
     depth: int
     skipped_steps: tuple[str, ...]
     stdin_path: str | None
     caller: tuple[str, bool, str]
-    """The trace that the call is in: its id, whether it is sampled, its state."""
+    """The trace of the call: its id, whether it is sampled, its state."""
     overtime_address: str = ""
-    """What a command that it starts asks for overtime with; empty where it may have none."""
+    """The address where a command that it starts may request overtime; empty if it has none."""
 
 
 class MoveBell(NamedTuple):
@@ -101,7 +100,7 @@ class Progress(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """From a worker: the result so far, pickled, as plain data, and what had to be changed in it for that."""
+    """From a worker: a partial result as pickled plain data, and the changes that JSON made."""
 
     number: int
     value: bytes
@@ -168,7 +167,7 @@ _make = tuple.__new__
 
 
 def pack(message: Message) -> bytes:
-    """Return the bytes that are sent. Raises ValueError or OverflowError for what is too large, or no plain value."""
+    """Return the bytes of a message. Raises ValueError or OverflowError if it is too large or not plain."""
     return ipc.frame((_NUMBERS[type(message)], *message))
 
 
@@ -179,7 +178,7 @@ class Reader(ipc.MessageReader):
         return [_make(_TYPES[received[0]], received[1:]) for received in super().receive()]
 
 
-# The opcode that looks up a class, in every protocol since 4. As a byte of some text it also stands where none is.
+# The opcode that looks up a class, in every protocol since 4. The byte may also be part of a text.
 _CLASS = b"\x93"
 _BUILTINS = frozenset({"bytearray", "complex", "frozenset", "range", "set"})
 _PLAIN_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "uuid"})
@@ -188,13 +187,12 @@ _opens_all = True
 
 
 def is_plain(pickled: bytes) -> bool:
-    """Return whether it can be opened anywhere. True is certain, False is not."""
+    """Return whether the pickle certainly contains no class."""
     return _CLASS not in pickled
 
 
 def unpickle(pickled: bytes) -> Any:
-    """Unpickle a value. Raises what pickle raises; where users' code is kept out, also for values that would import
-    it."""
+    """Unpickle a value. Raises what pickle raises, and for values that would import users' code if that is kept out."""
     if _opens_all or is_plain(pickled):
         return pickle.loads(pickled)
     return _PlainUnpickler(io.BytesIO(pickled)).load()
@@ -202,7 +200,7 @@ def unpickle(pickled: bytes) -> Any:
 
 @contextlib.contextmanager
 def keep_users_code_out() -> Iterator[None]:
-    """Refuse values of users' classes meanwhile, for the process as a whole."""
+    """Refuse values of users' classes in this process, while the context is entered."""
     global _opens_all
     before, _opens_all = _opens_all, False
     try:

@@ -1,6 +1,6 @@
-"""Recorder of spans, and whether there is one. There is none, unless OpenTelemetry is set up.
+"""The recorder of spans, if OpenTelemetry is set up.
 
-This stands on the way of every call, so it imports nothing and asks one question; the rest is in `telemetry.py`.
+Every call imports this module, so it is small; the rest is in `telemetry.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Span:
 
     name: str
     trace: TraceContext
-    """Its own ids, which its children have been told long ago."""
+    """Its own ids, which its children know."""
     parent_id: str
     started_ns: int
     ended_ns: int
@@ -51,25 +51,24 @@ class SpanRecorder:
     """Recorder of spans. Never waits and never raises."""
 
     def call_ended(self, call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
-        """Record that a call has been answered just now."""
+        """Record that a call was answered now."""
 
     def tell(self, ended: Callable[[], Span]) -> None:
-        """Record anything else. The span is made where it is recorded, not on the path of whoever tells."""
+        """Record another span, which is built by the recorder."""
 
 
 recorder: SpanRecorder | None = None
 
 
 def are_wanted() -> bool:
-    """Return whether spans are wanted: by the variables of OpenTelemetry, or because the program has set up a provider
-    of its own."""
+    """Return whether the variables of OpenTelemetry or a provider of the program ask for spans."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     return has_own_provider() or _is_configured(os.environ)
 
 
 def has_own_provider() -> bool:
-    """Return whether the program has set up a provider. Looks only at what it has imported anyway."""
+    """Return whether the program has set up a provider, without importing anything."""
     sdk, api = sys.modules.get("opentelemetry.sdk.trace"), sys.modules.get("opentelemetry.trace")
     if sdk is None or api is None or not hasattr(sdk, "TracerProvider"):
         return False
@@ -77,7 +76,7 @@ def has_own_provider() -> bool:
 
 
 def active() -> TraceContext | None:
-    """Return where the program itself stands just now, if it uses OpenTelemetry."""
+    """Return the program's current span, if it uses OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not hasattr(api, "get_current_span"):
         return None
@@ -87,12 +86,12 @@ def active() -> TraceContext | None:
             return None
         state = found.trace_state.to_header() if found.trace_state else ""
         return TraceContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", bool(found.trace_flags.sampled), state)
-    except Exception:  # somebody's own kind of span; a call must not fail for it
+    except Exception:  # a foreign kind of span; a call must not fail for it
         return None
 
 
 def stand_at(trace: TraceContext) -> None:
-    """Put spans that the program makes in this context from here on below this one, if it uses OpenTelemetry."""
+    """Make this the parent of spans that the program makes in this context, if it uses OpenTelemetry."""
     api, contexts = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if api is None or contexts is None or not hasattr(contexts, "attach") or not hasattr(api, "NonRecordingSpan"):
         return

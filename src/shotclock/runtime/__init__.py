@@ -5,13 +5,13 @@ The way of one call:
      1  a surface reads it: cli/app_cli, server/tool_calls, app, providers/function -> CallRequest (runtime/call)
      2  dispatch/dispatcher  begin: Runtime.begin starts its clocks, once -> Call (runtime/call)
      3                       rehearse: --dry-run, --validate-only, an unconfirmed destructive command
-     4                       approve: inbox/approval asks a person; the clocks stand still
+     4                       approve: inbox/approval asks a person; that time is not counted
      5                       run as a job: dispatch/job_client, in a process of its own (job_runner)
      6                       run under a key: dispatch/idempotency
      7  runtime/runtime      perform: depth, time left, limits (dispatch/concurrency_limits)
      8  runtime/executor     a worker or the shared process (worker_pool), or the caller's loop (inline_call)
      9  process/worker_main  arguments checked, function run; process/supervisor holds its clock and kills
-    10  runtime/outcomes     what came back becomes an Outcome
-    11  runtime/runtime      conclude: answered once (runtime/call.answer), observers and approvals told
+    10  runtime/outcomes     the reply becomes an Outcome
+    11  runtime/runtime      conclude: answered once (runtime/call.answer), approvals and observers get the envelope
     12  the surface shows the envelope (core/envelope)
 """

@@ -48,15 +48,14 @@ DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS
 
 @value
 class Tool:
-    """The program that answers: the version that its envelopes carry, and what they say of exceptions."""
+    """The program that answers: the version in its envelopes, and how much they show of exceptions."""
 
     version: str | None = __version__
-    """None where the app's version cannot be written as the contract wants it: ours would not be the truth."""
+    """None if the app's version does not have the form of the contract: ours would be wrong."""
     debug: bool = False
     """Whether its envelopes carry tracebacks."""
     is_served: bool = False
-    """Whether its callers are elsewhere, behind MCP or HTTP: without `debug` they are not told the text of an
-    exception, which was written for nobody."""
+    """Whether its callers are remote, behind MCP or HTTP: without `debug` they do not see the text of an exception."""
 
 
 OURSELVES = Tool()
@@ -78,8 +77,7 @@ class Call:
     warnings: tuple[Warning_, ...] = ()
     tool: Tool = OURSELVES
     began_ns: int = 0
-    """When the caller began to wait, where that is earlier than the start of the clocks: a person was asked first, or
-    the program was imported."""
+    """When the caller began to wait, if that was before the clocks started: during an approval or an import."""
     queued_ns: int = 0
     """How long it waited for a place or for a worker before its work began."""
     parent: Deadline | None = None
@@ -87,58 +85,58 @@ class Call:
     parent_owner: str = "caller"
     operation: Operation | None = None
     arguments: Mapping[str, object] | None = None
-    """What it runs with: after an approval what was approved. Let go of when the call is answered."""
+    """The arguments; after an approval the approved ones. Released when the call is answered."""
     request: CallRequest | None = None
-    """What a surface asked for, if one did: who asks, the key, and how it waits and listens."""
+    """The request of the surface, if one made it."""
     confirmed: bool = False
-    """Whoever called said that it may destroy something."""
+    """The caller confirmed a destructive call."""
     has_begun: bool = False
-    """Something of its work may have run."""
+    """Its work may have begun."""
     proposal_id: str | None = None
-    """The approval that it has used up, and that is owed its outcome."""
+    """The approval that it uses, and that gets its outcome."""
     stopped_for: Problem | None = None
-    """Why it is cancelled, where that is not its caller's wish. Whoever says so gets its answer."""
+    """The reason of a cancellation that the caller did not ask for. The canceller gets the answer."""
     inside_of: Call | None = None
-    """The call that it was made in, where that is one of this process."""
+    """The call of this process that it was made in."""
     min_time_ms: int = 0
     """With less than this left it is not started."""
     overtime: Overtime | None = None
-    """The overtime that it may have, and has had."""
+    """Its overtime: the policy and the grants."""
     loop: asyncio.AbstractEventLoop | None = None
     """The loop that waits for it."""
     overtime_address: str = ""
-    """What a command that a function starts asks for overtime with, where it may have some."""
+    """The address at which a command that its function starts may request overtime."""
     control: CallControl | None = None
-    """Its soft clock, and the way to extend it or to wind it down, where anybody has asked for that."""
+    """Its soft limit, and the means to extend it or wind it down, once needed."""
     work: Work | None = None
-    """What carries it out at this moment."""
+    """The work that carries it out now."""
     winding_down: WindDown | None = None
-    """Why and until when it was asked to end by itself, once it was."""
+    """The graceful stop, once it was requested."""
     partial: dict[str, object] | list[object] | None = None
-    """The result so far, as its handler keeps it for the case that it does not come to an end."""
+    """The partial result that its handler has kept."""
     partial_changes: Sequence[str] = ()
-    """What had to be changed in that, to be written as JSON."""
+    """The changes that JSON made to it."""
     keep_answer: Callable[[Envelope], None] | None = None
-    """Writes the answer down before anybody gets it. May block, and raise Failure."""
+    """Stores the answer before it is returned. May block, and raise Failure."""
 
     def restart_clocks(self) -> None:
-        """Start the clocks anew, which stood still while a person was asked. What the caller waited stays counted."""
+        """Restart the clocks after an approval. The caller's waiting time stays counted."""
         self.started_ns = clock.monotonic_ns()
         self.bound = self._nest()
         others = tuple(each for each in self.warnings if each["code"] != "DEADLINE_INHERITED")
         self.warnings = others + _inherited_warnings(self)
 
     def count_from(self, started_ns: int) -> None:
-        """Let the clocks have run since then: a process that died had begun what this call goes on with."""
+        """Count the clocks from an earlier start: this call continues the work of a process that died."""
         self.started_ns = self.began_ns = started_ns
         self.bound = self._nest()
 
     def keep_partial(self, partial: object, changes: Sequence[str]) -> None:
-        """Keep the result so far, in place of what was kept before."""
+        """Keep a partial result instead of the former one."""
         self.partial, self.partial_changes = as_data(partial), changes
 
     def narrowed(self, limit_ms: int, owner: str) -> Bound:
-        """Return the bound of a part of this call that may take `limit_ms` from now on, and no longer than the call."""
+        """Return the bound of a part of this call: `limit_ms` from now on, within the call's own."""
         latest = Deadline.after_ms(clock.monotonic_ns(), limit_ms)
         if self.bound.bell is not None and self.bound.bell.at_ns <= latest.at_ns:
             return self.bound
@@ -161,7 +159,7 @@ class Call:
 
     @property
     def trace(self) -> TraceContext:
-        """Return this call as the parent of what it starts. Derived when asked for: most calls are never asked."""
+        """Return this call as the parent of other spans."""
         return self.caller.below(span_id_of(self.request_id))
 
     @property
@@ -182,7 +180,7 @@ class Call:
 
 @value
 class WorkView:
-    """What a piece of work has shown of itself: the ends of what it wrote, and how much that was in all."""
+    """The output of running work: its last part, and its total size."""
 
     stdout: str = ""
     stderr: str = ""
@@ -191,36 +189,36 @@ class WorkView:
 
 
 class Work:
-    """What carries out a call, and can be told to end it sooner or later than was planned."""
+    """The work of a call, which can be ended sooner or later than planned."""
 
     __slots__ = ()
 
     @property
     def is_queued(self) -> bool:
-        """Return whether it still waits for where it is to run."""
+        """Return whether it still waits for a worker."""
         return False
 
     def wind_down(self, until_ns: int) -> None:
-        """Tell the work to end by itself until then."""
+        """Ask the work to end by itself until then."""
 
     def stop_unwound(self) -> None:
-        """Stop it by the polite ladder: it did not end by itself."""
+        """Stop work that did not end by itself: polite signal, grace, kill."""
 
     def kill(self) -> None:
-        """Kill it at once: somebody else is about to do the same work."""
+        """Kill it at once: another process is about to do the same work."""
 
     def move_bell(self) -> bool:
-        """Take the call's bell, which is another one now. Return False where this kind of work cannot."""
+        """Take the call's new deadline. Return False if this kind of work cannot."""
         return False
 
     async def look(self) -> WorkView:
-        """Return what it has shown of itself."""
+        """Return its output so far."""
         return WorkView()
 
 
 @value
 class WindDown:
-    """A graceful stop: who asked for it, why, and until when the work may end by itself."""
+    """A graceful stop: its author, its reason, and until when the work may end by itself."""
 
     by: str
     """`soft clock`, `observer`, or a person's name."""
@@ -228,35 +226,35 @@ class WindDown:
     at_ns: int
     until_ns: int
     fired: Fired | None = None
-    """The soft clock that rang, where that was the cause: of this call, or of one that it is a part of."""
+    """The soft limit that caused it, of this call or of one that contains it."""
 
 
 @record
 class Outcome:
-    """The end of a call's work: how it ended, with what, and why not well."""
+    """The end of a call's work: how it ended, its result, and its problem."""
 
     ending: Ending
     problem: Problem | Callable[[], Problem] | None = None
-    """Why it did not succeed, or how to say so once somebody asks."""
+    """Why it did not succeed."""
     data: dict[str, object] | list[object] | None = None
     value: object = None
     warnings: tuple[Warning_, ...] = ()
     survivors: Sequence[dict[str, object]] = ()
     traceback: str = ""
-    """Of what the handler raised: for stderr, and for the envelope only where the tool says so."""
+    """The traceback of the handler's exception: for stderr, and in the envelope only with `debug`."""
     call: Call | None = None
-    """The call that it is the outcome of, once it is answered."""
+    """Its call, once it is answered."""
     answered_ns: int = 0
     wall_ns: int = 0
     side_effects: SideEffects | None = None
-    """Where more is known than what follows from how it ended: of a run, what its steps say."""
+    """The side effects, if more is known than follows from the ending: of a run, from its steps."""
     budget_ms: int | None = None
-    """How long the caller waited for what goes on without it."""
+    """How long the caller waited for work that continues without it."""
 
 
 @value
 class Inherited:
-    """Time that came with the environment from whoever started this process."""
+    """The deadline that the environment of this process gives."""
 
     deadline: Deadline | None = None
     warnings: tuple[str, ...] = ()
@@ -290,7 +288,7 @@ _calls = 0
 
 
 def _forget_process() -> None:
-    """Forget whose calls are counted: a forked process is another one."""
+    """Forget the token: a forked process is another one."""
     global _process_token
     _process_token = ""
 
@@ -299,8 +297,7 @@ os.register_at_fork(after_in_child=_forget_process)
 
 
 def new_request_id() -> str:
-    """Return an id that is unique per call; the first part is the process's, so that calls of one process sort
-    together."""
+    """Return an id that is unique per call; its first part is that of the process."""
     global _process_token, _process_trace, _calls
     if not _process_token:
         _process_token, _calls = os.urandom(6).hex(), 0
@@ -310,21 +307,21 @@ def new_request_id() -> str:
 
 
 def new_span_id() -> str:
-    """Return an id for what is no call, but has calls below it."""
+    """Return an id for a span that is no call, but has calls below it."""
     return span_id_of(new_request_id())
 
 
 def new_trace() -> TraceContext:
-    """Return a trace that begins here. Sampled: nobody above has said otherwise, and somebody below may record."""
+    """Return a trace that begins here. It is sampled: a process below may record."""
     return TraceContext(os.urandom(16).hex())
 
 
 def inherited_trace() -> TraceContext:
-    """Return where whoever started this process stands in its trace; else a trace that begins with this process."""
+    """Return the trace of the process that started this one, or one that begins with this process."""
     inherited = trace_from_variables(os.environ)
     if inherited is not None:
         return inherited
-    new_request_id()  # sees to it that there is one
+    new_request_id()  # makes one
     return _process_trace
 
 
@@ -347,7 +344,7 @@ def admit(
     overtime: Overtime | None = None,
     min_time_ms: int = 0,
 ) -> Call:
-    """Fix the clocks of a call, which run from now on. `began_ns` is when its caller began to wait."""
+    """Begin a call: its clocks run from now on. `began_ns` is when its caller began to wait."""
     if clocks is not defaults:
         clocks = clocks.over(defaults)
     now = clock.monotonic_ns()
@@ -385,7 +382,7 @@ def admit(
 
 
 def _inherited_warnings(call: Call) -> tuple[Warning_, ...]:
-    """Return the warning that the parent's deadline is earlier than what was asked for, if it is."""
+    """Return the warning that the parent's deadline is earlier than the requested one, if it is."""
     timeout_ms = call.clocks.timeout_ms or 0
     if call.parent is None or not timeout_ms or call.bound.owner == call.name:
         return ()
@@ -407,13 +404,13 @@ def no_time_left(call: Call) -> Outcome:
 
 
 def invalid(problems: list[dict[str, str]]) -> Outcome:
-    """Refuse what cannot be understood or allowed: every problem at once, and nothing began."""
+    """Refuse a call with every problem at once; nothing began."""
     message = join_problems(problems)
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 
 
 def wound_down_problem(call: Call) -> Problem:
-    """Say of a call that was asked to wind down why it did not come to its end."""
+    """Return the problem of a call that was wound down before it finished."""
     asked = call.winding_down
     assert asked is not None
     message = f"{asked.reason}; {call.name} wound down without finishing"
@@ -428,7 +425,7 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
 
     An envelope is what another call answered that did the same work, and is passed on as it is."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
-    call.arguments = call.work = None  # whoever keeps the envelope need not keep them
+    call.arguments = call.work = None  # the envelope need not keep them
     if isinstance(outcome, Envelope):
         if spans.recorder is not None:
             problem = None if outcome.ok else Problem(str(outcome.code), "")
@@ -439,7 +436,7 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
         if not any(note["code"] == "SURVIVORS" for note in outcome.warnings):
             outcome.warnings += (warning("SURVIVORS", processes=list(outcome.survivors[:50])),)
     if isinstance(outcome.problem, Problem):
-        outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by whoever reads it
+        outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by the reader
     if outcome.traceback:
         _write_traceback(call, outcome.traceback)
     if spans.recorder is not None:
@@ -458,8 +455,8 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
 
 
 def answer_at(call: Call, outcome: Outcome, now_ns: int) -> Envelope:
-    """Make the envelope of a call whose clock is that of a workflow of Temporal, so that a replay makes the same one:
-    nothing is read, recorded or written here."""
+    """Make the envelope of a call on the clock of a Temporal workflow. Nothing is read, recorded or written here, so a
+    replay makes the same one."""
     outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, now_ns
     envelope = _render(outcome)
     envelope.warnings.extend(call.warnings + outcome.warnings)
@@ -476,13 +473,13 @@ def _wind_down_warning(call: Call, asked: WindDown) -> Warning_:
 def _write_traceback(call: Call, lines: str) -> None:
     try:
         sys.stderr.write(f"shotclock: {call.name} raised (request {call.request_id}):\n{lines}")
-    except Exception:  # closed, or full: nobody reads it
+    except Exception:  # stderr is closed or full
         pass
 
 
 def _render(outcome: Outcome) -> Envelope:
     call, now_ns = outcome.call, outcome.answered_ns
-    assert call is not None  # it was answered for
+    assert call is not None
     bound = call.bound
     meta: dict[str, object] = {
         "duration_ms": (now_ns - (call.began_ns or call.started_ns)) // NS_PER_MS,
@@ -523,8 +520,7 @@ def _render(outcome: Outcome) -> Envelope:
 
 
 def _tell_outside(call: Call, problem: Problem) -> str:
-    """Return what a caller elsewhere is told of an exception: what may be said of it, and of a bug where the rest
-    stands."""
+    """Return the public message of an exception, and for a bug the place of its details."""
     if problem.code != "INTERNAL_ERROR":
         return problem.outside or ""
     where = f"on the server's stderr, or in the job's log, for request {call.request_id}"
@@ -533,40 +529,40 @@ def _tell_outside(call: Call, problem: Problem) -> str:
 
 @record
 class CallRequest:
-    """A command by its name, its arguments, and how this one call of it is made."""
+    """A request to call a command: its name, its arguments, and the options of this call."""
 
     name: str
     arguments: Mapping[str, object]
     clocks: Clocks | None = None
-    """What the caller says instead of the command's own."""
+    """The caller's limits, which override those of the command."""
     principal: Principal | None = None
-    """Who asks, and owns what the call starts. None: whoever runs this process."""
+    """The caller, which owns what the call starts. None: the user of this process."""
     idempotency_key: str | None = None
     parent: Deadline | None = None
     """The caller's own deadline, if it came with the call."""
     began_ns: int = 0
     """When the caller began to wait, if that was before the call was made."""
     budget_ms: int | None = None
-    """How long the caller waits for a command that may outlive it, or for a person. None: as long as the work takes."""
+    """How long the caller waits for a job or for a person. None: as long as the work takes."""
     confirmed: bool = False
-    """It may destroy what it destroys. Not said here or as the argument `confirm_destructive`, it is only shown."""
+    """A destructive command may run. Without this or `confirm_destructive` it is only previewed."""
     dry_run: bool = False
     validate_only: bool = False
     resume_from: str | None = None
     on_progress: Progress | None = None
     stop: asyncio.Future[str] | None = None
-    """Once it holds the name of a signal the work is stopped, and what came of it until then is the answer."""
+    """Once it holds the name of a signal the work is stopped and its partial outcome is the answer."""
     stdin: Stdin | None = None
     justification: str = ""
     """Why a person should approve it."""
     repeat_hint: str | None = None
-    """How this caller makes the same call once more."""
+    """How this caller repeats the call."""
     run_wait: RunWait | None = None
     """How a step of a run waits for a person."""
     refusal: Outcome | None = None
-    """Why the surface itself cannot let it pass. It is the answer, and nothing runs."""
+    """The refusal of the surface itself. It is the answer, and nothing runs."""
 
     @property
     def owner(self) -> str | None:
-        """Whose its jobs and keys are. None: the user's whose store it is."""
+        """Return the owner of its jobs and keys. None: the user of the store."""
         return None if self.principal is None else self.principal.owner

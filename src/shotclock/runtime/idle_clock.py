@@ -1,4 +1,4 @@
-"""The idle clock of a call that is waited for on an event loop."""
+"""The idle limit of a call on an event loop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..process.clock import monotonic_ns
 # asyncio refuses absurd delays on some platforms; a day at a time is as good.
 LONGEST_DELAY_S = 86_400.0
 NOT_YET = object()
-"""What `on_idle` returns where the work has not begun, and so cannot be silent."""
+"""Returned by `on_idle` if the work has not begun, and so cannot be silent."""
 
 
 class IdleClock:
-    """Rings once when there was no sign of life for its length."""
+    """Timer that calls `on_idle` once after a silence of its length."""
 
     __slots__ = ("_idle_ns", "_last_ns", "_loop", "_on_idle", "_timer")
 
@@ -36,7 +36,6 @@ class IdleClock:
         silent_ns = monotonic_ns() - self._last_ns
         if silent_ns >= self._idle_ns and self._on_idle() is not NOT_YET:
             return
-        # One handle at a time: a call that is watched for days would keep one for each look at it.
         self._timer = self._call_later(max(self._idle_ns - silent_ns, self._idle_ns // 10) / 1e9)
 
     def _call_later(self, delay_s: float) -> asyncio.TimerHandle:

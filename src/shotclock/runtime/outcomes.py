@@ -1,4 +1,4 @@
-"""Outcomes of functions: what a handler or its process did, made into the outcome of the call."""
+"""Outcomes of functions, made from results, exceptions and the ends of processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..process.command_task import CommandReport
 from .call import Call, Outcome, admit, answer, invalid, wound_down_problem
 from .commands import signal_name
 
-# Why a worker is told to stop by a runtime that closes.
+# The reason given to a worker by a runtime that closes.
 CLOSING = "closing"
 NOTHING_RAN = error_entry("ARG_ERROR").exit_code
 
 
 def worker_outcome(kind: str, payload: Any) -> Outcome:
-    """Turn what the worker said into an outcome. The table of everything a function can do to its caller."""
+    """Turn the reply of a worker into an outcome."""
     match kind:
         case "returned":
             pickled, data, changes = payload
@@ -61,16 +61,15 @@ def returned_outcome(value: object, plain: Any, changes: list[str]) -> Outcome:
 
 
 def answer_unopenable(name: str, error: Exception) -> Envelope:
-    """Answer a call of a call whose arguments are objects of a program that is not imported here."""
+    """Answer an inner call whose arguments are objects of a program that is not imported here."""
     message = f"pass plain data, not objects: {error}"
     problem = Problem("ARG_ERROR", message, "validation", errors=[{"field": "arguments", "message": message}])
     return answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem))
 
 
 def failure_outcome(failure: Failure) -> Outcome:
-    """Turn an expected failure where no handler runs into an outcome, with the code that was chosen for it. Of one
-    whose exit code promises that nothing ran, the list of all that is wrong (`errors` in its context) is the answer's
-    `error.errors`."""
+    """Turn an expected failure outside a handler into an outcome. If its exit code promises that nothing ran, the
+    `errors` of its context become the answer's `error.errors`."""
     outcome = _describe_failure(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
@@ -82,7 +81,7 @@ def failure_outcome(failure: Failure) -> Outcome:
 
 
 def _describe_failure(failure: Failure) -> Outcome:
-    """Make an outcome of a failure as it says itself, before what its exit code promises is looked at."""
+    """Make an outcome of a failure, without regard to its exit code."""
     problem = Problem(
         failure.code,
         str(failure),
@@ -96,7 +95,7 @@ def _describe_failure(failure: Failure) -> Outcome:
 
 
 def handler_failure(failure: Failure) -> Outcome:
-    """Do as `failure_outcome`, for a handler that has begun: exit code 2 promises that nothing ran, which is over."""
+    """Turn the failure of a handler into an outcome. It has begun, so exit code 2 (nothing ran) is replaced."""
     outcome = _describe_failure(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
@@ -123,10 +122,10 @@ def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR
 
 
 def crash_outcome(call: Call, report: CommandReport) -> Outcome:
-    """Say how a worker ended that did not answer: by a clock, by our order, or by itself."""
+    """Return the outcome of a call whose worker ended without an answer: by a limit, an order, or itself."""
     survivors = report.survivors
     bell = call.bound.bell
-    if report.lost and report.stopped == CLOSING:  # we told its supervisor to, and took its zygote away after that
+    if report.lost and report.stopped == CLOSING:  # by our own order
         return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {CLOSING}"), survivors=survivors)
     if report.lost and (bell is None or monotonic_ns() < bell.at_ns):
         problem = Problem("SUPERVISOR_LOST", "the worker's supervisor was killed")
@@ -206,7 +205,7 @@ def outcome_of_value(value: object) -> Outcome:
 
 
 def outcome_of_error(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
-    """Say what went wrong where no handler runs: a failure, or a bug."""
+    """Turn an exception outside a handler into an outcome: a failure, or a bug."""
     if isinstance(error, Failure):
         return failure_outcome(error)
     outcome = raised_outcome(*describe_exception(error), code, messages.describe_outside(error))
@@ -215,5 +214,5 @@ def outcome_of_error(error: BaseException, code: str = "INTERNAL_ERROR") -> Outc
 
 
 def outcome_of_handler_error(error: BaseException) -> Outcome:
-    """Say what a handler let pass: a failure, an exception that the table of codes knows, or a bug."""
+    """Turn a handler's exception into an outcome: a failure, one with a registered code, or a bug."""
     return handler_failure(error) if isinstance(error, Failure) else outcome_of_error(error, code_of(error))

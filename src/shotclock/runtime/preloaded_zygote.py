@@ -1,6 +1,6 @@
-"""The preloaded zygote seen from the runtime: one process that has imported the users' modules, started when needed.
+"""The preloaded zygote as the runtime sees it: a process that has imported the users' modules, started when needed.
 
-Workers and host processes are forked from it. It may hang in an import or be killed; the next request starts another.
+Workers are forked from it. It may hang in an import or be killed; the next request starts another.
 
 docs/design.md: R30.
 """
@@ -20,17 +20,17 @@ from ..process.clock import monotonic_ns
 from ..process.worker_main import MAIN_ALIAS
 from ..process.zygote import PRELOADED, become_zygote_of
 
-# How long a fresh zygote may take to read what it is to import. One is forked in milliseconds.
+# How long a fresh zygote may take to read its list of imports. One is forked in milliseconds.
 PREPARE_LIMIT_S = 10.0
 
 
 class Program(NamedTuple):
-    """Way for another process to import the program whose functions are called: by name, by file, or not (a REPL)."""
+    """How another process imports the program whose functions are called: by name, by file, or not (a REPL)."""
 
     module: str | None = None
     file: str | None = None
     path: tuple[str, ...] | None = None
-    """Where it looks for modules; not said, where this process does."""
+    """Its module path (default: that of this process)."""
     imports: tuple[str, ...] = ()
     """Modules that are imported under their own names."""
 
@@ -70,13 +70,13 @@ class Preloaded:
         self._control: socket.socket | None = None
         self.started_ns = 0
         self.pid: int | None = None
-        """Of a zygote that is our own child, for its parent to collect."""
+        """The pid of a zygote that is our own child, to be collected."""
 
     @classmethod
     def fork_here(cls) -> Preloaded | None:
-        """Fork this very program, with all it has imported. None where it has threads: those cannot be forked.
+        """Fork this program with all its imports. Return None if it has threads: those cannot be forked.
 
-        What is buffered for the streams has to be flushed before, or every fork would write it once more.
+        Streams have to be flushed before, or every fork would write their buffers again.
         """
         import threading
 
@@ -98,8 +98,8 @@ class Preloaded:
         return made
 
     def request(self, kind: bytes, fds: list[int]) -> socket.socket:
-        """Have a supervisor forked that forks a process of this kind; return our end of the line to it. Raises
-        ipc.Broken or OSError."""
+        """Have a supervisor forked that forks a process of this kind; return the socket to it. Raises ipc.Broken or
+        OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -111,7 +111,7 @@ class Preloaded:
         return ours
 
     def send(self, note: bytes, fds: list[int]) -> None:
-        """Ask for a fork. One that was killed under us is replaced, once. Raises ipc.Broken or OSError."""
+        """Ask for a fork. A zygote that was killed is replaced, once. Raises ipc.Broken or OSError."""
         if self._requests is None:
             self.start()
         assert self._requests is not None
@@ -122,7 +122,7 @@ class Preloaded:
             ipc.send_fds(self._requests, note, fds)
 
     def start(self) -> None:
-        """Ask the clean zygote for one that has imported what the forks need."""
+        """Ask the clean zygote for one with the imports that the forks need."""
         self.close()
         control, their_control = socket.socketpair()
         requests, theirs = socket.socketpair()
@@ -134,11 +134,11 @@ class Preloaded:
         path = list(sys.path if program.path is None else program.path)
         modules = [*program.imports, *self._modules]
         if self._program is None and "pydantic" in sys.modules:
-            # Functions of types that need it may be called, which are not known yet; the known ones import it there.
-            # A program without it is spared it: each fork would copy it, and each end tear it down.
+            # Functions that are not registered yet may need it. A program without pydantic does without: each fork
+            # would copy it.
             modules.append("pydantic")
         environment = dict(os.environ if self._environment is None else self._environment)
-        # Larger than what a socket holds, perhaps; it is read as soon as there is somebody.
+        # It may be larger than the socket's buffer; the zygote reads it when it is up.
         requests.settimeout(PREPARE_LIMIT_S)
         ipc.send(requests, ("prepare", path, modules, self._handlers, program.module, program.file, environment))
         requests.setblocking(False)
@@ -151,12 +151,12 @@ class Preloaded:
 
 
 def _refuse_other(note: bytes, fds: list[int]) -> None:
-    """Refuse to start another: once the program has an event loop it cannot be forked any more."""
+    """Refuse to start another: a program with an event loop cannot be forked."""
     raise ipc.Broken("the process that forks workers was killed")
 
 
 def address_of(handler: Handler) -> tuple[str, str]:
-    """Return where a fork finds a handler. The main program is imported there under another name."""
+    """Return the module and name of a handler in a fork, where the main program has another name."""
     if isinstance(handler, HandlerReference):
         module, name = handler.module, handler.qualname
     else:
@@ -166,9 +166,9 @@ def address_of(handler: Handler) -> tuple[str, str]:
 
 @lru_cache(maxsize=1024)
 def explain_unfindable(handler: Handler) -> str | None:
-    """Return why a worker could not find this very function by its name, if so."""
+    """Return why a worker cannot find this function by its name; None if it can."""
     if isinstance(handler, HandlerReference):
-        return None  # the worker tells
+        return None  # the worker reports it
     name = getattr(handler, "__qualname__", None)
     module = sys.modules.get(getattr(handler, "__module__", None) or "")
     if name is None or module is None:

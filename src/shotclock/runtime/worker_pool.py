@@ -194,7 +194,7 @@ class WorkerPool:
         if not any(worker.is_up for worker in self._all):
             message = "no worker came up in time; importing the modules it needs takes too long"
             if any(monotonic_ns() - worker.asked_ns > IMPORT_LIMIT_NS for worker in self._all):
-                self.preloaded.close()  # its supervisor kills it, and whatever its imports hang in
+                self.preloaded.close()  # its supervisor kills it with all it started
         if kind is ClockKind.QUEUE:
             problem = Problem("QUEUE_TIMEOUT", message, fired=call.call.fired(kind, elapsed_ns))
         else:

@@ -654,7 +654,7 @@ class Worker:
     def _order_end(self, order: str, why: str, grace_ms: int = 0) -> None:
         """Have its supervisor stop or kill it, and bound the wait for the report: a supervisor that was itself stopped,
         or is broken, sends none."""
-        if self._ordered is None or why == CLOSING:  # its supervisor may go with us, whatever its first order was
+        if self._ordered is None or why == CLOSING:  # closing replaces an earlier reason
             self._ordered = why
         self._order(order, why)
         former = self._patience
