@@ -9,6 +9,7 @@ import sys
 
 from ..process import spans
 from ..process.foreground import fill_standard_descriptors
+from .output import flush_quietly, is_terminal, say_line
 
 # New objects before the next search for garbage. Imported modules stay, and Python's own 700 costs a tenth of a start.
 GARBAGE_THRESHOLD = 10_000
@@ -25,8 +26,6 @@ def run_program() -> None:
 
         begin_if_wanted()
     code = main()
-    from .output import flush_quietly
-
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
     if spans.recorder is not None:  # after the answer
@@ -37,7 +36,6 @@ def run_program() -> None:
 def _send_spans() -> None:
     """Send the remaining spans. Programs read the last line of `exec`'s stderr as data, so they get no note."""
     from ..runtime.telemetry import finish
-    from .output import is_terminal, say_line
 
     note = finish()
     if note is not None and (is_terminal(sys.stderr) or sys.argv[1:2] != ["exec"]):

@@ -28,6 +28,7 @@ from ..runtime.call import Call, Outcome, no_time_left
 from ..runtime.commands import carry_out
 from ..store.audit import Entry
 from ..store.store import Store
+from .inbox_edit import difference, edit_proposal
 from .output import confirm, is_terminal, raise_on_stop, signals_heard, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option, whole_number
 from .subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, engine_options
@@ -145,8 +146,6 @@ def _find(this: InboxCall, id: str) -> Outcome:
 
 
 def _add_difference(found: Outcome) -> None:
-    from .inbox_edit import difference
-
     data: Any = found.data
     value: Any = found.value
     data["diff"] = difference(*value)
@@ -232,8 +231,6 @@ def _run_approve(proposal_id: str, notes: str, answer: str | None, on: Address |
 
 def _run_modify(proposal_id: str, file: str | None, notes: str, on: Address | None) -> Start:
     def work(this: InboxCall) -> Outcome:
-        from .inbox_edit import edit_proposal
-
         found = _find_decidable(this, proposal_id)
         if found.problem is not None:
             return found

@@ -18,6 +18,7 @@ from ..inbox.person_wait import refusal_outcome
 from ..process.clock import wall_time
 from ..process.kernel import is_alive
 from ..runtime.call import Outcome
+from ..runtime.doctor import Findings, examine
 from ..runtime.outcomes import failure_outcome
 from ..store.home import state_home
 from ..store.retention import move_aside, parse_count, parse_size, prune, read_retention
@@ -28,7 +29,6 @@ from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, ChildWork, show_drawn, timeout_option
 
 if TYPE_CHECKING:
-    from ..runtime.doctor import Findings
     from ..ui.devices import DeviceFindings
 
 # --- errors ---------------------------------------------------------------------------------------------------
@@ -83,8 +83,6 @@ def _examine(about: str | None, sweep: bool, trace: str | None) -> Outcome:
         from ..ui.devices import examine_devices
 
         return _judge(asyncio.run(examine_devices()))
-    from ..runtime.doctor import examine
-
     return _judge(examine(sweep=sweep, trace_id=trace))
 
 
