@@ -17,9 +17,9 @@ from ..core.proposal import digest
 from ..core.value_types import value
 from ..process.clock import wall_time
 from ..runtime.preloaded_zygote import Program
-from ..store.jobs import NewJob
 
 if TYPE_CHECKING:
+    from ..store.jobs import NewJob
     from ..store.store import Store
 
 # The largest checkpoint: it is read and written whole.
@@ -59,6 +59,8 @@ class Invocation:
         """Return the job that does this work, for the store."""
         interruption = self.spec.interruption
         assert interruption is not None
+        from ..store.jobs import NewJob  # imports sqlite3, which few commands need
+
         return NewJob(
             id=job_id,
             key=self.key(),
