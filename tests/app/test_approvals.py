@@ -609,7 +609,8 @@ def ask_for(app: App, home: Home, ask: Callable[[Callable[..., Any], Inbox], Cor
             async def put(**arguments: Any) -> Outcome | Call:
                 """Return the call where it may run, else its answer."""
                 [spec] = catalogue.commands
-                call = admit(spec.name, spec.clocks, arguments=arguments)
+                call = admit(spec.name, spec.clocks)
+                call.arguments = arguments
                 call.request = CallRequest(spec.name, arguments, principal=agent, justification="because", budget_ms=50)
                 return await gate.approve(call) or call
 

@@ -28,7 +28,8 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 async def asked_of(gate: Approvals, spec: Any, arguments: dict[str, Any], budget_ms: int) -> Any:
     """Ask for a call. Return it where it may run, else its answer."""
-    call = admit(spec.name, spec.clocks, arguments=arguments)
+    call = admit(spec.name, spec.clocks)
+    call.arguments = arguments
     call.request = CallRequest(spec.name, arguments, principal=AGENT, budget_ms=budget_ms)
     return await gate.approve(call) or call
 
@@ -59,7 +60,8 @@ def test_a_call_inside_another_with_an_argument_that_is_not_json_is_refused(tmp_
         with Store.open(tmp_path) as store:
             inbox = Inbox(store)
             try:
-                call = admit("do", app.catalogue().commands[0].clocks, arguments={"v": b"abc"})
+                call = admit("do", app.catalogue().commands[0].clocks)
+                call.arguments = {"v": b"abc"}
                 return await Approvals(app.catalogue(), lambda: inbox).approve(call), await inbox.list()
             finally:
                 await inbox.close()

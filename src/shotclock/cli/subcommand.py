@@ -266,16 +266,12 @@ def admit_call(
 ) -> Call:
     """Start the clock of a subcommand, within our caller's deadline. `since_start`: from the start of this process."""
     inherited = inherited_deadline(os.environ, monotonic_ns())
-    return admit(
-        name,
-        Clocks(timeout_ms=timeout_ms),
-        parent=inherited.deadline,
-        mutates=mutates,
-        idempotent=idempotent,
-        tool=tool,
-        notes=tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings),
-        began_ns=process_began_ns() if since_start else 0,
-    )
+    clocks = Clocks(timeout_ms=timeout_ms)
+    call = admit(name, clocks, parent=inherited.deadline, mutates=mutates, idempotent=idempotent, tool=tool)
+    call.warnings = (*(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings), *call.warnings)
+    if since_start:
+        call.began_ns = process_began_ns()
+    return call
 
 
 def problem_of(mistakes: Mistakes, suggestion: str | None = None) -> Problem:
@@ -305,7 +301,8 @@ def answer_at_once(
     tool: Tool = OURSELVES,
 ) -> Envelope:
     """Return the answer for an outcome that is known before any call has begun, with the clocks it would have had."""
-    call = admit(name, clocks, defaults=defaults, mutates=mutates, tool=tool, began_ns=process_began_ns())
+    call = admit(name, clocks, defaults=defaults, mutates=mutates, tool=tool)
+    call.began_ns = process_began_ns()
     return answer(call, outcome)
 
 

@@ -335,16 +335,9 @@ def admit(
     caller: TraceContext | None = None,
     mutates: bool = True,
     idempotent: bool = False,
-    notes: tuple[Warning_, ...] = (),
     tool: Tool = OURSELVES,
-    began_ns: int = 0,
-    operation: Operation | None = None,
-    arguments: Mapping[str, object] | None = None,
-    inside_of: Call | None = None,
-    overtime: Overtime | None = None,
-    min_time_ms: int = 0,
 ) -> Call:
-    """Begin a call: its clocks run from now on. `began_ns` is when its caller began to wait."""
+    """Begin a call: its clocks run from now on."""
     if clocks is not defaults:
         clocks = clocks.over(defaults)
     now = clock.monotonic_ns()
@@ -365,19 +358,12 @@ def admit(
         caller or inherited_trace(),
         mutates,
         idempotent,
-        notes,
-        tool,
-        began_ns or now,
+        tool=tool,
+        began_ns=now,
         parent=parent,
         parent_owner=parent_owner,
-        operation=operation,
-        arguments=arguments,
-        inside_of=inside_of,
-        overtime=overtime,
-        min_time_ms=min_time_ms,
     )
-    if parent is not None:
-        call.warnings += _inherited_warnings(call)
+    call.warnings = _inherited_warnings(call)
     return call
 
 

@@ -337,7 +337,9 @@ class TemporalEngine:
         outcome = self.unknown_outcome(failure, run_id)
         if isinstance(outcome.problem, Problem):
             outcome.problem = replace(outcome.problem, fired=fired)
-        return answer(admit(f"run {run_id}", Clocks(timeout_ms=0), began_ns=process_began_ns()), outcome)
+        call = admit(f"run {run_id}", Clocks(timeout_ms=0))
+        call.began_ns = process_began_ns()
+        return answer(call, outcome)
 
     def _unended_answer(self, run_id: str, waited_ms: int) -> Envelope:
         key = "" if read_key(os.environ) is None else f", or none has our {KEY_VARIABLE}"

@@ -296,14 +296,15 @@ def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = No
         parent, owner = scope.deadline, scope.name
     else:
         parent, owner = inherited_deadline(os.environ, monotonic_ns()).deadline, "caller"
-    return admit(
+    call = admit(
         f"run {request.name}",
         Clocks(timeout_ms=timeout_ms),
         parent=parent,
         parent_owner=owner,
         caller=trace or (inherited_trace() if scope is None else scope.span.trace),
-        inside_of=step,
     )
+    call.inside_of = step
+    return call
 
 
 @entity
