@@ -107,7 +107,7 @@ lint: $(STAMP) ## lint, types and import rules
 	$(BIN)/lint-imports --no-cache
 
 docs: $(STAMP) ## write the generated parts of the reference pages
-	$(BIN)/python docs/generate.py
+	$(BIN)/python tools/reference.py
 
 check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .
