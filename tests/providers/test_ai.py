@@ -1021,7 +1021,7 @@ def test_a_step_without_the_extra_is_refused_with_how_to_install_it(monkeypatch:
         ("prompt: a, prompt_file: b", "schema/value", "either `prompt`, or `prompt_file`"),
         ("ai: {}", "schema/value", "either `prompt`, or `prompt_file`"),
         ("prompt_file: none.md", "ai/prompt-file", "there is no file"),
-        ("prompt: a, ai: {base_url: 'localhost:11434'}", "ai/base-url", "begins with http:// or https://"),
+        ("prompt: a, ai: {base_url: 'localhost:11434'}", "ai/base-url", "begin it with http:// or https://"),
         ("prompt: a, ai: {provider: mistral}", "schema/value", "is not one of"),
         ("prompt: a, ai: {tools: [none]}", "tool/unknown", "there is no tool 'none'"),
         ("prompt: a, ai: {mcp_servers: {x: {}}}", "schema/value", "either `command` to start it"),
@@ -1192,7 +1192,7 @@ def test_check_says_which_key_is_not_sent_and_what_to_do(monkeypatch: pytest.Mon
     (unset,) = findings(flow % ", api_key_env: MY_API_KEY")
     assert "MY_API_KEY is not set" in unset.message
     (shown,) = findings(flow % ", api_key_env: MY_SERVER")
-    assert "known for a secret" in shown.message
+    assert "marks its value as a secret" in shown.message
 
 
 def test_the_default_timeout_follows_the_model_and_is_never_more_than_half_an_hour() -> None:

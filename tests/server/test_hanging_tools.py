@@ -52,17 +52,21 @@ def test_every_hanging_tool_is_answered_on_time_and_the_next_call_works(
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_tool_that_blocks_a_shared_loop_ends_by_its_own_clock_and_its_neighbour_runs_elsewhere() -> None:
-    async def scenario() -> None:
+def test_a_tool_that_blocks_a_shared_loop_ends_with_its_process_at_the_limit_of_its_neighbour() -> None:
+    async def scenario() -> tuple[Any, Any, Any]:
         async with connected() as (client, _):
-            blocking = asyncio.ensure_future(envelope_of(client, "blocks-others-for", {"seconds": 4}))
+            blocking = asyncio.ensure_future(envelope_of(client, "blocks-others-for", {"seconds": 8}))
             await asyncio.sleep(0.5)
-            meta = {"shotclock.dev/timeoutMs": 3000}
+            meta = {"shotclock.dev/timeoutMs": 500}
             neighbour = await envelope_of(client, "remembers", {"what": "a"}, meta=meta)
-            assert neighbour["ok"] and not blocking.done(), neighbour
-            assert (await blocking)["data"] == {"result": "done"}
+            return neighbour, await blocking, await envelope_of(client, "remembers", {"what": "b"})
 
-    run(scenario())
+    neighbour, blocking, following = run(scenario())
+    assert neighbour["error"]["code"] == "TIMEOUT"
+    assert (neighbour["meta"]["ending"], neighbour["meta"]["side_effects"]) == ("not_started", "none")
+    assert blocking["error"]["code"] == "HOST_REPLACED"
+    assert (blocking["meta"]["ending"], blocking["meta"]["side_effects"]) == ("killed", "unknown")
+    assert following["data"] == ["b"]
 
 
 @pytest.mark.parametrize("tool", CRASHING)
