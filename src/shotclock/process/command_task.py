@@ -96,6 +96,7 @@ class Capture:
         return Captured(bytes(self._head), tail, self.total)
 
     def _open_spill(self) -> None:
+        """Open the file when memory is full, and copy the output so far: the file has the whole."""
         if self._spill_to is None:
             return
         try:
@@ -218,6 +219,7 @@ def stop_file_path(name: str, home: str = "") -> str:
 
 
 def prune_spills() -> None:
+    """Remove old output files. Called only before a new one is written, because it lists the directory."""
     folder = os.path.join(state_directory(), "output")
     oldest = clock.wall_seconds() - SPILL_KEPT_SECONDS
     try:

@@ -303,7 +303,7 @@ class OnlyCall(RunningCall):
 
     def send_news(self, message: Progress | Partial | Step) -> None:
         with self._sending:
-            if not self._is_over:
+            if not self._is_over:  # otherwise it would count as news of the next call
                 _send(self._sock, message)
 
     def is_stopping(self) -> bool:
@@ -543,6 +543,7 @@ def _serve_one_at_a_time(
             if bell_ns := message.bell_ns:
                 bell.arm(bell_ns)  # before anything of the call runs; from here on the supervisor decides
             is_running, is_asked = True, False
+            # Before any code of the call: if the worker dies, a call that has not begun is given to another one.
             words[BEGUN] = message.number
             reply = _perform(call)
             is_running = False
@@ -762,7 +763,7 @@ class SharedCall(RunningCall):
         import asyncio
 
         words, request = self._worker.words, self.request
-        words[BEGUN] = self.number
+        words[BEGUN] = self.number  # before any code of the call, as above
         self.trace.enter()
         _number.set(self.number)
         scope = Scope(self.deadline, request.depth, request.name, self.trace, overtime_address=request.overtime_address)

@@ -146,7 +146,8 @@ class Database:
             yield Transaction(connection)
 
     def open_another(self) -> Database:
-        """Open a connection of its own to the same file. The caller closes it."""
+        """Open a connection of its own to the same file, for a thread that must not wait for others. The caller closes
+        it."""
         return Database(self.path)
 
     def shrink(self, pages: int | None = None) -> bool:

@@ -48,7 +48,8 @@ THE_CLOCK = "(clock)"
 _PROPOSALS = RowMapper(Proposal, "proposals JOIN asks USING (id)")
 _SUMMARIES = RowMapper(Summary, "proposals")
 _UNCHANGING = ("id", "ask", "asked_by", "key", "action_hash", "created_at")
-# The columns that the digest in the last entry of a proposal covers.
+# The columns that the digest in the last entry of a proposal covers. A new field of a proposal changes them, and older
+# proposals would fail `verify`: raise the version in schema.py.
 _ROW = ", ".join(
     sorted({*_PROPOSALS.columns.split(", "), *_SUMMARIES.columns.split(", "), "remind_at"} - {"ask", "seq"})
 )

@@ -42,6 +42,7 @@ CONNECT_LIMIT_S = 10.0
 # The development server creates its database first, and the machine may be busy.
 START_LIMIT_S = 60.0
 LOOK_S = 0.1
+# Of the development server's output, to explain a failed start.
 OUTPUT_KEPT = 2_000
 
 
@@ -66,6 +67,7 @@ SERVER_NAME = Setting("--tls-server-name", "TEMPORAL_TLS_SERVER_NAME")
 API_KEY = Setting("--api-key-file", "TEMPORAL_API_KEY")
 SETTINGS = (TLS, CA, CERT, KEY, SERVER_NAME, API_KEY)
 _YES, _NO = ("1", "true", "yes"), ("", "0", "false", "no")
+# A longer file is not a certificate or a key.
 LONGEST_FILE = 1_000_000
 
 

@@ -68,6 +68,7 @@ from .messages import (
 )
 from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
 
+# The pause between two looks at a run, and before an engine that did not answer is asked again.
 LOOK_S = 0.5
 START_LIMIT_MS = 30_000
 # How long a queue may have no worker before the caller reports that. A worker polls within seconds.
@@ -77,8 +78,11 @@ EXTENSION_ROOM_MS = 86_400_000
 # After this a workflow whose worker died in the middle of a decision continues on another worker.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
+# The newest runs that are searched for a proposal.
 MOST_SEARCHED = 50
+# For queries, which a worker answers: without a worker the caller must not wait for long.
 SEEN_LIMIT = timedelta(seconds=5)
+# An order travels to the worker of its step and back: longer than ORDER_LIMIT_S in run_workflow.py.
 ORDER_LIMIT = timedelta(seconds=20)
 # The end of a run may take this long after its deadline: grace, the loss of a worker, the start of another.
 END_MARGIN_MS = 60_000
@@ -91,7 +95,7 @@ _REFUSALS = (
     RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED,
     RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.UNIMPLEMENTED,
 )  # fmt: skip
-# With these codes the engine has found no worker that answers.
+# With these codes the engine has found no worker that answers, or too many queries wait for one already.
 _UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
 # The codes of runs that have ended without an envelope.
 _LOST = ("TIMEOUT", "INTERRUPTED")

@@ -194,6 +194,7 @@ class FrontEnd:
         step = progress["steps"].get(origin.step)
         if decided is None and not has_ended and (step is None or not Status(step["status"]).is_final):
             return  # between two waits of its step
+        # Without a decision the step, or its run, was stopped.
         change = decided or {"status": ProposalStatus.WITHDRAWN.value}
         await asyncio.to_thread(self._write_end, id, change)
         self._open.pop(id, None)
@@ -232,7 +233,8 @@ class FrontEnd:
         action_hash: str | None = None,
         confirmation: str | None = None,
     ) -> Proposal:
-        """Decide a proposal of a run, as `Inbox.decide` does."""
+        """Decide a proposal of a run, as `Inbox.decide` does. Raises CONNECTION_LOST if it is unknown whether the run
+        has the decision."""
         deciding = self._engine.decide(
             proposal_id,
             decision,

@@ -197,6 +197,7 @@ ENDING = SearchAttributeKey.for_keyword("ShotclockEnding")
 KEYS: tuple[SearchAttributeKey[Any], ...] = (RUN, STATUS, STEP, CLOCK, ENDING)
 TYPES = {key.name: "KeywordList" if key is STEP else "Keyword" for key in KEYS}
 WAITING = "waiting"
+# Of one value, and of the steps: the engine's index has limits of its own.
 MOST_LETTERS = 200
 MOST_STEPS = 20
 

@@ -39,7 +39,7 @@ from ..workflow.state import HIDES, JsonObject, record_workflow
 KEY_VARIABLE = "SHOTCLOCK_CODEC_KEY"
 PAYLOADS_VARIABLE = "SHOTCLOCK_PAYLOADS"
 KEY_BYTES = 32
-# Larger payloads are stored outside of history. Temporal refuses 2 MB.
+# Larger payloads are stored outside of history, which keeps every payload. Temporal refuses 2 MB.
 THRESHOLD = 128 * 1024
 # The limit of a step's output, in characters of JSON. Temporal fails the task of a workflow that is busy for two
 # seconds, again and again.

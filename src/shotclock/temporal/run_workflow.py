@@ -90,7 +90,7 @@ REPLY_MARGIN_MS = 5_000
 GIFT_MS = 3_600_000
 # The templates of outputs have their own timeout; this is for a worker that dies meanwhile.
 OUTPUTS_LIMIT_S = 60
-# A worker that does not answer an order in this time does not carry it out, and nothing changes.
+# The time for a worker to answer an order. The run does not wait for it, and without an answer it changes nothing.
 ORDER_LIMIT_S = 10
 # The part of the engine's limit of a run that is kept for clean-up.
 CLEAN_UP_MS = 360_000
@@ -264,7 +264,7 @@ class RunWorkflow:
             started_ms = state.started_ms
             _replace_state(state, StepState.from_record(reply["state"]))
             if reply.get("is_cancelled"):
-                raise asyncio.CancelledError
+                raise asyncio.CancelledError  # the state has the output so far
             if (lost := reply.get("lost")) is not None:
                 if reply.get("is_unbegun"):
                     state.status, state.started_ms = Status.RUNNING, started_ms
@@ -406,6 +406,7 @@ class RunWorkflow:
         """Wait until a person has decided about the step, or its nested runs have ended. No worker waits."""
         nested = reply.get("nested") or []
         if nested:
+            # Together, because the items of a step run in parallel.
             ended = await _gather([self._run_nested(name, each) for each in nested])
             answers.nested |= {each["run_id"]: envelope for each, envelope in zip(nested, ended, strict=True)}
             answers.proposals = reply["proposals"]
@@ -549,7 +550,8 @@ class RunWorkflow:
             raise ApplicationError(f"step {step} does not run, or not for long enough yet", type="CALL_NOT_FOUND")
 
     async def _extend(self, by_ms: int, who: str) -> JsonObject:
-        """Extend the run, as far as its caller and the backstops of its running steps allow."""
+        """Extend the run, as far as its caller and the backstops of its running steps allow. The engine cannot move a
+        backstop."""
         granted_ms, moved = by_ms, None
         if self._call.bound.bell is not None:
             moved = self._find_later_bound(by_ms)

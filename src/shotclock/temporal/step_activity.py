@@ -75,6 +75,7 @@ STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
 GUARD_DELAY_NS = 100 * NS_PER_MS
 # The pause before a step of another version is returned, so that the engine does not send it to and fro.
 OTHER_VERSION_PAUSE_S = 0.5
+# The pause before a busy engine is asked again whether a step is still this worker's.
 ASK_AGAIN_S = 0.05
 # The calls of a step that a heartbeat describes. A step may have many items.
 MOST_CALLS = 10
@@ -299,7 +300,8 @@ class _StepWork:
         """No heartbeat has arrived for too long, or the worker is shutting down: another worker has to continue."""
 
     async def carry_out(self) -> StepReply:
-        """Execute the step and return its state, even if it is cancelled."""
+        """Execute the step and return its state, even if it is cancelled. A step that another worker may have now is
+        reported as lost, once its processes are gone."""
         replying = asyncio.ensure_future(self._execute())
         while not replying.done():
             try:
@@ -309,7 +311,8 @@ class _StepWork:
         return replying.result()
 
     def _note_cancelled(self) -> None:
-        """Stop the step: either its run was stopped, or the worker is shutting down."""
+        """Stop the step: its run was stopped, which the SDK may report before a heartbeat does, or the worker is
+        shutting down."""
         details = activity.cancellation_details()
         if details is not None and details.cancel_requested:
             self._is_ordered_off = True

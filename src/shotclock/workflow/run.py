@@ -65,6 +65,7 @@ from .step_try import record_skipped_span, trace_steps
 if TYPE_CHECKING:
     from ..core.overtime import OvertimeRequest
 
+# The pause before news of a run is written again while other processes keep the store busy.
 BUSY_PAUSE_S = 0.05
 
 
@@ -545,7 +546,7 @@ def move_steps(run: Call, deadlines: Deadlines) -> None:
     if run.bound.bell is None:
         return
     became = deadlines.move(run.bound.bell)
-    for inner in calls_inside(run):
+    for inner in calls_inside(run):  # with the calls that a step makes, which are inside the same deadline
         if (parent := became.get(id(inner.parent))) is not None:
             control_of(inner).follow_caller(parent)
 

@@ -282,6 +282,7 @@ class StepsView(_View):
 
 # --- the stored workflow ----------------------------------------------------------------------------------
 
+# The key that marks a workflow stored without its secrets.
 HIDES = "x-secrets-hidden"
 # The keys of steps and tools that hold free text. Other keys hold names and numbers, which reports read.
 _TEXTS = {"exec", "stdin", "url", "body", "params", "command", "args", "arguments", "repository"}
@@ -319,6 +320,7 @@ def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> JsonObj
 
 
 def is_same(kept: Any, written: Any) -> bool:
+    """Return whether a value is the stored one. It may differ only where a secret was hidden."""
     if isinstance(kept, dict) and isinstance(written, dict):
         return kept.keys() == written.keys() and all(is_same(kept[key], written[key]) for key in kept)
     if isinstance(kept, list) and isinstance(written, list):

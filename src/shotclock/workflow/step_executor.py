@@ -329,6 +329,7 @@ class StepExecutor:
             is_approved=work.approval is not None,
         )
         state.cut_off_ms = 0
+        # A nested run reports by itself whether it works or only waits for people.
         left = self._person_wait.leave_to_parts() if step.type == "workflow" else contextlib.nullcontext()
         outer = scope_of_run()
         # The deadline of the run, which may have been extended since the step began.

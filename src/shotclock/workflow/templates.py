@@ -331,7 +331,7 @@ def environment_for(marked: bool) -> Any:
         marked_values: list[str]
 
         def getattr(self, obj: Any, attribute: str) -> Any:
-            if isinstance(obj, dict) and attribute in obj:  # `.items` of an object is its key
+            if isinstance(obj, dict) and attribute in obj:  # `.items` of JSON is the key, not the method
                 return obj[attribute]
             return super().getattr(obj, attribute)
 
