@@ -104,7 +104,7 @@ def invocation_key(
         catalogue.name,
         catalogue.version,
         command,
-        to_jsonable({**defaults, **arguments}),
+        to_jsonable({**defaults, **arguments}),  # the same value may come from the library or the command line
         _directory(),
         idempotency_key,
         None if stdin is None else stdin.digest,

@@ -333,7 +333,8 @@ def _find_edited(approved: Mapping[str, object], arguments: Mapping[str, object]
 def _make_approved_arguments(
     spec: CommandSpec, arguments: Mapping[str, object], proposal: Proposal
 ) -> Mapping[str, object]:
-    """Return the arguments that the command is run with: those of the caller, with the operator's modifications."""
+    """Return the arguments that the command is run with: those of the caller, with the operator's modifications.
+    Unmodified ones are the caller's own objects, which JSON may not hold."""
     file = spec.approved_file
     if file is None:
         if proposal.status is not ProposalStatus.MODIFIED:

@@ -266,7 +266,7 @@ class AgentRun:
                 failure = self._make_failure(error)
                 pause_s = self._pause_s(retry, tries, failure)
                 is_over = tries >= retry["max"] or pause_s is None or self._ctx.stopping or not self._may_send
-                # A silent model has used its time.
+                # A silent model has used its time, and a retry would only wait longer.
                 is_over = is_over or isinstance(error, _Silent)
                 if failure.code not in _PASSING or is_over:
                     raise failure from error

@@ -48,7 +48,8 @@ def build_model(provider: str, model: str, base_url: str | None, key: str) -> Mo
 
 
 def open_bounded_client() -> httpx2.AsyncClient:
-    """Return a client that rejects events longer than EVENT_LIMIT and compressed bodies."""
+    """Return a client that rejects events longer than EVENT_LIMIT, and compressed bodies, of which a few
+    bytes could become gigabytes."""
     client = create_async_httpx2_client(timeout=httpx2.Timeout(LONGEST_REQUEST_S, connect=CONNECT_S))
     client.headers["Accept-Encoding"] = "identity"
     client.event_hooks = {"response": [_bound_body]}

@@ -124,6 +124,7 @@ def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[
     url = written.base_url or variables.get(chosen.url_variable) or None
     if url is not None and not _ADDRESS.match(url):
         raise Failure("STEP_INVALID", f"{url!r} is not the address of a server: begin it with http:// or https://")
+    # A provider's key is only sent to its own server, to this machine, or to the address in the user's environment.
     is_trusted = url is None or url == environment.get(chosen.url_variable) or _is_own(url, chosen)
     if written.api_key_env is not None:
         key = _read_named_key(written.api_key_env, variables, None if is_trusted else url)

@@ -98,7 +98,8 @@ class CommandProvider(Provider):
         from asyncio import CancelledError
 
         script = step.settings["exec"]
-        # The inherited environment is passed apart: it is not scanned for each step.
+        # The inherited environment is passed apart: it is not scanned for each step, and the variables that keep a
+        # child quiet override it.
         base_env, own_env = ({}, step.env) if step.own_env is None else (step.env, step.own_env)
         env = {**own_env, **step.values}
         with _spool(step.settings.get("stdin")) as stdin:

@@ -173,7 +173,7 @@ async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call) -> E
             lambda: bounded_by_run(call),
             _surroundings(step),
         )
-        if "justification" not in arguments:
+        if "justification" not in arguments:  # a command with such an argument shows its own
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
     request = CallRequest(command, arguments, _remaining_clocks(call), run_wait=run_wait, justification=justification)
     return await dispatcher.call(request)

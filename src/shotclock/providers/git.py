@@ -287,7 +287,7 @@ class Checkout:
             for value, name in lines:
                 if name == "HEAD" and value.startswith("ref: refs/heads/"):
                     branch = value.removeprefix("ref: refs/heads/")
-                    if ref_problem(branch) is not None:
+                    if ref_problem(branch) is not None:  # the remote chooses it, so it is not trusted
                         raise CheckoutRefused(f"the default branch of {self._repository.shown} has an invalid name")
                     return ResolvedRef(branch, f"refs/heads/{branch}")
             for value, name in lines:

@@ -92,7 +92,7 @@ def _is_address(host: str) -> bool:
 
 # Before the next address of a host is tried beside a silent one (RFC 8305).
 NEXT_ADDRESS_S = 0.25
-# Addresses of one name that are tried.
+# Addresses of one name that are tried. A name with more is load-balanced, and any of them will do.
 MOST_ADDRESSES = 8
 # Bytes of one read. They are parsed at once, and a flood of tiny messages must not delay the timeout.
 READ_BYTES = 16_384

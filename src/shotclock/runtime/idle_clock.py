@@ -36,6 +36,7 @@ class IdleClock:
         silent_ns = monotonic_ns() - self._last_ns
         if silent_ns >= self._idle_ns and self._on_idle() is not NOT_YET:
             return
+        # One handle at a time: a call that is watched for days would keep one for each check.
         self._timer = self._call_later(max(self._idle_ns - silent_ns, self._idle_ns // 10) / 1e9)
 
     def _call_later(self, delay_s: float) -> asyncio.TimerHandle:

@@ -125,7 +125,7 @@ def crash_outcome(call: Call, report: CommandReport) -> Outcome:
     """Return the outcome of a call whose worker ended without an answer: by a limit, an order, or itself."""
     survivors = report.survivors
     bell = call.bound.bell
-    if report.lost and report.stopped == CLOSING:  # by our own order
+    if report.lost and report.stopped == CLOSING:  # by our own order, and its zygote ended after that
         return Outcome(Ending.KILLED, Problem("CANCELLED", f"stopped: {CLOSING}"), survivors=survivors)
     if report.lost and (bell is None or monotonic_ns() < bell.at_ns):
         problem = Problem("SUPERVISOR_LOST", "the worker's supervisor was killed")

@@ -214,6 +214,7 @@ class ProcessCall(Work):
         worker = self.worker
         if worker is None or self.is_stopping:
             return
+        # It may have ended, and the next call begun. So the calls behind it are taken back before its answer is read.
         unbegun = worker.take_back()
         worker.read_what_is_there()
         if self in unbegun:
@@ -385,6 +386,7 @@ class Worker:
             self._control = pool.preloaded.request(WORKER, fds) if vacant is None else vacant.fork(fds)
             on_failure.pop_all()
         self._reports, self._replies = ipc.MessageReader(self._control), messages.Reader(self._calls)
+        # By number: for a socket asyncio makes a KeyError with its repr, which asks the kernel.
         self._loop.add_reader(self._control.fileno(), self._on_report)
         self._loop.add_reader(self._calls.fileno(), self._on_reply)
 
@@ -464,6 +466,7 @@ class Worker:
         if self.calls.get(call.number) is not call or self.is_ending:
             return False
         if not self.is_shared:
+            # The supervisor may set the new limit only after this call has ended. So no other call follows here.
             self._is_retiring = True
             self._order(Order.BELL, bell_ns, 0)
         self.send(MoveBell(call.number, bell_ns))
@@ -587,7 +590,7 @@ class Worker:
         call.worker = None  # a cancellation that comes now must not stop the next call
         now_ns = monotonic_ns()
         self._is_quick, self.began_ns = now_ns - self.began_ns < QUICK_NS, now_ns
-        self._pool.on_free(self)
+        self._pool.on_free(self)  # first, so that the worker has its next call before this answer is read
         call.resolve(outcome)
 
     def _answer_later(self, question: int, find_answer: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
@@ -654,7 +657,7 @@ class Worker:
     def _order_end(self, order: str, why: str, grace_ms: int = 0) -> None:
         """Have its supervisor stop or kill it, and bound the wait for the report: a supervisor that was itself stopped,
         or is broken, sends none."""
-        if self._ordered is None or why == CLOSING:  # closing replaces an earlier reason
+        if self._ordered is None or why == CLOSING:  # its supervisor may end with us, whatever the first reason
             self._ordered = why
         self._order(order, why)
         former = self._patience

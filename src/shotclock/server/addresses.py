@@ -126,7 +126,7 @@ class Site:
             return False
         if self.is_local:
             return address.is_loopback
-        return self.host in ("0.0.0.0", "::", str(address))
+        return self.host in ("0.0.0.0", "::", str(address))  # unlike a name, an address cannot be rebound
 
     def is_own_page(self, origin: str, host: str | None) -> bool:
         """Return whether the page of an `Origin` was served under this `Host`."""

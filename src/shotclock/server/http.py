@@ -62,7 +62,8 @@ TAKEN_WITHIN_S = 60.0
 CLOSED_WITHIN_S = 2.0
 # In one turn of the loop. The descriptor of a dropped connection is closed a turn later, so this many are kept spare.
 ACCEPTED_AT_ONCE = 16
-# When there are no descriptors, although some were kept for connections.
+# When there are no descriptors, although some were kept for connections: other parts of the process may close theirs
+# by then.
 ACCEPT_AGAIN_S = 0.2
 COMPLAIN_EVERY_NS = 60 * 10**9
 

@@ -353,7 +353,7 @@ class OwnTools:
         if name == PROPOSE:
             return await person_wait.ask_and_wait(inbox, _request_of(arguments), by, wait, on_found)
         found = await inbox.get(arguments["proposal_id"])
-        if found is None or not by.may_see(found):
+        if found is None or not by.may_see(found):  # one message, so that it does not reveal foreign proposals
             raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {arguments['proposal_id'][:40]!r} of yours")
         if name == WITHDRAW:
             found = await inbox.withdraw(found.id, by)

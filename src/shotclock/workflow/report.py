@@ -174,7 +174,7 @@ def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTim
             step = replace(step, duration_ms=min(ran_ms, limit_ms))
         left_ms = None if budget_ms is None or step.started_ms is None else max(0, budget_ms - step.started_ms)
         if step.clock is not None and step.attempts == 1 and not _is_own(step):
-            left_ms = step.clock.limit_ms
+            left_ms = step.clock.limit_ms  # the clock that fired has the exact value
         steps[name] = replace(step, budget_ms=min((limit for limit in (worst_ms, left_ms) if limit), default=None))
     cut_off = run.ended_at is None and not is_alive
     placed = [
@@ -448,7 +448,7 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-(limit - limit // 2) :]}"
 
 
-# Characters of a step's output in a JUnit file.
+# Characters of a step's output in a JUnit file, which readers load whole.
 SYSTEM_OUT_SHOWN = 8_000
 # Compiled when a report is first written as XML: that takes a twentieth of the start of a run.
 _NOT_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"

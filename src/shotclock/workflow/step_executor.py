@@ -434,7 +434,7 @@ class StepExecutor:
     def _make_clocks(self, step: StepPart) -> Clocks:
         others = {f"{name}_ms": step_clock_ms(self._workflow, step, name) for name in WORK_CLOCKS if name != "timeout"}
         clocks = Clocks(step_timeout_ms(self._workflow, step) or 0, **others)
-        return self._clocks_of.setdefault(clocks, clocks)
+        return self._clocks_of.setdefault(clocks, clocks)  # one object for the many steps with equal limits
 
     # --- output -------------------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class Link:
         return True
 
 
-# Principals and addresses whose rate is kept.
+# Principals and addresses whose rate is kept. Clients cannot invent them: they come from credentials and sockets.
 MOST_REMEMBERED = 4_096
 NS_PER_S = 1_000_000_000
 
@@ -155,7 +155,7 @@ class Buckets:
         return wait_ms
 
 
-# Host headers whose check is kept.
+# Host headers whose check is kept. Invented ones only displace each other.
 KNOWN_HOSTS = 64
 IS_STILL = "shotclock.is_still"
 PROOF_HEADER = "shotclock-proof"

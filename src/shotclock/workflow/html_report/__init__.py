@@ -34,7 +34,7 @@ from ..state import Status
 
 # Characters of the outputs of all steps together, and the least for each step.
 OUTPUTS_SHOWN, LEAST_OUTPUT = 4_000_000, 500
-# Names in one list.
+# Names in one list. A thousand links do not explain a step that a thousand others wait for.
 NAMES_SHOWN = 40
 # Characters of each output of the run; the steps show more.
 OUTPUT_OF_RUN = 1_000
