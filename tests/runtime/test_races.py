@@ -717,3 +717,19 @@ def test_a_machine_that_is_full_is_not_blamed_on_the_command() -> None:
     outcome = commands.judge(admit("true", Clocks.of("1s")), task, CommandReport(unstartable=("exec", errno.EAGAIN)))
     assert isinstance(outcome.problem, Problem)
     assert outcome.problem.code == "SPAWN_FAILED"
+
+
+def test_calls_that_were_taken_back_from_a_worker_without_a_core_run_in_it_later() -> None:
+    async def scenario() -> list[bool]:
+        async with a_runtime() as runtime:
+            assert await runtime.warm_up()
+            (worker,) = await soon(lambda: ours("shotclock-work"))
+            noops = [runtime.call("noop", clocks=SOON) for _ in range(40)]
+            assert all(envelope.ok for envelope in await asyncio.gather(*noops))  # quick: it is given some ahead
+            worker.suspend()
+            calls = [asyncio.create_task(runtime.call("noop", clocks=SOON)) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            worker.resume()
+            return [(await call).ok for call in calls]
+
+    assert run(scenario()) == [True] * 5

@@ -59,7 +59,7 @@ class MoveBell(NamedTuple):
     bell_ns: int
 
 
-class WindDown(NamedTuple):
+class BeginWindDown(NamedTuple):
     """To a worker: a call is to end by itself."""
 
     number: int
@@ -158,7 +158,7 @@ class Done(NamedTuple):
     finished_ns: int
 
 
-ToWorker = Run | MoveBell | WindDown | Cancel | Answer
+ToWorker = Run | MoveBell | BeginWindDown | Cancel | Answer
 FromWorker = Heard | Process | Progress | Partial | Step | Wrote | Ask | FurtherCall | NeverMind | Done
 Message = ToWorker | FromWorker
 _TYPES: tuple[Any, ...] = get_args(Message)

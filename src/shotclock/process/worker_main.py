@@ -43,6 +43,7 @@ from .environment import OVERTIME_VARIABLE, CallVariables, quiet_this_process
 from .messages import (
     Answer,
     Ask,
+    BeginWindDown,
     Cancel,
     Done,
     FurtherCall,
@@ -54,7 +55,6 @@ from .messages import (
     Progress,
     Run,
     Step,
-    WindDown,
     Wrote,
 )
 
@@ -188,7 +188,7 @@ class RunningCall:
 
     def take(self, message: ipc.Message) -> None:
         """Take a message of the runtime for this call."""
-        if isinstance(message, WindDown):
+        if isinstance(message, BeginWindDown):
             self.stopping = True
         elif isinstance(message, MoveBell) and self._context is not None:
             self._context.deadline = Deadline(message.bell_ns)
@@ -490,10 +490,10 @@ def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, memory: int, to
     os.close(memory)
     if words[SHARED]:
         SharedWorker(sock, words).serve()
-    _serve_one_at_a_time(sock, bell, words, Tokens(tokens))
+    _serve_one_at_a_time(sock, bell, words, CallTokens(tokens))
 
 
-class Tokens:
+class CallTokens:
     """The numbers of the calls that may begin, in a pipe. The runtime takes a number out to move its call elsewhere."""
 
     def __init__(self, fd: int) -> None:
@@ -510,7 +510,7 @@ class Tokens:
 
 
 def _serve_one_at_a_time(
-    sock: socket.socket, bell: kernel.DeadlineTimer, words: memoryview, tokens: Tokens
+    sock: socket.socket, bell: kernel.DeadlineTimer, words: memoryview, tokens: CallTokens
 ) -> NoReturn:
     sock.setblocking(True)
     inbox = messages.Reader(sock)

@@ -31,6 +31,7 @@ from ..process.kernel import DeadlineTimer
 from ..process.messages import (
     Answer,
     Ask,
+    BeginWindDown,
     Cancel,
     Done,
     Heard,
@@ -41,7 +42,6 @@ from ..process.messages import (
     Progress,
     Run,
     Step,
-    WindDown,
     Wrote,
 )
 from ..process.worker_main import BEGUN, CLOSE_CALL_NS, MEMORY_SIZE, RUNNING, SHARED, open_memory
@@ -224,7 +224,6 @@ class ProcessCall(Work):
             if self.fired is not None and not worker.calls:
                 worker.kill("it never began its call")
         self._pool.put_first(unbegun)
-        self._pool.on_free(worker)
         if worker.calls.get(self.number) is not self:
             return
         self.is_stopping = True
@@ -270,7 +269,7 @@ class ProcessCall(Work):
         if self.idle is not None:  # saving a partial result may be silent
             self.idle.cancel()
         if self.worker is not None:
-            self.worker.send(WindDown(self.number))
+            self.worker.send(BeginWindDown(self.number))
 
     def stop_unwound(self) -> None:
         if self.worker is not None:
@@ -438,7 +437,7 @@ class Worker:
         for call in calls:
             call.sign_of_life()
             if call.call.winding_down is not None:
-                self.send(WindDown(call.number))
+                self.send(BeginWindDown(call.number))
             elif call.call.control is not None:
                 call.call.control.begin_work()
 
@@ -454,6 +453,7 @@ class Worker:
         except OSError:
             return []
         self._is_quick = False
+        self._loop.call_soon(self._pool.on_free, self)  # it may have no call left, and no answer will tell the pool
         numbers = [int.from_bytes(tokens[at : at + TOKEN_SIZE], "little") for at in range(0, len(tokens), TOKEN_SIZE)]
         return [self.calls.pop(number) for number in numbers]
 
