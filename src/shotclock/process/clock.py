@@ -23,7 +23,7 @@ def process_began_ns() -> int:
 
 
 def timestamp(at_ns: int) -> str:
-    """Return a wall-clock instant in UTC, for people and logs."""
+    """Return a wall-clock instant in UTC, for people and logs, never to measure time."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest // 1_000_000:03d}Z"
 

@@ -42,7 +42,7 @@ from .kill import Cgroup, group_of, kill_below, signal_process
 
 # How long a command's children may outlive it before they count as leaked: the end of a pipeline may still write.
 LEAK_GRACE_MS = 300
-# The time of leaked children between TERM and KILL.
+# The time of leaked children between TERM and KILL. It is short, because their command has ended.
 LEAK_STOP_GRACE_MS = 500
 # Python checks for signals between two instructions. A signal between that check and a blocking system call is handled
 # only when the call returns, perhaps never; the next signal interrupts the call. So TERM is repeated for a worker.

@@ -162,7 +162,7 @@ class FunctionProvider(Provider):
 
 
 async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call) -> Envelope:
-    """Call a command of an App. The step's clocks stop while a person decides."""
+    """Call a command of an App. While a person decides, only the run's time counts, not the step's clocks."""
     command, arguments = step.settings["command"], step.settings["arguments"]
     run_wait, justification = None, ""
     if step.key:

@@ -99,7 +99,8 @@ class HumanProvider(Provider):
             os.close(terminal)
 
     async def _wait_for_turn(self) -> bool:
-        """Wait until no other question is open; return False where the run's deadline passes first."""
+        """Wait until no other question is open; return False where the run's deadline passes first. The
+        question's own limit starts when it is asked."""
         scope = current_scope.get()
         deadline = None if scope is None else scope.deadline
         limit_s = None if deadline is None else deadline.remaining_ns(monotonic_ns()) / 1e9

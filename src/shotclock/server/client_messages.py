@@ -197,7 +197,7 @@ class ProgressReports:
             self._sending = None
 
     async def finish(self) -> None:
-        """Send the last reports before the answer."""
+        """Send the last reports before the answer, because none may follow it."""
         self._closed.set()
         if (sending := self._sending) is not None:
             await asyncio.wait([sending], timeout=LAST_WORD_S)

@@ -71,7 +71,7 @@ class Tokens:
         return found
 
     def end_session(self, id: str, expires_at: WallTime, now: WallTime) -> None:
-        """Record the end of a browser session before it expires."""
+        """Record, until its expiry, that a browser session has ended."""
         with self._database.write() as transaction:
             transaction.execute("DELETE FROM ended_sessions WHERE expires_at <= ?", (now,))
             transaction.execute(

@@ -92,7 +92,7 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
 
 
 def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
-    """Return a warning for each variable that the file needs and that is not set here."""
+    """Return a warning for each variable that the file needs and that is not set here: the file may run elsewhere."""
     workflow = loaded.workflow or loaded.salvaged
     if workflow is None:
         return []

@@ -493,7 +493,7 @@ def to_markdown(report: Report) -> str:
 def _code(text: str) -> str:
     """Return a text as code, so that nothing in it is markup, a mention, a link or a table border."""
     flat = one_line(text)
-    if "|" in flat:  # a table splits at it even inside backticks
+    if "|" in flat:  # a table splits at it even inside backticks, and a backslash may be the text's
         return f"<code>{_PUNCTUATION.sub(lambda found: f'&#{ord(found[0])};', flat)}</code>"
     fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", flat)), default=0))
     pad = " " if flat.startswith("`") or flat.endswith("`") or not flat.strip() else ""
