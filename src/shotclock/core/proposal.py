@@ -19,7 +19,7 @@ from .clocks import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .envelope import join_problems
 from .errors import Failure
 from .record_json import of_json, to_json
-from .value_types import replace, value
+from .value_types import as_dict, fields_of, replace, value
 from .visible_text import text_of
 
 JSON = Any  # a recursive alias would not help code that has to look inside
@@ -281,27 +281,17 @@ class Proposal:
 
     @property
     def summary(self) -> Summary:
+        shared = {name: each for name, each in as_dict(self).items() if name in fields_of(Summary)}
         return Summary(
-            self.id,
-            self.seq,
-            self.status,
-            self.asked_by,
-            self.created_at,
-            self.expires_at,
-            self.decided_by,
-            self.decided_at,
-            self.decided_via,
-            self.used_at,
-            self.runner,
-            self.outcome,
-            self.ask.kind,
-            self.ask.title,
-            self.ask.operation,
-            None if self.ask.file is None else self.ask.file.path,
-            self.ask.policy.destructive,
-            self.ask.policy.deciders,
-            self.ask.dispatched,
-            None if self.decision is None else self.decision.notes[:NOTES_SHOWN],
+            **shared,
+            kind=self.ask.kind,
+            title=self.ask.title,
+            operation=self.ask.operation,
+            path=None if self.ask.file is None else self.ask.file.path,
+            destructive=self.ask.policy.destructive,
+            deciders=self.ask.policy.deciders,
+            dispatched=self.ask.dispatched,
+            notes=None if self.decision is None else self.decision.notes[:NOTES_SHOWN],
         )
 
     def is_due(self, now: WallTime) -> bool:

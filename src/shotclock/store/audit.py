@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.clocks import WallTime
 from ..core.proposal import canonical, digest
-from ..core.value_types import replace, value
+from ..core.value_types import as_dict, replace, value
 from .database import Database, Transaction
 from .rows import Codec, RowMapper
 from .schema import json_text
@@ -35,15 +35,8 @@ class Entry:
 
     def content(self) -> dict[str, Any]:
         """Return the fields that the hash covers."""
-        return {
-            "seq": self.seq,
-            "at": self.at.iso(),
-            "action": self.action,
-            "proposal": self.proposal,
-            "by": self.by,
-            "details": self.details,
-            "previous": self.previous,
-        }
+        fields = {name: each for name, each in as_dict(self).items() if name != "hash"}
+        return {**fields, "at": self.at.iso()}
 
     def line(self) -> str:
         """Return the entry as a line of the audit file."""
