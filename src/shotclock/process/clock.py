@@ -18,7 +18,6 @@ os.register_at_fork(after_in_child=lambda: _process_began.__setitem__(0, monoton
 
 
 def process_began_ns() -> int:
-    """Return when this process began: when it imported this module, or was forked."""
     return _process_began[0]
 
 
@@ -38,5 +37,4 @@ def wall_seconds() -> float:
 
 
 def wall_time() -> WallTime:
-    """Return the instant on the wall clock, for the store."""
     return WallTime.of_ns(wall_ns())

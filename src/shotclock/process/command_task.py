@@ -1,7 +1,5 @@
 """A command: the task of a supervisor, the start, the output, the messages, and the report at the end.
 
-Output is read from a pipe as it comes, and is captured within bounds or relayed without waiting for its reader.
-
 docs/design.md: R16.
 """
 
@@ -21,12 +19,11 @@ from ..core.value_types import as_dict, field, record, value
 from . import clock
 
 DEFAULT_OUTPUT_LIMIT = 1024 * 1024
-# The most that is written to a file: a flood must not fill the disk.
+# A flood must not fill the disk.
 SPILL_CAP = 64 * 1024 * 1024
 SPILL_KEPT_SECONDS = 24 * 3600
 READ_SIZE = 256 * 1024
-# POLLOUT promises room for this much in a pipe. So a write cannot block, and the flags of a descriptor that other
-# processes may share stay as they are.
+# POLLOUT promises room for this much in a pipe, so a write cannot block and shared descriptors keep their flags.
 PIPE_ROOM = 4096
 RELAY_HELD = 64 * 1024
 # Bytes of each stream in an observer's view of a running command.
@@ -35,8 +32,6 @@ LOOKED_AT = 4096
 
 @value
 class Captured:
-    """Captured output: head and tail, and the file with the whole."""
-
     head: bytes = b""
     tail: bytes = b""
     total: int = 0
@@ -49,8 +44,7 @@ class Captured:
 
 
 class Capture:
-    """Bounded capture of a stream: the first and the last `limit / 2` bytes in memory, the whole in a file up to
-    SPILL_CAP."""
+    """Bounded capture of a stream: its first and last `limit / 2` bytes, and the whole in a file up to SPILL_CAP."""
 
     def __init__(self, limit: int, spill_to: str | None) -> None:
         self._head_limit = (limit + 1) // 2
@@ -81,7 +75,6 @@ class Capture:
             self._tail_size -= len(self._tail.popleft())
 
     def end(self, most: int) -> bytes:
-        """Return the last `most` bytes, as far as they are in memory."""
         tail = b"".join(self._tail)
         return (tail if len(tail) >= most else bytes(self._head) + tail)[-most:] if most else b""
 
@@ -105,7 +98,7 @@ class Capture:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._spill_fd = os.open(self._spill_to, flags, 0o600)
         except OSError:
-            self._spill_to = None  # no place to write: head and tail are kept, and `truncated` is true
+            self._spill_to = None  # no place to write: head and tail are kept
             return
         self._spill(bytes(self._head))
         for chunk in self._tail:
@@ -123,8 +116,6 @@ class Capture:
 
 
 class OutputPipe:
-    """One output pipe of the work, captured or relayed."""
-
     def __init__(self, fd: int, capture: Capture | None, relay_to: int) -> None:
         self.fd = fd
         self.capture = capture
@@ -132,7 +123,6 @@ class OutputPipe:
         self.held = bytearray()
         self.total = 0
         self.last = b""
-        """The end of the relayed output."""
         self.trouble = 0
         """The errno of a failed relay; 0 if the reader left."""
         os.set_blocking(fd, False)
@@ -165,7 +155,6 @@ class OutputPipe:
         return True
 
     def end(self) -> tuple[bytes, int]:
-        """Return the end of the output, and its total size."""
         return (self.last, self.total) if self.capture is None else (self.capture.end(LOOKED_AT), self.capture.total)
 
     def write(self) -> None:
@@ -201,7 +190,7 @@ def state_directory() -> str:
 
 
 def make_private_directory(path: str) -> None:
-    """Make a directory in the state directory, both private. `os.makedirs` sets the mode of the last one only."""
+    """Make a directory and its parent private: `os.makedirs` sets the mode of the last one only."""
     home = state_directory()
     os.makedirs(os.path.dirname(home), exist_ok=True)
     for folder in (home, path):
@@ -210,7 +199,7 @@ def make_private_directory(path: str) -> None:
 
 
 def spill_path(name: str, home: str = "") -> str:
-    """Return the file for output that does not fit into memory. `home` is the state directory, if known."""
+    """Return the file for output that does not fit into memory."""
     return f"{home or state_directory()}/output/{name}"
 
 
@@ -234,18 +223,15 @@ def prune_spills() -> None:
             continue
 
 
-# Python ignores these signals, and exec keeps that; a command expects the default.
+# Python ignores these, and exec keeps that; a command expects the default.
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Output(Enum):
-    """The destination of a command's output."""
-
     INHERIT = auto()
-    """The caller's own descriptors."""
     CAPTURE = auto()
     RELAY = auto()
-    """The caller's descriptors, through a pipe, so that silence is noticed."""
+    """Through a pipe, so that silence is noticed."""
 
 
 @record
@@ -256,7 +242,6 @@ class CommandTask:
     env: dict[str, str]
     cwd: str | None = None
     started_ns: int = 0
-    """The beginning of the call."""
     bell_ns: int | None = None
     kill_ns: int | None = None
     soft_ns: int | None = None
@@ -268,13 +253,10 @@ class CommandTask:
     spill_stderr: str | None = None
     leave_children: bool = False
     stdin: bool = False
-    """Whether the command reads the caller's stdin. Otherwise it reads the end of file at once."""
+    """Otherwise the command reads the end of file at once."""
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
-    """The time between the soft limit and the stop."""
     stop_signal: str = "SIGTERM"
-    """The signal that asks the command to wind down."""
     stop_file: str | None = None
-    """A file made when the command is asked to wind down."""
 
     def pack(self) -> dict[str, object]:
         return as_dict(self)
@@ -287,23 +269,20 @@ class CommandReport:
     status: int | None = None
     """The leader's exit code, or minus its signal; None if its end was not seen."""
     fired: str | None = None
-    """The limit that stopped the work."""
     elapsed_ns: int = 0
     """From the start to the limit that was reached, or to the end."""
     stopped: str | None = None
-    """The caller's reason, if the caller stopped the work."""
+    """The caller's reason."""
     leaked: list[dict[str, object]] = field(default_factory=list)
     survivors: list[dict[str, object]] = field(default_factory=list)
     soft_rang: bool = False
-    """Whether the work was asked to wind down, by its soft limit or by an order."""
     stdout: Captured = field(default_factory=Captured)
     stderr: Captured = field(default_factory=Captured)
     unstartable: tuple[str, int] | None = None
     """The step of the start that failed ("machine", "exec", "cwd", "fork"), and its errno."""
     unwritten: int = 0
-    """The errno of a failed relay of output."""
     lost: bool = False
-    """Whether the supervisor was killed before it could report. The survivors were looked for without it."""
+    """The supervisor was killed before it could report. The survivors were looked for without it."""
     ended_ns: int = 0
     spare_pid: int = 0
     """The pid of the supervisor, if it waits for another command."""
@@ -322,7 +301,7 @@ class CommandReport:
 
 
 class Order:
-    """Kinds of orders to a supervisor: the first field of a message. The docstrings name the other fields."""
+    """Kinds of orders to a supervisor, the first field of a message. The docstrings name the other fields."""
 
     STOP = "stop"
     """TERM, grace, KILL. Reason."""
@@ -331,7 +310,7 @@ class Order:
     GRACE = "grace"
     """Change the grace. Milliseconds."""
     WIND_DOWN = "wind down"
-    """Ask the work to end by itself. The instant at which it is stopped if it has not."""
+    """The instant at which the work is stopped if it has not ended by itself."""
     BELL = "bell"
     """Move the timeout. Its instant, and that of the kill."""
     LOOK = "look"
@@ -343,7 +322,7 @@ class Order:
 
 
 class News:
-    """Kinds of messages from a supervisor: the first field. The docstrings name the other fields."""
+    """Kinds of messages from a supervisor, likewise."""
 
     STARTED = "started"
     """The process group of the work, and the supervisor's own pid."""
@@ -351,12 +330,10 @@ class News:
     """The end of stdout, the end of stderr, and the total bytes of both."""
     SUSPENDED = "suspended"
     ENDED = "ended"
-    """A packed `CommandReport`: the last message about this work."""
+    """A packed `CommandReport`: the last message."""
 
 
 class StartFailed(Exception):
-    """A command that could not be started. `step` is "cwd" or "exec"."""
-
     def __init__(self, step: str, errno: int) -> None:
         super().__init__(step, errno)
         self.step = step
@@ -376,10 +353,9 @@ def become(task: CommandTask, becomes: dict[int, int]) -> None:
 
 
 def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
-    """Spawn the command in a process group of its own and return its pid. Cheaper than a fork, which copies our memory.
+    """Spawn the command in a process group of its own: cheaper than a fork, which copies our memory.
 
-    The command reads our own stdin. A directory or a program on a dead network mount blocks this process, and our
-    caller must notice that.
+    A directory or program on a dead network mount blocks this process, and our caller must notice that.
     """
     _enter(task.cwd)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in becomes.items()]
@@ -396,7 +372,7 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
 
 
 def _try_each(task: CommandTask, start: Callable[[str], int]) -> int:
-    """Start the first usable candidate. (`os.execvpe` does the same, but cannot spawn.)"""
+    """Start the first usable candidate, as `os.execvpe` does, which cannot spawn."""
     refused: OSError | None = None
     for path in _candidates(task.argv[0], task.env):
         try:
@@ -409,7 +385,7 @@ def _try_each(task: CommandTask, start: Callable[[str], int]) -> int:
 
 
 def _candidates(command: str, env: dict[str, str]) -> list[str]:
-    """Return the possible paths of a command. The last one is always tried, for its error."""
+    """Return the possible paths. The last one is always tried, for its error."""
     if os.sep in command:
         return [command]
     paths = [os.path.join(folder, command) for folder in env.get("PATH", os.defpath).split(os.pathsep)]

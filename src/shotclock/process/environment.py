@@ -1,9 +1,6 @@
-"""The environment of processes that a call starts: commands, steps, and processes of a function.
+"""The environment of processes that a call starts.
 
-No person is there to press a key, and output is data: so no pager, no editor, no colour, no question. The call's
-deadline and trace are included, for a shotclock that is started further down.
-
-docs/design.md: R5.
+No person is there to press a key, and output is data: so no pager, editor, colour or question. docs/design.md: R5.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ from .clock import monotonic_ns
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
 CALL_VARIABLE = "SHOTCLOCK_CALL"
-"""The call that started a process, if that call shares its own process with others."""
+"""The call that started a process, if several calls share that process."""
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
 STOP_FILE_VARIABLE = "SHOTCLOCK_STOP_FILE"
-"""The path of a file that appears when the command is asked to wind down."""
 OVERTIME_VARIABLE = "SHOTCLOCK_OVERTIME"
 """The address for `shotclock overtime`: the call, its token, and the socket of the process that waits for it."""
 
@@ -44,14 +40,13 @@ def child_environment(
     *,
     attended: bool = False,
 ) -> dict[str, str]:
-    """Return the variables of a command. `declared` wins. `attended`: a person is at the terminal and may want an
-    editor."""
+    """Return the variables of a command. `attended`: a person is at the terminal and may want an editor."""
     variables = {**inherited, **QUIET, **({} if attended else NO_EDITOR), **declared}
-    # A value other than the one this process was started with was declared for this command.
+    # Another value than this process was started with was declared for this command.
     if variables.get(TRACEPARENT_VARIABLE) in (None, os.environ.get(TRACEPARENT_VARIABLE)):
         variables.pop(TRACESTATE_VARIABLE, None)
         variables |= trace.as_variables()
-    # Inherited values of these belong to another call. A variable without a name cannot be passed on.
+    # Inherited values of these belong to another call; a variable without a name cannot be passed on.
     for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE, OVERTIME_VARIABLE, ""):
         variables.pop(name, None)
     if deadline is not None:
@@ -67,7 +62,7 @@ def _deadline_variables(deadline: Deadline) -> dict[str, str]:
 
 
 def quiet_this_process() -> None:
-    """Set the variables in a process that runs functions, for the processes they start."""
+    """Set the variables for the processes that functions start."""
     os.environ.update({**QUIET, **NO_EDITOR})
     os.environ.pop(OVERTIME_VARIABLE, None)  # of a call further up
 
@@ -79,7 +74,6 @@ class CallVariables:
         self._entries = kernel.OwnEntries(_TRACEPARENT, _REMAINING, _DEADLINE) if kernel.LINUX else None
         own: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
         self._python: MutableMapping[bytes, bytes] = os.environb if own is None or self._entries is None else own
-        """Python's view of the environment; C's view is in `_entries`."""
 
     def prepare(self) -> None:
         """Make room for the variables in the process that workers are forked from: it takes a millisecond."""
@@ -95,7 +89,6 @@ class CallVariables:
                     os.unsetenv(name)
 
     def set(self, deadline_ns: int, traceparent: str, tracestate: str) -> None:
-        """Set the variables of a call. A deadline of 0 is none."""
         parent, deadline = traceparent.encode(), b"%d" % deadline_ns
         remaining = b"%d" % (max(0, deadline_ns - monotonic_ns()) // NS_PER_MS)
         python = self._python

@@ -19,7 +19,7 @@ from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIM
 REPORT_MARGIN_MS = 3_000
 # After a second signal this program leaves, but a kill is usually reported within a few milliseconds.
 LAST_WORD_MS = 500
-# Programs such as `timeout` send a signal to a process and to its group at once: that counts as one signal.
+# `timeout` and others signal a process and its group at once: that counts as one signal.
 ONE_WISH_MS = 200
 
 # Signals that stay ignored if nohup, or the shell of a background job, had them ignored.
@@ -27,12 +27,11 @@ _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 class TerminalSignals:
-    """The stop signals and Ctrl-Z that this process receives, from the creation of this object to its end."""
+    """The stop signals and Ctrl-Z that this process receives."""
 
     def __init__(self) -> None:
         self.heard: list[int] = []
         self.fd, self._fd_in = os.pipe()
-        """Readable when a signal has come."""
         self._suspension_asked = False
         self._passed_on = 0
         self._stopped_ns = 0
@@ -67,7 +66,7 @@ class TerminalSignals:
         return (Order.KILL, first) if now_ns - self._stopped_ns > ONE_WISH_MS * NS_PER_MS else None
 
     def suspend(self) -> None:
-        """Stop this process as Ctrl-Z would have. Returns once it is continued, or at once where no shell could."""
+        """Stop this process as Ctrl-Z would have, unless no shell could continue it."""
         self._suspension_asked = False
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -90,17 +89,13 @@ def fill_standard_descriptors() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number, which is this one. A closed stdout is opened for reading only, so that writing
+            # The lowest free number is this one. A closed stdout is opened for reading only, so that writing
             # to it fails and no output is lost unnoticed.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
 
 
 def run(task: CommandTask, signals: TerminalSignals) -> CommandReport:
-    """Run the command to its end. A signal to this process stops it; if this process is killed, its supervisor kills
-    it.
-
-    Nothing survives this call, except the survivors in the report and children that were to be left.
-    """
+    """Run the command to its end. Nothing survives but the reported survivors and children that were to be left."""
     started = start(task, signals)
     if isinstance(started, CommandReport):
         return started
@@ -111,7 +106,6 @@ def run(task: CommandTask, signals: TerminalSignals) -> CommandReport:
 
 
 def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket] | CommandReport:
-    """Fork a supervisor that runs the command. Return its pid and its control socket, or why there is none."""
     if kernel.find_unfitness() is not None:
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
@@ -136,7 +130,7 @@ def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket]
 
 
 def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report: CommandReport | None) -> CommandReport:
-    """Reap the supervisor and return its report. Without one, kill everything it guarded and report that."""
+    """Reap the supervisor and return its report. Without one, kill everything it guarded."""
     if report is None:
         return _replace_lost_supervisor(supervisor, task, signals)
     for _ in range(200):  # it exits right after its report; a wedged one is not waited for
@@ -190,7 +184,7 @@ def _await_report(
 
 
 def _wait_for_message(control: ipc.Socket, signal_fd: int, *alarms: int | None) -> bool:
-    """Wait until a message or a signal comes, or an alarm is due. Return whether there is a message."""
+    """Wait for a message, a signal or an alarm. Return whether there is a message."""
     now_ns = monotonic_ns()
     waits = [-(-(at_ns - now_ns) // NS_PER_MS) for at_ns in alarms if at_ns is not None]
     poller = select.poll()

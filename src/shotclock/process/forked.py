@@ -2,9 +2,7 @@
 
     program (holds the clock) ── child (runs the function) ── anything
 
-The subcommands other than `exec` run like this, and each probe of `doctor` again inside: a file system or a `/proc`
-entry that does not answer hangs the child, and the program still answers on time.
-
+A file system or a `/proc` entry that does not answer hangs the child, and the program still answers on time.
 docs/design.md: R17.
 """
 
@@ -35,7 +33,7 @@ _CHUNK = 64 * 1024
 
 
 class Unfinished(Exception):
-    """The function did not return. `survivors` are the processes that could not be killed."""
+    """The function did not return. `survivors` could not be killed."""
 
     survivors: list[dict[str, object]] = []  # noqa: RUF012  replaced, never changed
 
@@ -45,8 +43,6 @@ class Overdue(Unfinished):
 
 
 class StoppedBySignal(Unfinished):
-    """A signal stopped this program."""
-
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number).name
         self.exit_code = 128 + number
@@ -62,7 +58,7 @@ class NotStarted(Unfinished):
 
 
 class Raised(Unfinished):
-    """The function raised an exception; its traceback is kept as text."""
+    """The function raised an exception."""
 
     def __init__(self, name: str, text: str, lines: str) -> None:
         super().__init__(f"{name}: {text}" if text else name)
@@ -87,7 +83,6 @@ class _SignalWatch:
             self.received.append(signal.Signals(number))
 
     def wait(self, wait_ms: int, *fds: int) -> None:
-        """Wait until the time is up, a signal has come, a child has ended or a descriptor is readable."""
         poller = select.poll()
         for fd in (self._wake, *fds):
             poller.register(fd, select.POLLIN)
@@ -112,13 +107,10 @@ def _wait_ms(until_ns: int) -> int:
     return -(-(until_ns - monotonic_ns()) // NS_PER_MS)
 
 
-# --- a function -------------------------------------------------------------------------------------------
-
-
 def run(function: Callable[[], T], *, until_ns: int | None) -> T:
-    """Return the function's result, or raise Unfinished. Not for programs with threads or other children.
+    """Return the function's result, or raise Unfinished with the survivors of its processes, if any.
 
-    None of its processes survives this call, except the survivors of the exception.
+    Not for programs with threads or other children.
     """
     kernel.become_subreaper()
     watch = _SignalWatch(STOP_SIGNALS, [signal.SIGCHLD])
@@ -193,7 +185,7 @@ def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | No
 
 
 def _has_ended(pid: int) -> bool:
-    """Return whether the child has ended, without reaping it: its pid must not be reused until its tree is killed."""
+    """Return whether the child has ended, without reaping it: its pid must not be reused before its tree is killed."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -208,29 +200,23 @@ def _end_everything(child: int, watch: _SignalWatch) -> list[int]:
     return left
 
 
-# --- an editor at the person's terminal -------------------------------------------------------------------
-#
-# An editor stays in our session and process group, so that it has the terminal (`/dev/tty`, the size of the window,
-# Ctrl-Z), which a supervisor would take from it. So this process guards it: the editor is stopped when its time is up,
-# when this process receives a stop signal, and by the kernel when this process is killed.
+# An editor stays in our session and process group, because a supervisor would take the terminal from it (`/dev/tty`,
+# the size of the window, Ctrl-Z). So this process guards it: the editor is stopped when its time is up, when this
+# process receives a stop signal, and by the kernel when this process is killed.
 
 # Between SIGTERM and SIGKILL: time for an editor to save its buffers.
 EDITOR_GRACE_MS = 2_000
-# The exit code of a command that was not found; nothing was edited then.
+# Then nothing was edited.
 _NOT_FOUND = 127
 
 
 @value
 class Edited:
-    """The end of an editor."""
-
     status: int | None
     """Its exit code, or minus its signal."""
     why_not: OSError | None = None
-    """The error of the start."""
     overdue: bool = False
     signal: str | None = None
-    """The signal that stopped it."""
 
     @property
     def is_well(self) -> bool:
@@ -238,10 +224,7 @@ class Edited:
 
 
 def run_editor(argv: Sequence[str], *, until_ns: int) -> Edited:
-    """Run an editor to its end, or until this process is to stop. Nothing of it survives this call.
-
-    Not for programs with threads or other children.
-    """
+    """Run an editor to its end, or until this process is to stop. Not for programs with threads or other children."""
     kernel.become_subreaper()
     # The terminal sends INT and QUIT to its whole foreground, and the editor handles them: Emacs uses one for Ctrl-G.
     watch = _SignalWatch([signal.SIGTERM, signal.SIGHUP], [signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD])

@@ -1,12 +1,10 @@
 """Calls into the kernel: adoption of orphans, death with the parent, the process tree, timers, process identity.
 
-Linux has all of it. Elsewhere `become_subreaper` fails and the callers fall back to the process group.
+Outside Linux `become_subreaper` fails and the callers fall back to the process group.
 
 The identity of a process is its pid, start time and boot, because pids are reused. A process that cannot be seen from
 here (another machine, another pid namespace) is assumed to be alive: the opposite mistake would take a lock from its
-owner.
-
-docs/design.md: R8, R35.
+owner. docs/design.md: R8, R35.
 """
 
 from __future__ import annotations
@@ -42,10 +40,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def find_unfitness() -> str | None:
-    """Return why work could not be stopped on this machine, if so. Nothing may be started then.
-
-    The processes to kill are found in /proc. That of another PID namespace lists other processes.
-    """
+    """Return why work cannot be stopped here, so none may start. The /proc of another PID namespace lists others."""
     if not LINUX:
         return None
     try:
@@ -72,7 +67,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name in `ps` and `top`, so that an operator can tell our own processes from the work."""
+    """Set the name in `ps` and `top`, so that an operator can tell our processes from the work."""
     if _libc is not None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
@@ -104,7 +99,6 @@ class OwnEntries:
             self._place()
 
     def _place(self) -> None:
-        """Put our memory at the end of C's list, and remember the place."""
         for name in self._names:
             os.unsetenv(name)
         if _libc is not None:
@@ -120,10 +114,9 @@ class OwnEntries:
 
 
 def hide_variables(is_hidden: Callable[[str], bool]) -> None:
-    """Hide variables from the /proc entry of this process. The program itself keeps them.
+    """Hide variables from the /proc entry of this process, which shows the memory that the kernel filled at exec.
 
-    /proc shows the memory that the kernel filled at exec. C gets copies first; a library that has kept a pointer into
-    the old memory would see an empty value.
+    C gets copies first; a library that kept a pointer into the old memory would see an empty value.
     """
     if _libc is None:
         return
@@ -145,10 +138,9 @@ def hide_variables(is_hidden: Callable[[str], bool]) -> None:
 
 
 def has_children() -> bool:
-    """Return whether this process has any child, running or dead. For a subreaper: whether it has any descendant.
+    """Return whether this process has any child, running or dead; for a subreaper, any descendant.
 
-    This is the proof that a tree is gone: every orphan below a subreaper becomes its child, so without a child nothing
-    that was ever started below it is alive.
+    This proves that a tree is gone: every orphan below a subreaper becomes its child.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -158,7 +150,7 @@ def has_children() -> bool:
 
 
 def collect_dead() -> bool:
-    """Reap every child that has ended. Return whether none is left, which for a subreaper means no descendant is."""
+    """Reap every child that has ended. Return whether none is left."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -172,10 +164,7 @@ UNKNOWN_PID = 0
 
 
 def descendants(root: int) -> list[int]:
-    """Return every process below `root`, parents before children, zombies included. Empty on an unfit machine.
-
-    The result is a snapshot and may be stale at once.
-    """
+    """Return every process below `root`, parents before children, zombies included: a snapshot, soon stale."""
     if find_unfitness() is not None:
         return []
     list_children = _find_lister()
@@ -193,8 +182,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def _find_lister() -> Callable[[int], list[int]]:
-    """Return a function that lists the children of a process: by its children files, or by a pass over all processes
-    where the kernel has none."""
+    """Return a function that lists the children of a process: by its children files or a pass over all processes."""
     if LINUX and os.path.exists("/proc/thread-self/children"):
         return _list_children
     by_parent = _scan_parents()
@@ -237,19 +225,18 @@ def _scan_parents() -> dict[int, list[int]]:
 def _read_stat(path: object) -> list[bytes]:
     """Return the fields of /proc/<path>/stat after the name: fields[n] is field n + 3 of proc(5)."""
     with open(f"/proc/{path}/stat", "rb") as file:
-        # The name is in parentheses and may itself contain anything, parentheses included.
+        # The name may contain anything, parentheses included.
         return file.read().rpartition(b")")[2].split()
 
 
 def _threads_of(pid: int) -> Iterator[str]:
-    """Yield the path below /proc of the process, which shows its main thread, and then of each thread."""
     yield str(pid)
     with contextlib.suppress(OSError):
         yield from (f"{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task"))
 
 
 def _state_of(pid: int, fields: list[bytes]) -> str:
-    """Return the state letter of a process. If its main thread has ended, return the letter of a living thread."""
+    """Return the state letter of a process, or of a living thread if its main thread has ended."""
     letter = fields[0].decode()
     if letter in "ZX" and int(fields[17]) > 1:
         for thread in _threads_of(pid):
@@ -276,12 +263,11 @@ def ancestors(pid: int) -> list[int]:
 
 
 def is_below(pid: int, root: int) -> bool:
-    """Return whether a process descends from another. Below a subreaper every descendant is found."""
     return root in ancestors(pid)
 
 
 def start_of(pid: int) -> int:
-    """Return the start of a process in clock ticks since boot; 0 if it is gone. With the pid it is never reused."""
+    """Return the start in clock ticks since boot; 0 if it is gone. With the pid it is never reused."""
     try:
         return int(_read_stat(pid)[19])
     except OSError:
@@ -289,7 +275,6 @@ def start_of(pid: int) -> int:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Return the variables that a process was started with, as NAME=value; empty if they cannot be read."""
     for thread in _threads_of(pid):  # a main thread that has ended does not show them
         try:
             with open(f"/proc/{thread}/environ", "rb") as file:
@@ -303,13 +288,12 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether a process is gone, or dead and not yet collected: none of its threads runs."""
+    """Return whether a process is gone, or dead and not yet collected."""
     stat = _stat(pid)
     return stat is None or stat[0] in "ZX"
 
 
 def is_halted(pid: int) -> bool:
-    """Return whether a process does nothing: it is stopped by a signal, traced, dead or gone."""
     stat = _stat(pid)
     return stat is None or stat[0] in "TtZX"
 
@@ -359,10 +343,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class DeadlineTimer:
-    """Timer as a file descriptor, armed by the process that does the work and read by the process that kills it.
-
-    Once armed it expires on time, even if the process that armed it hangs.
-    """
+    """Timer as a file descriptor, armed by the worker, read by its killer: it expires even if the worker hangs."""
 
     __slots__ = ("_reference", "_setting", "fd")
 
@@ -397,10 +378,7 @@ class DeadlineTimer:
 
 
 class ContinuingTimer:
-    """Timer by which the kernel continues this process if it is stopped when the timer expires.
-
-    A running process ignores SIGCONT. A fork does not inherit the timer.
-    """
+    """Timer by which the kernel continues this process if it is stopped by then. A fork does not inherit it."""
 
     def __init__(self) -> None:
         self._timer = ctypes.c_void_p()
@@ -450,8 +428,7 @@ def _this_process(pid: int) -> ProcessIdentity:
 
 
 def _read_start(pid: int) -> int | None:
-    """Return when a process started; None for a zombie. Raises FileNotFoundError or ProcessLookupError if it is
-    gone."""
+    """Return when a process started; None for a zombie. Raises FileNotFoundError or ProcessLookupError if gone."""
     if not LINUX:
         return _read_start_without_proc(pid)
     fields = _read_stat(pid)
@@ -463,7 +440,7 @@ def _read_start_without_proc(pid: int) -> int | None:
 
     try:
         process = psutil.Process(pid)
-        # Hundredths of a second on the wall clock, so two boots cannot give the same value.
+        # On the wall clock, so two boots cannot give the same value.
         return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
     except psutil.ZombieProcess:
         return None

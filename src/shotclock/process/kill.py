@@ -18,16 +18,14 @@ from . import kernel
 from .clock import monotonic_ns
 from .kernel import LINUX
 
-# The signals that stop a program of ours.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# How long a SIGKILLed tree may take to be gone. Only processes stuck inside the kernel (dead network mounts) exhaust
-# this; they are reported as survivors.
+# Only processes stuck inside the kernel (dead network mounts) exhaust this; they are reported as survivors.
 VERIFY_LIMIT_MS = 2_000
-# Between two sweeps over a tree that is dying; SIGCHLD usually ends the wait sooner.
+# Between two sweeps; SIGCHLD usually ends the wait sooner.
 SWEEP_PAUSE_MS = 5
-# Sweeps after which the kernel is asked to kill the tree as a whole: it forks faster than it is found.
+# After these the kernel is asked to kill the tree as a whole: it forks faster than it is found.
 SWEEPS_ALONE = 3
-# Sweeps after which the wait for processes of other users, which we may not signal, ends.
+# After these the wait for processes of other users, which we may not signal, ends.
 SWEEPS_OVER_OTHERS = 6
 
 
@@ -38,11 +36,11 @@ def kill_below(
     find: Callable[[], list[int]] | None = None,
     escalate: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Send SIGKILL to every descendant of this subreaper, again and again until `reap` reports that none is left.
+    """Send SIGKILL to every descendant of this subreaper until `reap` reports that none is left; return the survivors.
 
-    The only function that kills a tree. It signals whole process groups, because within a group nothing can escape by
-    forking while the signal is sent. `find` returns the targets of each sweep; `escalate` is called if a tree outlives
-    the first few. Returns the pids that did not die within the limit, or that only another user can kill.
+    The only function that kills a tree. Whole process groups are signalled, because within a group nothing can escape
+    by forking meanwhile. `find` returns the targets of each sweep; `escalate` is called if a tree outlives the first
+    few.
     """
     me, my_group = os.getpid(), os.getpgrp()
     find = find or (lambda: kernel.descendants(me))
@@ -72,8 +70,10 @@ def kill_below(
 
 
 def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
-    """Kill a process of this user that is not below us, and all below it. Returns the pids that did not die within the
-    limit. The caller must be sure that the pid was not reused."""
+    """Kill a process of this user that is not below us, and all below it; return the survivors.
+
+    The caller must be sure that the pid was not reused.
+    """
     signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of its children
     seen: dict[int, int] = {}
     """Start times by pid. A process whose parent is killed first is no longer found below the root."""
@@ -102,7 +102,7 @@ def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
 
 
 def signal_process(pid: int, number: int) -> bool:
-    """Send a signal to a process if it still exists. Return False if it belongs to another user."""
+    """Send a signal to a process, if it exists. Return False if it belongs to another user."""
     try:
         os.kill(pid, number)
     except PermissionError:
@@ -119,12 +119,9 @@ def group_of(pid: int) -> int:
         return 0
 
 
-# --- cgroups ----------------------------------------------------------------------------------------------
-#
-# A cgroup around each command, if this user may make one: the kernel then kills the whole tree itself. `cgroup.kill`
-# cannot be outrun: not by a fork bomb, not by processes that fork and exit faster than they can be listed, not by those
-# of another user. It needs cgroup v2 and a writable place in it, which root has on most machines and other users have
-# only by delegation. Otherwise the walk over the descendants (`kill_below`) kills; it verifies the kill in both cases.
+# A cgroup around each command, if this user may make one: `cgroup.kill` cannot be outrun, not by a fork bomb and not by
+# processes of another user. It needs cgroup v2 and a writable place in it, which root has on most machines and other
+# users have only by delegation. Otherwise `kill_below` kills; it verifies the kill in both cases.
 
 _SYS_CLONE3 = 435
 _CLONE_INTO_CGROUP = 0x2_0000_0000
@@ -137,18 +134,16 @@ class _CloneArguments(ctypes.Structure):
 
 
 class Cgroup:
-    """A directory in the cgroup tree, named after the supervisor that owns it."""
+    """A cgroup named after the supervisor that owns it."""
 
     __slots__ = ("_path", "inside")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.inside = False
-        """Whether this process is in it, and with it every process it starts."""
 
     @classmethod
     def create(cls) -> Cgroup | None:
-        """Make a cgroup for the child of this process, or return None if that is not possible."""
         home = home_directory()
         if home is None:
             return None
@@ -165,16 +160,13 @@ class Cgroup:
 
     @classmethod
     def left_by(cls, pid: int) -> Cgroup | None:
-        """Return the cgroup that a killed supervisor has left, if any. The caller kills and removes it."""
+        """Return the cgroup that a killed supervisor has left."""
         home = home_directory()
         path = os.path.join(home, f"{_PREFIX}{pid}") if home is not None else ""
         return cls(path) if path and os.path.isdir(path) else None
 
     def fork(self) -> int:
-        """Fork like os.fork, with the child in the cgroup from its first instruction. Only for a child that execs.
-
-        Moving a process there later would take a system-wide lock, and ten times as long.
-        """
+        """Fork a child inside the cgroup, which must exec. Moving it later takes a system-wide lock."""
         fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             arguments = _CloneArguments(flags=_CLONE_INTO_CGROUP, exit_signal=signal.SIGCHLD, cgroup=fd)
@@ -199,7 +191,7 @@ class Cgroup:
             file.write("1")
 
     def enter(self) -> bool:
-        """Move this process into the cgroup, with all it starts from now on. It is killed with the cgroup, too."""
+        """Move this process into the cgroup. It is killed with the cgroup, too."""
         self.inside = self.inside or _move_to(self._path)
         return self.inside
 
@@ -210,7 +202,7 @@ class Cgroup:
         return not self.inside
 
     def remove(self) -> None:
-        """Remove the cgroup and those nested in it. A survivor in it prevents that."""
+        """Remove the cgroup and those nested in it, unless a survivor is inside."""
         _remove(self._path)
 
 

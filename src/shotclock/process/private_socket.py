@@ -17,8 +17,8 @@ LONGEST_ADDRESS = 100
 def listen(path: str | os.PathLike[str], backlog: int = 64) -> socket.socket:
     """Return a non-blocking socket that listens at this path.
 
-    A file left there by a killed process is replaced, so the path must belong to the caller: its name contains the
-    caller's identity, or the caller holds a lock for it. Raises OSError.
+    A file left there is replaced, so the path must contain the caller's identity, or the caller must hold a lock for
+    it.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -36,7 +36,7 @@ def listen(path: str | os.PathLike[str], backlog: int = 64) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection, non-blocking, or None where the peer has left or belongs to another user."""
+    """Return the next connection, or None where the peer has left or belongs to another user."""
     try:
         connection, _ = listener.accept()
     except OSError:
@@ -49,9 +49,9 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 
 def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
-    """Return a connection to the process that listens at this path, with this timeout for each operation.
+    """Return a connection, with this timeout for each operation.
 
-    Raises PermissionError where that process belongs to another user, and OSError where no process listens.
+    Raises PermissionError where the listener belongs to another user, and OSError where no process listens.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -67,10 +67,7 @@ def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user id of the other end.
-
-    Only Linux reports them. Elsewhere the pid is 0, and the mode of the socket file keeps other users out.
-    """
+    """Return the pid and the user id of the other end. Outside Linux the pid is 0, and only the file mode protects."""
     if not kernel.LINUX:
         return 0, os.geteuid()
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -79,7 +76,6 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _short_address(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield an address for this path that fits into the address of a socket."""
     if len(os.fsencode(path)) < LONGEST_ADDRESS or not kernel.LINUX:
         yield os.fspath(path)
         return

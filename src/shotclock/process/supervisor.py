@@ -2,13 +2,9 @@
 
     caller ── supervisor ── leader (a command, or a worker running a Python function) ── anything
 
-It is a subreaper, so all processes of the work stay below it, however often they fork, change session or daemonise. It
-holds the limits, so a stuck caller cannot delay a kill. It holds the other end of the caller's socket, so when the
-caller dies, even by SIGKILL, everything below is killed at once.
-
-It runs our code only, has one thread, and every wait of its loop is bounded by the next limit.
-
-docs/design.md: R7, R10, R15.
+It is a subreaper, so all processes of the work stay below it. It holds the limits, so a stuck caller cannot delay a
+kill, and the other end of the caller's socket, so when the caller dies everything below is killed. It runs our code
+only, has one thread, and every wait is bounded by the next limit. docs/design.md: R7, R10, R15.
 """
 
 from __future__ import annotations
@@ -40,15 +36,15 @@ from .command_task import (
 )
 from .kill import Cgroup, group_of, kill_below, signal_process
 
-# How long a command's children may outlive it before they count as leaked: the end of a pipeline may still write.
+# A command's children may outlive it this long before they count as leaked: the end of a pipeline may still write.
 LEAK_GRACE_MS = 300
 # The time of leaked children between TERM and KILL. It is short, because their command has ended.
 LEAK_STOP_GRACE_MS = 500
-# Python checks for signals between two instructions. A signal between that check and a blocking system call is handled
-# only when the call returns, perhaps never; the next signal interrupts the call. So TERM is repeated for a worker.
+# A signal between Python's check for signals and a blocking system call is handled only when the call returns, perhaps
+# never; the next signal interrupts the call. So TERM is repeated for a worker.
 TERM_AGAIN_MS = 50
-# How long the work may take to stop itself after Ctrl-Z (an editor gives the terminal back first) before it is sent
-# SIGSTOP, and the most sweeps over its tree for that.
+# How long the work may take to stop itself after Ctrl-Z (an editor gives the terminal back first), and the most sweeps
+# over its tree after that.
 SUSPEND_GRACE_MS = 100
 SUSPEND_SWEEPS = 20
 # A command that ends sooner is not reported as started: one message less for most commands.
@@ -59,7 +55,7 @@ REPORT_LIMIT_S = 10.0
 LONGEST_WAIT_MS = 3_600_000
 # The worker itself arms its timeout, so the kernel continues a stopped supervisor of a worker this often.
 WORKER_LOOK_MS = 1_000
-# How long, after a kill, the reader of relayed output may take for the rest.
+# How long the reader of relayed output may take for the rest after a kill.
 FLUSH_LIMIT_MS = 1_000
 # The largest size of a pipe, unless root has changed it.
 LARGEST_PIPE = 1024 * 1024
@@ -69,27 +65,24 @@ _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, si
 
 SUPERVISOR_NAME = "shotclock-sup"
 
-# For callers that wait for a supervisor, which its own work may have stopped by a signal. That long after the timeout
-# the supervisor is continued; that long after the kill a supervisor that is still stopped is killed itself.
+# The work may stop its supervisor by a signal. Callers continue it that long after the timeout, and that long
+# after the kill they kill one that is still stopped.
 LATE_BELL_MS = 30
 SILENT_LIMIT_MS = 20
 LOOK_PAUSE_MS = 10
 
 
 class _Stage(Enum):
-    """The stage of the work."""
-
     RUNNING = auto()
     LINGERING = auto()
-    """The leader is gone, but not all of its children."""
     STOPPING = auto()
     FLUSHING = auto()
-    """Nothing runs any more; the rest of the output is being relayed."""
+    """The rest of the output is being relayed."""
     GONE = auto()
 
 
 class Supervisor:
-    """The supervisor of one command or worker. Runs in its own process from fork to exit."""
+    """The supervisor of one command or worker, in its own process."""
 
     def __init__(self, control: ipc.Socket) -> None:
         self._control = control
@@ -100,8 +93,8 @@ class Supervisor:
         self._child_signal, self._child_signal_in = os.pipe()
         os.set_blocking(self._child_signal, False)
         os.set_blocking(self._child_signal_in, False)
-        # Handlers, not SIG_IGN: exec would keep ignored signals ignored in the work. Only those that were ignored
-        # before, as by `nohup`, stay ignored for the work.
+        # Handlers, not SIG_IGN, which exec would keep. Only signals ignored before, as by `nohup`, stay ignored for the
+        # work.
         self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
         signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
         os.setsid()
@@ -141,12 +134,11 @@ class Supervisor:
         self._linger_ns: int | None = None
         self._leave_children = False
 
-    # --- starting -----------------------------------------------------------------------------------------
-
     def run_command(self, task: CommandTask, handed: list[int] | None = None, *, stays: bool = False) -> None:
-        """Run one command to its end and report. `handed` are pipe ends that become its stdin and stdout: the caller
-        has the other ends, and we read stderr only. With `stays` this supervisor waits for another command if nothing
-        is left of this one."""
+        """Run one command to its end and report. `handed` become its stdin and stdout; then only stderr is read here.
+
+        With `stays` this supervisor then waits for another command if nothing is left of this one.
+        """
         self._take_on(task)
         self._stays = stays and not self._ignored
         if not task.leave_children:
@@ -161,7 +153,7 @@ class Supervisor:
     def run_next_command(self) -> bool:
         """Wait for another command and run it without a fork. Return False if the caller is gone.
 
-        The zygote guards it as well: if this supervisor and its caller are killed at once, it kills what is left.
+        The zygote guards it as well, if this supervisor and its caller are killed at once.
         """
         if self._cgroup is not None and not self._cgroup.enter():
             self._cgroup.remove()
@@ -206,7 +198,7 @@ class Supervisor:
         self._stop_signal = signal.Signals[task.stop_signal]
 
     def _pipes(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
-        """Make the output pipes. Return our descriptors by the number they get in the command."""
+        """Make the output pipes. Return our descriptors by their number in the command."""
         output = Output[task.output]
         ends: list[int] = []
         if output is not Output.INHERIT:
@@ -229,10 +221,9 @@ class Supervisor:
         release: Callable[[], None] = lambda: None,
         leave_children: bool = False,
     ) -> None:
-        """Run a function in a child until it returns, dies, or its timer, which it arms itself, expires.
+        """Run a function in a child until it returns, dies, or its own timer expires.
 
-        `release` closes what only the child needs: the caller must notice when the child's socket closes. `announce`
-        reports the start to the caller.
+        `release` closes what only the child needs: the caller must notice when the child's socket closes.
         """
         self._bell_fd = bell_fd
         self._asks_again = True
@@ -246,13 +237,12 @@ class Supervisor:
     def wait_for_next(self) -> list[int]:
         """Wait for another worker to run. Return its descriptors; none if the caller is gone.
 
-        This process was forked with everything imported, so it can fork a worker as well as the zygote. Only if nothing
-        is left of the last worker: a survivor would be taken for a child of the next.
+        Only if nothing is left of the last worker: a survivor would be taken for a child of the next.
         """
         self._start_afresh()
         while not self._caller_gone and not kernel.has_children():
             try:
-                # Unbounded on purpose: without a worker there is nothing to end, and the caller's socket ends the wait.
+                # Unbounded on purpose, as above.
                 self._control.settimeout(None)
                 orders = self._orders.receive()
             except ipc.Broken:
@@ -313,8 +303,6 @@ class Supervisor:
             self._report.unstartable = (step, int(number))
         else:
             self._send((News.STARTED, self._group, os.getpid()))
-
-    # --- the loop -----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while self._stage is not _Stage.GONE:
@@ -483,8 +471,6 @@ class Supervisor:
             case (Order.GRACE, int(grace_ms)):
                 self._grace_ms = grace_ms
 
-    # --- the leader and its children ----------------------------------------------------------------------
-
     def _reap(self) -> None:
         """Reap the dead. This process is the subreaper, so without a child nothing of the work is left."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
@@ -555,8 +541,6 @@ class Supervisor:
         if not any(stream.busy for stream in self._streams):
             self._stage = _Stage.GONE
 
-    # --- stopping -----------------------------------------------------------------------------------------
-
     def _fire(self, kind: ClockKind) -> None:
         if self._is_active:
             self._report.fired = kind.value
@@ -564,7 +548,7 @@ class Supervisor:
             self._stop()
 
     def _stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send the signal that the caller received. The kill comes after the grace."""
+        """Send the signal that the caller received."""
         if not self._is_active:
             return
         self._begin_stopping(self._grace_ms)
@@ -594,10 +578,8 @@ class Supervisor:
         elif self._asked_with != signal.SIGTERM:
             self._ask(signal.SIGTERM)
 
-    # --- winding down ---------------------------------------------------------------------------------------
-
     def _wind_down(self, until_ns: int) -> None:
-        """Ask the work to end by itself until then. A second call can only shorten the time."""
+        """Ask the work to end by itself. A second call can only shorten the time."""
         if not self._is_active:
             return
         if self._wind_down_ns is not None:
@@ -609,7 +591,7 @@ class Supervisor:
         self._signal_group(self._stop_signal)
 
     def _make_stop_file(self) -> None:
-        """Make the file that asks the work to stop. A pipe or a link in its place is neither opened nor followed."""
+        """Make the stop file. A pipe or a link in its place is neither opened nor followed."""
         if self._stop_file is None or self._has_stop_file:
             return
         self._has_stop_file = True
@@ -619,7 +601,6 @@ class Supervisor:
             os.close(os.open(self._stop_file, flags, 0o600))
 
     def _move_bell(self, bell_ns: int, kill_ns: int) -> None:
-        """Move the timeout, unless it was reached."""
         if self._is_active:
             if self._bell_fd >= 0:
                 self._moved_bell_ns = bell_ns
@@ -639,10 +620,8 @@ class Supervisor:
         *rest, stderr = [text for text, _ in ends] or [b""]
         self._send((News.LOOKED, rest[0] if rest else b"", stderr, sum(total for _, total in ends)))
 
-    # --- Ctrl-Z -------------------------------------------------------------------------------------------
-
     def _suspend(self) -> None:
-        """Stop the work for Ctrl-Z at the caller's terminal. Its timeout continues to run."""
+        """Stop the work for Ctrl-Z. Its timeout continues to run."""
         if self._is_active:
             self._suspended = True
             self._signal_group(signal.SIGTSTP)
@@ -651,7 +630,7 @@ class Supervisor:
             self._send((News.SUSPENDED,))
 
     def _suspend_rest(self) -> None:
-        """Send SIGSTOP until nothing below us runs: the processes found may have forked meanwhile."""
+        """Send SIGSTOP until nothing below us runs: processes may fork meanwhile."""
         self._suspend_ns = None
         for _ in range(SUSPEND_SWEEPS):
             running = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_halted(pid)]
@@ -662,7 +641,6 @@ class Supervisor:
         self._send((News.SUSPENDED,))
 
     def _continue(self) -> None:
-        """Continue everything below us for `fg`, also what stopped by itself."""
         self._suspended = False
         self._suspend_ns = None
         self._last_sign_ns = monotonic_ns()
@@ -670,7 +648,7 @@ class Supervisor:
             signal_process(pid, signal.SIGCONT)
 
     def _outside_the_group(self) -> list[int]:
-        """Return the descendants outside the process group, except those that another supervisor guards."""
+        """Return the descendants outside the process group that no other supervisor guards."""
         below = kernel.descendants(os.getpid())
         guarded: set[int] = set()
         for pid in below:
@@ -690,7 +668,6 @@ class Supervisor:
                 os.killpg(self._group, number)
 
     def _kill(self) -> None:
-        """Send SIGKILL to every descendant, again and again until the kernel reports that none is left."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
         self._stage = _Stage.STOPPING

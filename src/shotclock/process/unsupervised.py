@@ -18,7 +18,7 @@ LEAVE_PAUSE_S = 0.002
 
 
 def read_error_output(argv: Sequence[str], limit_s: float) -> str:
-    """Run a program that changes nothing. Return its error output if it fails within the limit."""
+    """Run a harmless program. Return its error output if it fails within the limit."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         ran = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s)
@@ -28,10 +28,7 @@ def read_error_output(argv: Sequence[str], limit_s: float) -> str:
 
 
 def start_detached(module: str, arguments: list[str], *, output_fd: int, environment: Mapping[str, str]) -> None:
-    """Run `module.main(*arguments)` in a process that survives this one and its callers. Its own limits bound it.
-
-    It reads nothing and writes to `output_fd`. Raises OSError if it cannot be started.
-    """
+    """Run `module.main(*arguments)` in a process that survives this one and is bounded by its own limits."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     # The first process is our child and ends at once, so that the second needs no parent to wait for it.
     code = (
@@ -70,8 +67,7 @@ def start_detached(module: str, arguments: list[str], *, output_fd: int, environ
 
 
 def open_in_browser(path: str, environment: Mapping[str, str]) -> bool:
-    """Open a page in the person's own browser, which outlives us. Return whether a program was found for it; whether a
-    window appeared is unknown."""
+    """Open a page in the person's browser. Return whether a program was found; whether a window appeared is unknown."""
     command = _find_opener(environment)
     if command is None:
         return False
@@ -83,8 +79,7 @@ def open_in_browser(path: str, environment: Mapping[str, str]) -> bool:
 
 
 def start_program(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Start a program by its path. It survives this process and its callers, and its output is discarded. Raises
-    OSError."""
+    """Start a program that survives this process; its output is discarded."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         start_detached(__name__, list(argv), output_fd=null, environment=environment)
@@ -97,7 +92,7 @@ def main(*argv: str) -> None:
 
 
 def _find_opener(environment: Mapping[str, str]) -> str | None:
-    """Find the program that opens a page: that of BROWSER, which editors with a remote connection set, or xdg-open.
+    """Find BROWSER, which editors with a remote connection set, or xdg-open.
 
     Without a display xdg-open would start a browser in our terminal, so it is not used then.
     """

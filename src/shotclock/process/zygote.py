@@ -1,19 +1,15 @@
 """Zygotes: small, single-threaded processes that fork supervisors on request, so that a threaded process need not.
 
-The *clean* zygote runs our code only and is started once per runtime. It forks a supervisor for every command and for
-one *preloaded* zygote. That one imports the users' modules (an import may hang, so it is supervised) and forks a
-supervisor for every worker, with everything already imported.
+The *clean* zygote runs our code only. It forks a supervisor for every command and for one *preloaded* zygote, which
+imports the users' modules (an import may hang, so it is supervised) and forks a supervisor for every worker.
 
     runtime ── clean zygote ─┬─ supervisor ── command
                              ├─ supervisor ── preloaded zygote ── supervisor ── worker
                              └─ guard of the runtime itself, which kills a frozen runtime
 
-A supervisor lives as long as its own socket to the runtime: when the runtime dies it kills its work by itself, and the
-death of a zygote does not concern it. A supervisor whose worker is gone forks the next one, and one whose command is
-gone spawns the next one: that saves forks of a large process. Both zygotes are subreapers: the orphans of a killed
-supervisor become children of its zygote, which kills them.
-
-docs/design.md: R11, R29b, R58.
+A supervisor lives as long as its own socket to the runtime, not as its zygote. One whose work is gone starts the next,
+which saves forks of a large process. Both zygotes are subreapers: the orphans of a killed supervisor become children of
+its zygote, which kills them. docs/design.md: R11, R29b, R58.
 """
 
 from __future__ import annotations
@@ -42,8 +38,8 @@ COMMAND, PRELOADED, WORKER, GUARD = b"c", b"z", b"w", b"g"
 # Not named after the program: `pkill shotclock` then leaves a process that cleans up.
 ZYGOTE_NAME = "clock-zygote"
 
-# The variables that an interpreter needs to start, and a supervisor needs to find the state directory. The work can
-# read the environment of the processes above it in /proc, so the zygote gets no others.
+# The work can read the environment of the processes above it in /proc, so the zygote gets only the variables that an
+# interpreter needs to start and a supervisor needs to find the state directory.
 _LIBRARIES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 _OURS = ("SHOTCLOCK_HOME", "XDG_STATE_HOME", "SHOTCLOCK_TEST_MARK")  # the last: in tests
 _NEEDED = frozenset(("PATH", "HOME", "LANG", "TMPDIR", "TZ", *_LIBRARIES, *_OURS))
@@ -60,12 +56,11 @@ _early: list[tuple[socket.socket, int]] = []
 
 
 def start_zygote_early() -> None:
-    """Start a clean zygote for later use, while this program still imports its own modules."""
+    """Start a clean zygote while this program still imports its own modules."""
     _early.append(start_clean_zygote())
 
 
 def stop_early_zygote() -> None:
-    """End an early zygote that was not used. It has forked nothing and is our own child."""
     while _early:
         ours, pid = _early.pop()
         ours.close()
@@ -74,11 +69,7 @@ def stop_early_zygote() -> None:
 
 
 def start_clean_zygote() -> tuple[socket.socket, int]:
-    """Start a clean zygote, or return the early one. It ends when the socket is closed or its holder dies.
-
-    Every process below it can read its environment in /proc, so it gets only the variables it needs itself. Those of
-    commands and workers are sent through the socket.
-    """
+    """Start a clean zygote, or return the early one. It ends when the socket is closed or its holder dies."""
     if _early:
         return _early.pop()
     ours, theirs = socket.socketpair()
@@ -166,7 +157,7 @@ def _serve_forks(requests: socket.socket) -> None:
         forked.add(pid)
         for fd in fds:
             os.close(fd)
-    # The runtime is gone, and the supervisors have noticed as well. They clean up and exit; then the rest is killed.
+    # The supervisors have noticed as well. They clean up and exit; then the rest is killed.
     for _ in range(int(FAREWELL_LIMIT_S / FAREWELL_PAUSE_S)):
         _reap(forked)
         if not _guards(forked):
@@ -184,7 +175,7 @@ def _report_unstartable(fds: list[int], error: OSError) -> None:
 
 
 def _reap(forked: set[int]) -> None:
-    """Reap the dead. The orphans of a killed supervisor are ours now, and are killed here."""
+    """Reap the dead, and kill the orphans of a killed supervisor."""
     killed = False
     cgroups: list[Cgroup] = []
     while True:
@@ -240,10 +231,9 @@ def _kill_strays(forked: set[int]) -> None:
 
 
 def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
-    """Wait until the processes of a killed supervisor are gone, and kill them. Return the survivors. Called by the
-    runtime.
+    """Kill the processes of a killed supervisor. Return the survivors.
 
-    The zygote kills them by itself, unless it was stopped as well.
+    Called by the runtime. The zygote kills them by itself, unless it was stopped as well.
     """
 
     def find() -> list[int]:
@@ -265,7 +255,7 @@ def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
 
 
 def continue_ours() -> None:
-    """Continue stopped zygotes and supervisors, so that they notice that they are to end."""
+    """Continue stopped zygotes and supervisors, so that they can end."""
     for pid in kernel.descendants(os.getpid()):
         if kernel.name_of(pid) in (ZYGOTE_NAME, SUPERVISOR_NAME):
             signal_process(pid, signal.SIGCONT)
@@ -276,7 +266,7 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def _find_unguarded(root: int) -> list[int]:
-    """Return a process and its descendants, without supervisors and the processes they guard."""
+    """Return a process and its descendants that no supervisor guards."""
     found = [root]
     for pid in found:
         found += [child for child in kernel.children_of(pid) if not _is_supervisor(child)]
@@ -315,8 +305,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
 def _guard_runtime(control: socket.socket, timer_fd: int, runtime_fd: int) -> None:
     """Kill the runtime when its timer expires, or return when the runtime ends.
 
-    A runtime arms its timer again and again; only a frozen one does not. Its work dies with it, so nothing can continue
-    when the runtime is thawed.
+    A frozen runtime does not arm its timer again. Its work dies with it, so nothing continues when it is thawed.
     """
     os.setsid()  # so that Ctrl-Z, which stops the group of the runtime, does not stop its guard
     kernel.name_process(SUPERVISOR_NAME)
@@ -373,7 +362,7 @@ def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
 
 
 def become_zygote_of(requests: socket.socket) -> NoReturn:
-    """Become a zygote in a fork of the program itself, with everything imported. Ends with the program."""
+    """Become a zygote in a fork of the program itself, with everything imported."""
     from . import worker_main
 
     worker_main.inside_worker = True
@@ -423,15 +412,14 @@ def _prepare(
         with contextlib.suppress(Exception):
             signature_of(worker_main.find(module, name))
     if "pydantic" in sys.modules:
-        # Its late imports happen here once, not in the first call of each worker. It takes longer than all else here,
-        # so a program without pydantic does not wait for it.
+        # Late imports happen here once, not in the first call of each worker; a program without pydantic need not wait.
         signature_of(_prepare).build_model()
         to_jsonable(b"")
     worker_main.prepare_forks()
 
 
 def _import_main(main_module: str | None, main_file: str | None) -> None:
-    """Import the main program of the runtime under another name, so that its functions can be found."""
+    """Import the main program under another name, so that its functions can be found."""
     import runpy
 
     from .worker_main import MAIN_ALIAS

@@ -1,7 +1,6 @@
 """Commands run from an event loop: a supervisor runs each command, and the loop waits for its report.
 
-The zygote forks a supervisor if none is spare. A supervisor whose command is gone, with all its processes, waits for
-the next command: that saves two forks, which cost more than most commands do.
+A supervisor whose command is gone waits for the next: that saves two forks, which cost more than most commands.
 """
 
 from __future__ import annotations
@@ -25,25 +24,24 @@ from ..process.zygote import COMMAND, kill_what_lost_its_supervisor
 from .call import Call, Work, WorkView
 from .control import Observe, enter, leave, start_control
 
-# Past the kill and its verification: a supervisor that has not reported by then is broken or was stopped.
+# Past the kill and its verification; a supervisor without a report is then broken or stopped.
 REPORT_MARGIN_MS = 2_000
-# Past the timeout: a supervisor that has not reported the start by then hangs in it, as on a dead network mount.
+# Past the timeout; a supervisor without a started command then hangs, as on a dead network mount.
 START_MARGIN_MS = 250
-# Between two attempts to reach a busy zygote; it forks a supervisor in about a millisecond.
+# Between two attempts to reach a busy zygote, which forks in about a millisecond.
 BEHIND_PAUSE_S = 0.005
 # How long to wait for a cancelled command that was not reported as started.
 CALL_OFF_S = 0.5
 # How long closing waits for the commands it kills: a kill and its verification.
 STOP_ALL_S = 3.0
-# Spare supervisors. Each is a small process; more than these rarely run at once for long.
+# Each is a small process; more than these rarely run at once for long.
 MOST_SPARE = 8
 
 RequestFork = Callable[[bytes, list[int]], None]
 
 
 class Patience:
-    """Bounded wait for a supervisor that has to end its work. A stopped supervisor is continued, and killed if it
-    stays stopped or silent; its zygote then kills the processes it guarded."""
+    """Bounded wait for a supervisor to end its work. A stopped one is continued, and killed if it stays silent."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]
@@ -75,7 +73,7 @@ def stop_limit_s(grace_ms: int) -> float:
 
 
 def signal_supervisor(pid: int, number: int) -> None:
-    """Send a signal to a supervisor, if its pid is known and still that of a supervisor."""
+    """Send a signal to a supervisor, if the pid is still that of one."""
     if pid and kernel.name_of(pid) == SUPERVISOR_NAME:
         signal_process(pid, number)
 
@@ -85,8 +83,6 @@ class TaskNotSent(OSError):
 
 
 class RunningCommand:
-    """A supervisor as seen from the loop that waits for its command."""
-
     def __init__(self, control: socket.socket | ipc.Socket) -> None:
         control.setblocking(False)
         self.control = control
@@ -94,26 +90,22 @@ class RunningCommand:
         self.pid = 0
         """The pid of a supervisor that can be used again."""
         self.supervisor = 0
-        """The same pid, known from the first message on."""
         self._inbox = ipc.MessageReader(control)
         self.loop = asyncio.get_running_loop()
         self.looking: list[asyncio.Future[WorkView]] = []
-        """Waits for the output so far."""
         self.on_suspended: Callable[[], None] = lambda: None
         self.begin()
         self.loop.add_reader(control, self._receive)
 
     def begin(self) -> None:
-        """Forget the previous command."""
         self.started = False
         self.ordered = False
         self.stopped: str | None = None
-        """Why the command was ordered to end, for the case that the supervisor cannot report it."""
+        """For the case that the supervisor cannot report it."""
         self._waiting_orders: list[tuple[Any, ...]] = []
         self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
 
     async def send_task(self, task: CommandTask) -> None:
-        """Send the task. Raises TaskNotSent if the supervisor is gone."""
         frame = ipc.frame((task.pack(),))
         try:
             sent = self.control.send(frame)
@@ -138,7 +130,7 @@ class RunningCommand:
             self._waiting_orders.append(order)
 
     def close(self) -> None:
-        """Close the socket. The supervisor then kills the rest of the command."""
+        """Close the socket. The supervisor then kills the rest."""
         self.loop.remove_reader(self.control)
         self.loop.remove_writer(self.control)  # its number may soon belong to another file
         self.control.close()
@@ -260,7 +252,7 @@ class CommandWork(Work):
 
 
 class Supervisors:
-    """The supervisors of one runtime: those with a command, and the spare ones."""
+    """The spare and busy supervisors of one runtime."""
 
     def __init__(self, request_fork: RequestFork) -> None:
         self._request_fork = request_fork
@@ -269,15 +261,13 @@ class Supervisors:
         self._closing = False
 
     async def run(self, task: CommandTask, call: Call) -> CommandReport:
-        """Run the command of a call to its end. A cancellation stops the command first. Nothing survives but the
-        survivors in the report."""
+        """Run the command of a call to its end. A cancellation stops the command first."""
         for _ in range(len(self._spare) + 1):
             with contextlib.suppress(TaskNotSent):  # the supervisor or its zygote was killed; nothing began
                 return await self._run_once(task, call)
         return await self._run_once(task, call)
 
     async def begin(self, task: CommandTask, fds: list[int]) -> RunningCommand:
-        """Give a task to a new supervisor. `fds` become the stdin and stdout of the command."""
         control, theirs = socket.socketpair()
         running = RunningCommand(control)
         try:
@@ -290,7 +280,6 @@ class Supervisors:
         return running
 
     async def stop_all(self) -> None:
-        """Kill every command and wait, bounded, for the reports."""
         self._closing = True
         self.dismiss()
         for running in list(self.running):
@@ -299,7 +288,7 @@ class Supervisors:
             await asyncio.wait([running.ended for running in self.running], timeout=STOP_ALL_S)
 
     def register(self, running: RunningCommand) -> None:
-        """Add a supervisor that has its task. If `stop_all` was called meanwhile, it did not reach this one."""
+        """Add a supervisor that has its task, which a `stop_all` meanwhile did not reach."""
         self.running.add(running)
         if self._closing:
             running.order(Order.KILL, "closing")
@@ -343,7 +332,7 @@ class Supervisors:
             self._give_back(running)
 
     async def _look_for_survivors(self, running: RunningCommand, task: CommandTask, report: CommandReport) -> None:
-        """Find the survivors of a command whose supervisor was killed. Its zygote kills the processes it guarded."""
+        """Find the survivors of a command whose supervisor was killed."""
         looked: asyncio.Future[call_processes.Survivors] = running.loop.create_future()
         call_processes.run_beside(
             running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result
@@ -372,7 +361,6 @@ class Supervisors:
             running.close()
 
     async def _request(self, fds: list[int], task: CommandTask) -> None:
-        """Request a supervisor from the zygote. The first descriptor is its control socket."""
         while True:
             try:
                 self._request_fork(COMMAND, fds)
@@ -394,7 +382,7 @@ async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
 async def run_in_foreground(
     task: CommandTask, call: Call, signals: foreground.TerminalSignals, observe: Observe
 ) -> CommandReport:
-    """Run the command of `shotclock exec`, whose overtime the observer decides.
+    """Run the command of `shotclock exec`.
 
     This process forks the supervisor itself, because the command uses its terminal and its descriptors.
     """
@@ -431,18 +419,15 @@ async def run_in_foreground(
     return foreground.finish(supervisor, task, signals, None if report.lost else report)
 
 
-# --- a command with open pipes ---------------------------------------------------------------------------
-
-
-# How long a process may take to exit once its stdin has ended. A process that does not is sent TERM.
+# A process that has not exited this long after its stdin ended is sent TERM.
 LEAVE_LIMIT_S = 0.5
-# Then the time until the kill: the process has answered, so its remaining work is not needed.
+# The process has answered, so its remaining work is not needed.
 LEAVE_GRACE_MS = 500
 CHUNK = 64 * 1024
 
 
 class InteractiveProcess:
-    """A running process with open stdin and stdout. The caller bounds `read` and `write`; they end with the process."""
+    """A running process with open stdin and stdout. The caller bounds `read` and `write`."""
 
     def __init__(self, running: RunningCommand, task: CommandTask, stdin: int, stdout: int) -> None:
         self._running = running
@@ -450,7 +435,6 @@ class InteractiveProcess:
         self._stdin, self._stdout = stdin, stdout
         self._waits: set[asyncio.Future[None]] = set()
         self.report: CommandReport | None = None
-        """Set when the process has ended."""
         for fd in (stdin, stdout):
             os.set_blocking(fd, False)
         running.ended.add_done_callback(self._has_ended)
@@ -460,7 +444,6 @@ class InteractiveProcess:
         return self._running.ended
 
     async def read(self) -> bytes:
-        """Return the next output; empty at the end."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(0)  # a process that never stops writing must not occupy the loop
         while self._stdout >= 0:
@@ -487,10 +470,7 @@ class InteractiveProcess:
                 raise BrokenPipeError(str(error)) from error
 
     async def close(self, *, politely: bool) -> None:
-        """End the process. Nothing of it is left after this but the survivors in its report.
-
-        Politely: its stdin ends, and it may exit by itself. Otherwise it is stopped at once, with its own grace.
-        """
+        """End the process, with all it started. Politely: its stdin ends, and it may exit by itself."""
         self.end_stdin()
         grace_ms = self.task.grace_ms
         if politely:
@@ -514,7 +494,6 @@ class InteractiveProcess:
         self._wake()
 
     def let_go(self) -> None:
-        """Close the descriptors. The supervisor then kills the rest."""
         self.end_stdin()
         if self._stdout >= 0:
             asyncio.get_running_loop().remove_reader(self._stdout)
@@ -545,7 +524,7 @@ class InteractiveProcess:
 
 @contextlib.asynccontextmanager
 async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIterator[InteractiveProcess]:
-    """Start a command, and end it with all its processes when the context is left. Raises OSError or ipc.Broken.
+    """Start a command, and end it with all its processes when the context is left.
 
     An exception or a cancellation stops it at once; otherwise it may exit by itself.
     """
@@ -567,7 +546,7 @@ async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIter
 
 
 async def _let_leave(opened: InteractiveProcess) -> None:
-    """Wait until the process exits by itself. A cancellation kills it, and still waits for its end."""
+    """Wait for the exit. A cancellation kills the process, and still waits for its end."""
     closing = asyncio.ensure_future(opened.close(politely=True))
     try:
         await asyncio.shield(closing)

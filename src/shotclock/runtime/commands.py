@@ -70,10 +70,8 @@ def assign(
     leave_children: bool = False,
     attended: bool = False,
 ) -> CommandTask:
-    """Return the supervisor's task, with the call's limits turned into instants. Its output is captured.
-
-    `env` is laid over `base_env`, by default the environment of this process. `attended`: a person is at the terminal.
-    """
+    """Return the supervisor's task, with the call's limits turned into instants. `attended`: a person is at the
+    terminal."""
     clocks, bound = call.clocks, call.bound
     started = call.started_ns
     inherited = os.environ if base_env is None else base_env
@@ -125,7 +123,7 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
 def warn_left_behind(
     what: str, leaked: Sequence[dict[str, object]], survivors: Sequence[dict[str, object]]
 ) -> list[Warning_]:
-    """Return warnings about processes that outlived the work: those that were stopped, and those that could not be."""
+    """Return warnings about processes that outlived the work."""
     warnings = []
     if stopped := [left for left in leaked if left["pid"] not in [survivor["pid"] for survivor in survivors]]:
         names = ", ".join(f"{left['command']} ({left['pid']})" for left in stopped[:5])
@@ -253,7 +251,7 @@ def _without_cut_start(tail: bytes) -> bytes:
 
 
 def carry_out(call: Call, body: Callable[[], Outcome]) -> Outcome:
-    """Run the body of a call within the call's limits. Return its outcome, or that of its process."""
+    """Run the body of a call within its limits."""
     from ..process import forked  # imports pickle and traceback, which `exec` does not need
 
     bell = call.bound.bell

@@ -1,12 +1,7 @@
 """Control of running calls: the soft limit, overtime, and winding down.
 
-Every running call is in `live_calls`. Its control is created when it is needed: for a soft limit, or when an operator
-extends the call or winds it down. The control lives on the loop that waits for the call and needs one timer.
-
-Winding down reaches all calls made inside a call, each a little earlier than the call it belongs to, so that the
-inner answers arrive in time.
-
-docs/design.md: R47.
+The control of a call is created when it is needed and lives on the loop that waits for the call. Winding down reaches
+all calls inside a call, each a little earlier, so that the inner answers arrive in time. docs/design.md: R47.
 """
 
 from __future__ import annotations
@@ -35,26 +30,23 @@ from ..process.clock import monotonic_ns
 from .call import Call, WindDown, WorkView
 from .idle_clock import LONGEST_DELAY_S
 
-# Progress reports, inner calls and requests shown to an observer.
 PROGRESS_KEPT = 20
-# How long reading the end of a command's output may take; only a stopped supervisor exhausts it.
+# Only a stopped supervisor exhausts it.
 LOOK_LIMIT_S = 1.0
-# How long the loop of a call may take to carry out a decision; only a blocked loop exhausts it.
+# Only a blocked loop exhausts it.
 ACT_LIMIT_S = 5.0
-# Characters kept of the reason that an observer or a call gives.
 TEXT_SHOWN = 2000
 
-# The name of an observer's call. It runs inside the observed call and is no sign of life of it.
+# An observer's call runs inside the observed call and is no sign of life of it.
 OBSERVER_NAME = "overtime observer"
 
 T = TypeVar("T")
 
 live_calls: dict[str, Call] = {}
-"""The calls of this process that have begun and are not answered, by request id, oldest first."""
+"""The unanswered calls of this process by request id, oldest first."""
 
 
 Observe = Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]
-"""Returns an observer's decision about a call, from a summary of it."""
 OnNews = Callable[[Call, OvertimeRequest | WindDown], None]
 
 
@@ -68,7 +60,6 @@ class CallControl:
         self.on_change: OnNews | None = None
         self.progress: deque[dict[str, object]] = deque(maxlen=PROGRESS_KEPT)
         self.signs = 0
-        """The number of signs of life."""
         self.is_over = False
         self._lock = asyncio.Lock()
         self._asking: asyncio.Task[None] | None = None
@@ -76,7 +67,6 @@ class CallControl:
         self._stopping: asyncio.TimerHandle | None = None
         self._soft_ns: int | None = None
         self._kept_ms = 0
-        """The time before the timeout that grants leave for winding down."""
         self._pending: tuple[int, str] | None = None
         """Since when an observer is deciding, and at whose request."""
         self._last_seen: dict[str, tuple[int, int]] = {}
@@ -86,10 +76,7 @@ class CallControl:
         self._former_parents: list[Deadline] = []
         """Deadlines that were moved, which code inside the call may still hold."""
 
-    # --- the soft limit -----------------------------------------------------------------------------------
-
     def arm(self) -> None:
-        """Start the soft limit of the call, if it has one. Its work begins now."""
         call, soft_ms = self.call, self.call.clocks.soft_ms
         limit_ms = call.bound.limit_ms
         limit_ms = limit_ms and max(1, limit_ms - call.queued_ns // NS_PER_MS)
@@ -103,7 +90,7 @@ class CallControl:
             self._set_soft(max(soft_ns, self._soft_ns or 0))  # an operator may have extended it while it waited
 
     def begin_work(self) -> None:
-        """Count the soft limit from now on: the call waited for a worker until now."""
+        """Count the soft limit from now on: the call waited for a worker."""
         self.call.queued_ns = monotonic_ns() - self.call.started_ns
         self.arm()
 
@@ -162,8 +149,6 @@ class CallControl:
         at_ns = self._soft_ns or monotonic_ns()
         return max(0, (at_ns - self.call.started_ns - self.call.queued_ns) // NS_PER_MS)
 
-    # --- overtime -----------------------------------------------------------------------------------------
-
     async def _negotiate_at_soft(self, overtime: Overtime) -> None:
         request = await self.negotiate(overtime, "soft clock")
         if request is not None and not request.granted_ms and self.call.winding_down is None and not self.is_over:
@@ -172,10 +157,7 @@ class CallControl:
     async def negotiate(
         self, overtime: Overtime, asked_by: str, wanted_ms: int | None = None, why: str = ""
     ) -> OvertimeRequest | None:
-        """Get the observer's decision and apply it. Return None if it became unnecessary meanwhile.
-
-        Bounded by the time the observer may take.
-        """
+        """Get the observer's decision and apply it. Return None if it became unnecessary meanwhile."""
         async with self._lock:  # each holder is bounded likewise
             if wanted_ms is None and self._soft_ns is not None and self._soft_ns > monotonic_ns():
                 return None  # the call itself has asked meanwhile, with success
@@ -238,7 +220,7 @@ class CallControl:
         return OvertimeDecision(failed=True, reason=reason[:TEXT_SHOWN])
 
     async def _summarise(self, overtime: Overtime) -> dict[str, Any]:
-        """Return the summary of the call for its observer. Bounded in size and time."""
+        """Return the summary of the call for its observer, bounded in size and time."""
         call, now_ns = self.call, monotonic_ns()
         inner = list(calls_inside(call))
         view, *views = await _look_at([call, *inner])
@@ -249,7 +231,7 @@ class CallControl:
         has_grown = any(
             new > old for name, now in seen.items() for new, old in zip(now, last_seen.get(name, (0, 0)), strict=True)
         )
-        # A call that has begun inside since the last look is a sign of life as well.
+        # A call begun inside since the last look is a sign of life.
         has_grown = has_grown or bool(last_seen and seen.keys() - last_seen.keys())
         return {
             "call": call.name,
@@ -272,7 +254,7 @@ class CallControl:
         }
 
     def _ceiling_ms(self, overtime: Overtime, now_ns: int, asked_by: str) -> int | None:
-        """Return how far away the instant is that no grant may pass; None if there is none."""
+        """Return how far away the instant is that no grant may pass."""
         bell = self._latest_bell() if overtime.policy.hard_extends else self.call.bound.bell
         if bell is None:
             return None
@@ -295,8 +277,7 @@ class CallControl:
         return 0
 
     def _take_bound(self, moved: Bound) -> bool:
-        """Move the timeout of the work, and of the inner calls it bounds. Return False if the work does not allow
-        it."""
+        """Move the timeout of the work and of its inner calls. Return False if the work does not allow it."""
         call, before = self.call, self.call.bound
         call.bound = moved
         if call.work is not None and not call.work.move_bell():
@@ -311,14 +292,14 @@ class CallControl:
         return True
 
     def find_current(self, deadline: Deadline | None) -> Deadline | None:
-        """Return the present form of a deadline that bounds this call or that this call set for others."""
+        """Return the present form of a deadline of this call."""
         if any(deadline is former for former in self._former_bells):
             return self.call.bound.bell
         return self.call.parent if any(deadline is former for former in self._former_parents) else deadline
 
     def follow_caller(self, parent: Deadline | None, longer_ms: int = 0) -> bool:
-        """Take the caller's later deadline, and a timeout of its own that is `longer_ms` longer. The call's bell moves
-        as far as both allow. Return False if the work does not allow it."""
+        """Take the caller's later deadline, and a timeout `longer_ms` longer. Return False if the work does not allow
+        it."""
         call, bound = self.call, self.call.bound
         before = call.parent, call.clocks
         if call.parent is not None and call.parent is not parent:
@@ -347,8 +328,7 @@ class CallControl:
         return False
 
     def extend(self, by_ms: int, who: str) -> OvertimeRequest:
-        """Move timeout and soft limit on an operator's word, never past the caller's deadline. Raises Failure if the
-        call cannot be extended."""
+        """Move timeout and soft limit for an operator, never past the caller's deadline."""
         call, now_ns = self.call, monotonic_ns()
         if call.winding_down is not None:
             raise Failure("NOT_EXTENDABLE", f"{call.name} is winding down already")
@@ -367,10 +347,8 @@ class CallControl:
         self._report(request)
         return request
 
-    # --- winding down ---------------------------------------------------------------------------------------
-
     def wind_down(self, by: str, reason: str, within_ms: int | None = None) -> WindDown:
-        """Ask the call, and all calls inside it, to end by themselves. Those that have not by then are stopped."""
+        """Ask the call, and all calls inside it, to end by themselves before they are stopped."""
         call, now_ns = self.call, monotonic_ns()
         if within_ms is None:
             within_ms = self._wind_down_ms
@@ -409,7 +387,7 @@ class CallControl:
             self.call.work.stop_unwound()
 
     def _report(self, news: OvertimeRequest | WindDown) -> None:
-        """Report a change to the watchers of this call and of all calls it is inside of."""
+        """Report a change to the watchers of this call and of all calls around it."""
         above: Call | None = self.call
         while above is not None:
             if above.control is not None and above.control.on_change is not None:
@@ -434,8 +412,7 @@ def control_of(call: Call) -> CallControl:
 
 
 async def act_on(call: Call, act: Callable[[CallControl], T]) -> T:
-    """Extend a running call or wind it down, from any loop. Raises the errors of `act`, and TimeoutError if the loop of
-    the call is blocked."""
+    """Act on a running call from any loop. Raises the errors of `act`, and TimeoutError if that loop is blocked."""
     control = control_of(call)
 
     async def acting() -> T:
@@ -448,13 +425,11 @@ async def act_on(call: Call, act: Callable[[CallControl], T]) -> T:
 
 
 def enter(call: Call) -> None:
-    """Add a call to the running ones. This loop waits for it."""
     call.loop = asyncio.get_running_loop()
     live_calls[call.request_id] = call
 
 
 def leave(call: Call) -> None:
-    """Remove a call that is about to be answered."""
     live_calls.pop(call.request_id, None)
     if call.inside_of is not None and call.name != OBSERVER_NAME:
         note_sign_of_life(call.inside_of)
@@ -477,8 +452,7 @@ def calls_made_by(call: Call) -> list[Call]:
 
 
 async def _look_at(calls: Sequence[Call]) -> list[WorkView]:
-    """Return a view of the work of each call; empty for those past PROGRESS_KEPT, and for work that does not answer
-    within LOOK_LIMIT_S."""
+    """Return a view of the work of each call; empty past PROGRESS_KEPT, or without an answer within LOOK_LIMIT_S."""
 
     async def look(call: Call) -> WorkView:
         work = call.work
@@ -512,7 +486,6 @@ def has_overtime(call: Call) -> bool:
 
 
 def note_progress(call: Call, done: float, total: float | None, message: str | None) -> None:
-    """Record progress of a call, if an observer may look at it."""
     if call.control is not None or has_overtime(call):
         control_of(call).note_progress(done, total, message)
 
@@ -538,10 +511,7 @@ def follow_wind_down(call: Call) -> None:
 
 
 async def request_overtime(call: Call, by_ms: int, reason: str) -> int:
-    """Request overtime in the name of the call itself, and return the grant. Raises Failure if the call may have none.
-
-    Bounded by the time the observer may take.
-    """
+    """Request overtime in the name of the call itself, and return the grant."""
     if call.overtime is None or not call.overtime.policy.max_requests:
         raise Failure("NOT_EXTENDABLE", f"{call.name} may have no overtime; declare it with `overtime`")
     request = await control_of(call).negotiate(call.overtime, "call", by_ms, reason)

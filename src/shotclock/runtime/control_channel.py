@@ -1,11 +1,7 @@
-"""The control channel of a process: a socket through which other processes of the same user list its running calls,
-extend them and wind them down, and through which a command requests overtime for its own call.
+"""The control channel of a process: a socket where processes of the same user control its running calls.
 
-A request is one line of JSON, and so is the answer; every read and write is bounded in size and time. The socket is in
-a private directory beside the store. Its name contains the identity of its process, so the process that holds a run or
-a job can be found. The address given to a command is valid for its own call only.
-
-docs/design.md: R53.
+A request is one line of JSON, and so is the answer. The socket's name contains the identity of its process, so the
+process that holds a run can be found. The address given to a command is valid for its own call. docs/design.md: R53.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ FOLDER = "control"
 # A request is a name and some numbers; more is not from us.
 MOST_BYTES = 64 * 1024
 MOST_AT_ONCE = 64
-# An answer lists the running calls of a process.
 MOST_ANSWERED = 8 * 1024 * 1024
 MOST_LISTED = 1000
 # Exhausted by a client that sends nothing, or that does not read its answer.
@@ -46,11 +41,11 @@ ANSWER_LIMIT_S = 5.0
 _numbers = itertools.count()
 
 runs: dict[str, Call] = {}
-"""The running calls that are whole runs or jobs, by their id in the store."""
+"""The running calls that are runs or jobs, by their id in the store."""
 
 
 class ControlChannel:
-    """The listening end. It lives on the loop that opens it; closing it removes the socket."""
+    """The listening end. It lives on the loop that opens it."""
 
     def __init__(self, home: Path, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -60,7 +55,6 @@ class ControlChannel:
         loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stop listening. Requests in progress are cut off."""
         if self._listener.fileno() < 0:
             return
         if not self._loop.is_closed():
@@ -72,13 +66,11 @@ class ControlChannel:
             task.cancel()
 
     def overtime_address(self, call: Call) -> str:
-        """Return the address with which a command requests overtime. It is valid for this call only."""
+        """Return the address for overtime requests of a command, valid for this call only."""
         return f"{call.request_id}:{self._sign(call.request_id)}:{self._path}"
 
     def _sign(self, request_id: str) -> str:
         return hashlib.blake2b(request_id.encode(), key=self._key, digest_size=16).hexdigest()
-
-    # --- requests -------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         connection = private_socket.accept(self._listener)
@@ -159,15 +151,11 @@ class ControlChannel:
 
 
 def open_channel(home: Path | None) -> ControlChannel | None:
-    """Open the control channel of the running loop. Return None without a home or with a full disk: nothing else
-    depends on the channel."""
+    """Open the control channel of the running loop; None without a home or with a full disk, since it is optional."""
     try:
         return ControlChannel(home or state_home(os.environ), asyncio.get_running_loop())
     except (OSError, Failure):
         return None
-
-
-# --- operations on calls --------------------------------------------------------------------------------------
 
 
 def list_calls() -> list[dict[str, object]]:
@@ -206,8 +194,7 @@ def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
 
 
 def find_calls(request: dict[str, Any]) -> list[Call]:
-    """Return the calls that a request names: a call by its id, a run or job, or the current tries of one of its steps.
-    Raises Failure if they do not run here."""
+    """Return the calls that a request names: a call, a run or job, or the current tries of one of its steps."""
     if (request_id := request.get("request_id")) is not None:
         call = control.live_calls.get(str(request_id))
         if call is None:
@@ -230,7 +217,7 @@ def find_calls(request: dict[str, Any]) -> list[Call]:
 
 
 async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:
-    """Extend running calls on an operator's word. Raises Failure if none of them can be extended."""
+    """Extend running calls for an operator. Raises Failure if none can be extended."""
     extended, refused = [], None
     for call in calls:
         try:
@@ -244,7 +231,7 @@ async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:
 
 
 async def wind_down(calls: list[Call], who: str, reason: str, within_ms: int | None = None) -> dict[str, object]:
-    """Wind down running calls and all calls inside them. Raises Failure if all of them are winding down already."""
+    """Wind down running calls. Raises Failure if all of them are winding down already."""
     stopping = [call for call in calls if call.winding_down is None]
     if calls and not stopping:
         raise Failure("NOT_EXTENDABLE", f"{calls[0].name} is winding down already")
@@ -254,13 +241,10 @@ async def wind_down(calls: list[Call], who: str, reason: str, within_ms: int | N
     return {"stopping": [describe_call(call) for call in stopping]}
 
 
-# --- the client -----------------------------------------------------------------------------------------------
-
-
 def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
-    """Send a request to a process and return its answer. Blocks, bounded.
+    """Send a request to a process and return its answer.
 
-    Raises Failure: the refusal of the process, CALL_NOT_FOUND if no process listens there, TIMEOUT if it is silent.
+    Raises Failure: the refusal, CALL_NOT_FOUND if no process listens there, TIMEOUT if it is silent.
     """
     until_ns = monotonic_ns() + int(within_s * 1e9)
     try:
@@ -291,8 +275,7 @@ def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: floa
 def ask_holder(
     home: Path, holder: ProcessIdentity, request: dict[str, object], within_s: float = ANSWER_LIMIT_S
 ) -> dict[str, Any]:
-    """Send a request to the process that holds a run or a job. Blocks, bounded. Raises Failure, with the reason if that
-    process cannot be reached from here."""
+    """Send a request to the process that holds a run or a job. Raises Failure if it cannot be reached."""
     me = this_process()
     if holder.boot_id != me.boot_id or holder.host != me.host:
         raise Failure("CALL_NOT_FOUND", f"it runs on another machine ({holder.host}), or did before a restart of it")
@@ -311,12 +294,7 @@ def ask_holder(
     raise refused or Failure("CALL_NOT_FOUND", f"its process {holder.pid} cannot be reached: it has no control socket")
 
 
-# --- the socket file ------------------------------------------------------------------------------------------
-
-
 def _listen(home: Path) -> tuple[socket.socket, Path]:
-    """Return a socket of this process that listens in the directory of a store, and its path. Raises OSError and
-    Failure."""
     folder = home / FOLDER
     os.makedirs(home.parent, exist_ok=True)
     for each in (home, folder):
@@ -333,7 +311,7 @@ def _stem_of(process: ProcessIdentity) -> str:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove the sockets of killed processes. Those of other pid namespaces cannot be judged from here."""
+    """Remove the sockets of killed processes; other pid namespaces cannot be judged from here."""
     namespace = _stem_of(this_process()).rpartition("-")[2]
     for name in os.listdir(folder):
         pid, _, rest = name.partition("-")

@@ -1,14 +1,9 @@
 """Health of this machine: how work is stopped here, proved on a live tree, and which processes were left behind.
 
-Each probe runs in a child that is killed on time (`forked`), because the thing it reads may be broken: a state
-directory on a dead network mount, a process whose `/proc` entry cannot be read.
-
-A leftover is a process past its deadline with no supervisor above it: its supervisor and its caller were killed in the
-same instant. Every process that a command starts inherits SHOTCLOCK_DEADLINE_NS, by which leftovers are found. (The
-children left by `exec --leave-children` do not get that variable.) Only `sweep_away` kills, and only processes of this
-user that are overdue, unguarded and not at a terminal.
-
-docs/design.md: R18.
+Each probe runs in a child that is killed on time (`forked`), because a dead mount or `/proc` entry may hang it. A
+leftover is past its deadline with no supervisor above it, found by the inherited SHOTCLOCK_DEADLINE_NS (which children
+left by `exec --leave-children` do not get). Only `sweep_away` kills, and only processes of this user that are overdue,
+unguarded and not at a terminal. docs/design.md: R18.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from .commands import assign
 T = TypeVar("T")
 Status = Literal["ok", "warn", "fail"]
 
-# How long one probe may take. A healthy machine needs milliseconds; a dead mount exhausts it.
+# A healthy machine needs milliseconds; a dead mount exhausts it.
 PROBE_LIMIT_MS = 5_000
 # The tree of the self-test must be up before its timeout; the second try is for a machine short of CPU.
 SELF_TEST_TIMEOUTS_MS = (600, 2_500)
@@ -74,8 +69,6 @@ time.sleep(60)
 
 @value
 class Check:
-    """The result of one probe."""
-
     name: str
     status: Status
     detail: str
@@ -83,8 +76,6 @@ class Check:
 
 @value
 class SelfTest:
-    """The result of killing a live tree with a daemon that ignores TERM."""
-
     started: bool
     killed_ms: int = 0
     """From SIGKILL to the kernel's word that nothing is left."""
@@ -93,8 +84,6 @@ class SelfTest:
 
 @value
 class Leftover:
-    """A process past its deadline without a supervisor."""
-
     pid: int
     command: str
     overdue_ms: int
@@ -102,13 +91,11 @@ class Leftover:
     kept: str
     """Why a sweep does not touch it; empty if it does."""
     started: int
-    """Clock ticks since boot: with the pid, an identity that is never reused."""
+    """With the pid, an identity that is never reused."""
 
 
 @record
 class Findings:
-    """All results of `shotclock doctor`."""
-
     checks: list[Check] = field(default_factory=list)
     mechanism: dict[str, object] = field(default_factory=dict)
     cannot_catch: list[str] = field(default_factory=list)
@@ -131,7 +118,7 @@ class Findings:
 
 
 def examine(*, sweep: bool = False, trace_id: str | None = None) -> Findings:
-    """Run every probe. Nothing is changed, unless `sweep` is set: then leftovers are stopped."""
+    """Run every probe. With `sweep` leftovers are stopped."""
     findings = Findings()
     checks = findings.checks
     findings.mechanism = _probe(checks, "mechanism", mechanism) or {}
@@ -170,9 +157,6 @@ def _probe(checks: list[Check], name: str, probe: Callable[[], T]) -> T | None:
 def _note(checks: list[Check], name: str, probe: Callable[[], tuple[Status, str]]) -> None:
     if (result := _probe(checks, name, probe)) is not None:
         checks.append(Check(name, *result))
-
-
-# --- how work is stopped here -----------------------------------------------------------------------------
 
 
 def mechanism() -> dict[str, object]:
@@ -239,9 +223,6 @@ def _judge_self_test(tested: SelfTest) -> Check:
     return Check("self_test", "ok", f"{tree}: gone {tested.killed_ms} ms after SIGKILL, no survivors")
 
 
-# --- limits and state -------------------------------------------------------------------------------------
-
-
 def _check_processes() -> tuple[Status, str]:
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0:
@@ -264,7 +245,7 @@ def _check_open_files() -> tuple[Status, str]:
 
 
 def _check_state() -> tuple[Status, str]:
-    """Check the state directory, or the place where it would be made. Nothing made here stays."""
+    """Check the state directory, or the place where it would be made."""
     folder = state_directory()
     try:
         status = os.stat(folder)
@@ -290,8 +271,7 @@ def _check_state() -> tuple[Status, str]:
 
 
 def _refuses_directories(folder: str) -> str | None:
-    """Return why no directory can be made in a folder. Tried out, because permissions say nothing about a kernel's own
-    file system, nor about the limits of root."""
+    """Return why no directory can be made in a folder. Permissions alone do not show it."""
     trial = os.path.join(folder, f".shotclock-doctor-{os.getpid()}")
     try:
         os.mkdir(trial, 0o700)
@@ -301,14 +281,8 @@ def _refuses_directories(folder: str) -> str | None:
     return None
 
 
-# --- leftovers --------------------------------------------------------------------------------------------
-
-
 def find_leftovers(trace_id: str | None = None) -> list[Leftover]:
-    """Return the overdue and unguarded processes of this machine, or of one trace.
-
-    Only root can read the environment of other users' processes, so those are not found by others.
-    """
+    """Return the overdue and unguarded processes of this machine, or of one trace. Only root sees those of others."""
     if not os.path.isdir("/proc/self"):
         return []
     now_ns = monotonic_ns()
@@ -351,7 +325,7 @@ def _why_kept(pid: int) -> str:
 
 
 def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
-    """Send TERM, wait a short grace, send KILL. Return for each leftover that is not kept whether it is gone."""
+    """Send TERM and then KILL. Return for each leftover that is not kept whether it is gone."""
     swept = [leftover for leftover in leftovers if not leftover.kept]
     held: dict[int, Leftover] = {}
     try:
@@ -406,7 +380,7 @@ def _judge_leftovers(findings: Findings) -> Check:
 
 
 def _remove_abandoned_cgroups() -> None:
-    """Remove the empty cgroups of supervisors that were killed before they could do it. They are small, but add up."""
+    """Remove the empty cgroups of killed supervisors. They are small, but add up."""
     home = kill.home_directory()
     for name in os.listdir(home) if home is not None else ():
         prefix, _, pid = name.partition("-")

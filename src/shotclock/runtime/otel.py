@@ -1,7 +1,4 @@
-"""Spans written with the SDK of OpenTelemetry, to the provider of the program or to one of our own.
-
-Only imported where spans are recorded (`telemetry.py`), and only by the thread that records them.
-"""
+"""Spans written with the SDK of OpenTelemetry. Only the thread of `telemetry.py` imports this."""
 
 from __future__ import annotations
 
@@ -31,8 +28,6 @@ LAST_EXPORT_S = 0.7
 
 
 class Writer:
-    """Writer of spans. At most `most` of them wait for the collector."""
-
     def __init__(self, on_failure: Callable[[str], None], *, most: int) -> None:
         provider = api.get_tracer_provider()
         self._own: TracerProvider | None = None
@@ -46,7 +41,6 @@ class Writer:
         tracer.id_generator = self._ids
 
     def flush(self) -> None:
-        """Send the remaining spans. A program flushes its own provider itself."""
         if self._own is not None and self._exporter is not None:
             self._exporter.hurry()
             self._own.force_flush()
@@ -71,7 +65,7 @@ class Writer:
 
 
 class _Ids(RandomIdGenerator):
-    """Generator that returns the ids of the span to be written, which its children have already."""
+    """Generator of the ids that the span's children have already."""
 
     following: TraceContext
 
@@ -83,8 +77,7 @@ class _Ids(RandomIdGenerator):
 
 
 def _make_provider(exporter: _Exporter, most: int) -> TracerProvider:
-    """Make a provider from the variables of OpenTelemetry. It is not set as the program's provider, so it receives only
-    our spans."""
+    """Make a provider that is not set as the program's, so it receives only our spans."""
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": "shotclock", "service.version": __version__})
     # The caller's decision, or yes: our children have it already, so a later sampler could not change it.
@@ -99,7 +92,7 @@ class _Exporter(SpanExporter):
     """Exporter over OTLP and HTTP that notes when the collector does not accept spans."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
-        # Imported here, because a program with its own provider may not have it installed.
+        # A program with its own provider may not have it installed.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         self._make = OTLPSpanExporter

@@ -1,7 +1,6 @@
 """Observers of overtime: they decide near the soft limit of a call whether it may take longer.
 
-An observer receives a summary of the call and returns a decision. Its caller bounds it, and one that fails grants
-nothing. Observers that need an inbox (a person) or a model are registered by the code that has one.
+Their caller bounds them, and one that fails grants nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +21,15 @@ SUMMARY_VARIABLE = "SHOTCLOCK_SUMMARY"
 
 
 class OvertimeObservers:
-    """The observers of one runtime, by kind."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._registered: dict[ObserverKind, Observe] = {}
 
     def register(self, kind: ObserverKind, observe: Observe) -> None:
-        """Set the observer of a kind that needs more than processes."""
         self._registered[kind] = observe
 
     async def ask(self, call: Call, summary: dict[str, Any]) -> OvertimeDecision:
-        """Return the decision of the call's observer. Raises Failure if there is none here, and the observer's own
-        errors."""
+        """Return the decision of the call's observer. Raises Failure without one, and its own errors."""
         if call.overtime is None:
             raise Failure("OBSERVER_UNAVAILABLE", f"{call.name} declares no overtime")
         policy = call.overtime.policy
@@ -52,7 +47,7 @@ class OvertimeObservers:
         raise Failure("OBSERVER_UNAVAILABLE", f"there is no observer of the kind {policy.observer} here")
 
     async def _ask_command(self, policy: OvertimePolicy, summary: dict[str, Any]) -> OvertimeDecision:
-        """Run a shell command with the summary as JSON on its stdin; its stdout is the decision as JSON."""
+        """Run a shell command that reads the summary and writes the decision, both as JSON."""
         # A variable, not a file: a file would stay behind if this process were killed.
         script = f'printf "%s\\n" "${SUMMARY_VARIABLE}" | (\nunset {SUMMARY_VARIABLE}\n{policy.target}\n)'
         envelope = await self._runtime.run(

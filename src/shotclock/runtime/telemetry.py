@@ -1,11 +1,7 @@
-"""Spans for OpenTelemetry, written by a thread of ours with the ids that children were given.
+"""Spans for OpenTelemetry, recorded by a thread of ours so that they never delay or break a call.
 
-    answer ── record ── queue ── our thread ── the program's provider, or one of our own ── collector
-
-Spans never delay or break a call. The thread imports OpenTelemetry when the first span has ended. An unreachable
-collector delays the end of the process by at most FLUSH_LIMIT_S, and is noted.
-
-docs/design.md: R44.
+The thread imports OpenTelemetry when the first span has ended. An unreachable collector delays the end of the process
+by at most FLUSH_LIMIT_S. docs/design.md: R44.
 """
 
 from __future__ import annotations
@@ -30,10 +26,9 @@ from .call import Call, Outcome
 if TYPE_CHECKING:
     from .otel import Writer
 
-# The most spans that wait to be recorded. Only a provider that hangs exhausts this; further spans are dropped.
+# Only a provider that hangs exhausts this; further spans are dropped.
 BACKLOG = 10_000
-# How long the end of a process waits for its last spans. Importing the exporter and one request take a tenth of it; an
-# unreachable collector exhausts it. Exit hooks have 3 s.
+# Importing the exporter and one request take a tenth of it; an unreachable collector exhausts it. Exit hooks have 3 s.
 FLUSH_LIMIT_S = 2.0
 # How long a closing runtime waits until the program's own provider has all its spans.
 HANDOVER_LIMIT_S = 1.0
@@ -45,13 +40,12 @@ def begin_if_wanted() -> None:
 
 
 def hand_over() -> None:
-    """Wait, bounded, until the provider has all ended spans."""
     if isinstance(spans.recorder, Recorder):
         spans.recorder.hand_over()
 
 
 def finish() -> str | None:
-    """Send the remaining spans at the end of a process, within FLUSH_LIMIT_S. Return the problem, if there was one."""
+    """Send the remaining spans within FLUSH_LIMIT_S. Return the problem, if any."""
     return spans.recorder.finish() if isinstance(spans.recorder, Recorder) else None
 
 
@@ -140,11 +134,8 @@ class Recorder(spans.SpanRecorder):
 
 
 def _forget() -> None:
-    """Drop the recorder in a forked process, which has no thread to record."""
+    """Drop the recorder in a forked process, which has no thread."""
     spans.recorder = None
-
-
-# --- the span of a call -----------------------------------------------------------------------------------
 
 
 def _facts(data: Mapping[str, object]) -> dict[str, Attribute]:
@@ -196,7 +187,7 @@ def _call_span(
 
 
 def _overtime_events(call: Call, started_ns: int) -> Iterator[SpanEvent]:
-    """Yield the requests and decisions about the time of a call, without their reasons, which may quote secrets."""
+    """Yield the overtime events without their reasons, which may quote secrets."""
     for request in call.overtime.requests if call.overtime is not None else ():
         requested_ns = started_ns + request.at_ms * NS_PER_MS
         if not request.is_gift:
@@ -228,5 +219,4 @@ def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
 
 
 def _clock_attributes(limits_ms: Mapping[str, int | None]) -> dict[str, Attribute]:
-    """Return the limits that are set; None and 0 are not."""
     return {f"shotclock.{name}": limit_ms for name, limit_ms in limits_ms.items() if limit_ms}

@@ -1,6 +1,6 @@
 """The program files that a step runs, with their digests, for its approval.
 
-Only files below the step's directory are bound. A program or script that does not exist yet is bound as missing.
+Only files below the step's directory are bound; one that does not exist yet is bound as missing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ _MOVING_OPTION = re.compile(r"-[A-Za-z]*[CD]|--chdir|--login|-execdir|-okdir")
 
 
 def tools_of(step: StepPart, run: RunContext) -> dict[str, ToolPart]:
-    """Return the tools that an agent may call by itself, with arguments that are not known yet."""
+    """Return the tools that an agent may call by itself."""
     return {name: run.workflow.tools[name] for name in step.ai.tools} if isinstance(step, AiStep) else {}
 
 
 def digest_programs(step: StepPart, rendered: RenderedStep, run: RunContext) -> dict[str, str]:
-    """Return the digests of the files below the step's directory that it names as its programs."""
     settings, folder = rendered.settings, rendered.folder
     found: dict[str, str] = {}
     if (overtime := overtime_of(run.workflow, step)) is not None and overtime.observer is ObserverKind.COMMAND:
@@ -63,7 +62,6 @@ def digest_programs(step: StepPart, rendered: RenderedStep, run: RunContext) -> 
 
 
 def _digest_target(place: str, folder: Path) -> dict[str, str]:
-    """Return the file of a function, or the files of its module in the folder."""
     if os.path.isabs(place):
         return {place: digest_of_file(place)}
     parts = place.split(".")
@@ -81,7 +79,6 @@ class _ScriptCommand(NamedTuple):
 
 
 def _commands_in(script: str, is_sure: bool = True, depth: int = 0) -> list[_ScriptCommand]:
-    """Return the commands of a script, and of each script in its words."""
     try:
         commands = read_script(script).commands if depth < DEPTH_LIMIT else []
     except TooDeep:
@@ -92,7 +89,7 @@ def _commands_in(script: str, is_sure: bool = True, depth: int = 0) -> list[_Scr
 
 
 def _commands_of(words: Sequence[Word], read: Sequence[Word], is_sure: bool, depth: int) -> list[_ScriptCommand]:
-    """Return a command, the commands that `env` and the like start, and those of each script among the words."""
+    """Return a command, the commands that `env` and the like start, and those of scripts among the words."""
     found: list[_ScriptCommand] = []
     code: list[Word] = []
     started = words
@@ -128,7 +125,7 @@ def _digest_script(script: str, folder: Path) -> dict[str, str]:
 
 
 def _digest_program(command: _ScriptCommand, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the programs of a command that are named by their paths, and its files of code."""
+    """Yield the programs of a command, and its files of code."""
     program, *arguments = [
         Word() if command.is_moved and not word.text.startswith(os.sep) else word for word in command.words
     ]
@@ -163,7 +160,6 @@ def _is_file(found: tuple[str, str] | None) -> TypeGuard[tuple[str, str]]:
 
 
 def _digest_below(word: Word, folder: Path) -> tuple[str, str] | None:
-    """Return the path and the digest of the file below the folder that a literal word names, if any."""
     if word.is_expanded or not word.text or "\0" in word.text:
         return None
     path = str(folder / word.text)

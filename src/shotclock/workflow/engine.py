@@ -1,8 +1,4 @@
-"""The engines that run workflows: one protocol, implemented for this machine here and for Temporal in temporal/engine.
-
-Commands, servers and tests use a run only through `Engine`. Judging and describing a run are in state.py and report.py,
-and are the same on both engines.
-"""
+"""The engines that run workflows: one protocol, for this machine here and for Temporal in temporal/engine."""
 
 from __future__ import annotations
 
@@ -28,23 +24,22 @@ from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
 from .state import JsonObject, Status, commands_for, count_steps
 
-# The runs among which a mistyped or shortened id is searched.
 RUNS_SEARCHED = 200
-# The pause between two looks at a run of another process, and the one that callers are advised to make.
+# Between two looks at a run of another process, and the pause that callers are advised to make.
 LOOK_S, POLL_INTERVAL_MS = 0.2, 1_000
-# The job states of runs; every other status is `failed`.
+# Every other status is `failed`.
 _JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "running", "parked": "running"}
 
 
 @value
 class RunOrder:
-    """An order to a run that is under way: more time for it or a step, or to wind down."""
+    """An order to a running run: more time for it or a step, or to wind down."""
 
     run_id: str
     step: str | None
     who: str
     by_ms: int | None
-    """The additional time; None winds down."""
+    """None winds down."""
     within_ms: int | None = None
     reason: str = ""
 
@@ -67,7 +62,6 @@ class RunSummary:
     why: str = ""
     timeout_ms: int | None = None
     steps: dict[str, object] | None = None
-    """The progress of its steps; None if it is unknown."""
 
     def as_row(self) -> dict[str, object]:
         return {
@@ -103,7 +97,7 @@ class RunSummary:
 
 
 class Engine(Protocol):
-    """A place where runs are carried out. Every method raises Failure for expected errors."""
+    """A place where runs are carried out. Methods raise Failure for expected errors."""
 
     @property
     def where(self) -> str:
@@ -146,7 +140,7 @@ class Engine(Protocol):
 
 
 class EmbeddedEngine:
-    """The engine of this machine. The runs are in a store and in the processes that carry them out."""
+    """The engine of this machine."""
 
     where = ""
 
@@ -244,7 +238,7 @@ def _summarise(run: StoredRun, records: Mapping[str, StepRecord] | None = None) 
 
 
 def send_order(store: Store, holder: ProcessIdentity, name: str, order: RunOrder) -> JsonObject:
-    """Send an order to the process that has a run or a job. Raise Failure if it cannot be reached."""
+    """Send an order to the process that has a run or a job."""
     try:
         return ask_holder(store.home, holder, order.as_request())
     except Failure as failure:

@@ -1,7 +1,7 @@
 """The plan of a workflow: the order of its steps, their limits after nesting, and the longest path.
 
-It assumes the worst case: every step uses all of its time and all of its tries. It does not count the grace of stopped
-steps, waits for one of the `max_parallelism` slots, and the number of items of a `for_each`.
+In the worst case every step uses all of its time and tries. Not counted: the grace of stopped steps, waits for a slot,
+and the number of items of a `for_each`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .schema import WorkflowFile
 from .templates import mentions, texts_in
 
 Groups = tuple[tuple[str, ...], ...]
-"""The dependencies of a step: one step of every group. `["A", "B|C"]` means A, and B or C."""
+"""One step of every group: `["A", "B|C"]` means A, and B or C."""
 
 
 def groups_of(written: Iterable[str]) -> Groups:
@@ -33,7 +33,7 @@ def needs(groups: Groups) -> set[str]:
 
 
 def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
-    """Return one cycle, as a path that ends where it began, or None. Unknown names are ignored."""
+    """Return one cycle, as a path that ends where it began."""
     try:
         _sorter(graph).prepare()
     except CycleError as error:
@@ -42,7 +42,7 @@ def find_cycle(graph: Mapping[str, Groups]) -> list[str] | None:
 
 
 def order_of(graph: Mapping[str, Groups]) -> list[str]:
-    """Return the steps, each after its dependencies, otherwise as written. Steps on or behind a cycle are left out."""
+    """Return the steps, each after its dependencies, without those on or behind a cycle."""
     sorter = _sorter(graph)
     order: list[str] = []
     with contextlib.suppress(CycleError):  # the steps before a cycle are still returned
@@ -61,7 +61,7 @@ def _sorter(graph: Mapping[str, Groups]) -> TopologicalSorter[str]:
 
 
 def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
-    """Return the steps that can never start if these do not, because a whole group of theirs is among them."""
+    """Return the steps that can never start if these do not."""
     lost: set[str] = set()
     behind: dict[str, list[tuple[str, int]]] = {}
     left: dict[tuple[str, int], int] = {}
@@ -84,18 +84,17 @@ def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
     return lost
 
 
-# Steps that are searched at once. The bits of all steps of the largest files would take gigabytes.
+# The bits of all steps of the largest files would take gigabytes.
 AT_ONCE = 4096
 
 Before = Mapping[str, Collection[str]]
-"""The direct predecessors of each step. It may have cycles, because a step can be gone back to."""
+"""The direct predecessors of each step, perhaps with cycles."""
 
 
 def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     """Return the pairs (earlier, later) without a path from the second back to the first.
 
-    All pairs are searched together: each step passes on a set of bits, one for each searched step before it. A search
-    for each pair would take quadratic time.
+    All are searched together, by bits that each step passes on: a search for each pair would take quadratic time.
     """
     searched: dict[str, list[str]] = {}
     for earlier, later in pairs:
@@ -120,7 +119,7 @@ def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[st
 
 
 def _predecessors_first(before: Before) -> list[str]:
-    """Return every step after its predecessors, except on cycles. Not recursive, because chains may be long."""
+    """Return every step after its predecessors. Not recursive, because chains may be long."""
     order: list[str] = []
     seen: set[str] = set()
     for start in before:
@@ -153,15 +152,14 @@ class PlannedStep:
     attempts: int
     delays_ms: int
     starts_ms: int | None
-    """The latest start, if every step before it uses all of its time; None if that is unbounded."""
+    """The latest start; None if it is unbounded."""
     ends_ms: int | None
     is_per_item: bool
     soft_ms: int | None = None
-    """The soft limit, at which it winds down or overtime is requested."""
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     overtime: OvertimePolicy | None = None
     longest_ms: int | None = None
-    """The longest try, with the overtime that extends its timeout."""
+    """The longest try, with overtime."""
 
     @property
     def worst_ms(self) -> int | None:
@@ -174,7 +172,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     critical_path: tuple[str, ...]
     worst_ms: int | None
-    """The duration of the longest path; None if a step on it has no limit."""
+    """None if a step on the longest path has no limit."""
     clean_up_ms: int = 0
 
     def step(self, step_id: str) -> PlannedStep:
@@ -194,8 +192,7 @@ def on_demand(workflow: WorkflowFile) -> set[str]:
 
 
 def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile:
-    """Return the workflow with the tagged steps and those that they need: dependencies, steps in their templates, and
-    steps that their reactions start. Raise Failure for an unknown tag."""
+    """Return the workflow with the tagged steps and those that they need. Raise Failure for an unknown tag."""
     known = sorted({tag for step in workflow.steps.values() for tag in step.tags})
     if unknown := [tag for tag in tags if tag not in known]:
         message = f"no step has the tag {unknown[0]!r}; the tags of this file: {', '.join(known) or 'none'}"
@@ -231,7 +228,7 @@ def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
 
 
 def run_timeout_ms(workflow: WorkflowFile) -> int | None:
-    """Return the limit of the whole run; None is no limit. A bare number is seconds."""
+    """Return the limit of the whole run. A bare number is seconds."""
     return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None
 
 
@@ -261,7 +258,6 @@ def overtime_of(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None
 
 
 def step_clock_ms(workflow: WorkflowFile, step: StepPart, name: str) -> int | None:
-    """Return a limit of a step other than its timeout: its own, or the default of the file, if any."""
     own, default = getattr(step, name), getattr(workflow.defaults, name)
     if own is not None:
         return duration_ms(own, STEP_TYPES[step.type].unit)
@@ -293,7 +289,7 @@ def clean_up_wants_ms(step: StepPart, own_ms: int | None) -> int | None:
 
 
 def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
-    """Return the part of the run's time that only clean-up steps may use."""
+    """Return the time that only clean-up steps may use."""
     kept = 0
     for name in clean_up_steps(workflow) & workflow.steps.keys():
         wants = clean_up_wants_ms(workflow.steps[name], step_timeout_ms(workflow, workflow.steps[name]))
@@ -329,7 +325,7 @@ def delay_ms(retry: Retry, number: int) -> int:
 
 
 def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
-    """Return the dependencies with `for_each: true`, whose output holds the items of a step without its own items."""
+    """Return the dependencies with `for_each: true`, whose outputs are the items."""
     if step.for_each is not None and step.for_each is not True:
         return []
     named = dict.fromkeys(name for group in groups_of(step.depends_on) for name in group)
@@ -341,7 +337,7 @@ def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
 
 
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
-    """Return the plan of a workflow. `timeout_ms` is the caller's limit on the run; the shorter limit holds."""
+    """Return the plan of a workflow. The shorter of `timeout_ms` and the file's limit holds."""
     limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
     run_ms = min(limits) if limits else None
     kept_ms = 0 if run_ms is None else kept_for_clean_up_ms(workflow, run_ms)
@@ -392,7 +388,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
 
 
 def _readable_overtime(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None:
-    """Return the overtime policy of a step. A malformed one is None here, and a finding of `check`."""
+    """Return the overtime policy of a step; None for a malformed one, which `check` reports."""
     try:
         return overtime_of(workflow, step)
     except OvertimeError:

@@ -1,7 +1,4 @@
-"""Runs in this process: start, resume, nest and cancel a run; each returns one envelope.
-
-Every step is recorded, so a run whose process died resumes where it was cut off.
-"""
+"""Runs in this process: start, resume, nest and cancel a run. A run whose process died resumes where it was cut off."""
 
 from __future__ import annotations
 
@@ -91,18 +88,16 @@ class RunRequest:
 
 @value
 class RunCaller:
-    """The caller of a run: its listeners, its patience and its surroundings."""
-
     stop: asyncio.Future[str] | None = None
     """Stops the run once it holds the name of a signal."""
     on_change: OnChange | None = None
     on_news: OnNews | None = None
     environment: Mapping[str, str] | None = None
-    """The variables of the run; None means those of this process."""
+    """None means those of this process."""
     aside: Aside = contextlib.nullcontext
     """Entered while a question is shown at the terminal, so that a live view stops drawing."""
     budget_ms: int | None = None
-    """How long the caller waits once only people can continue the run; None means without limit."""
+    """How long the caller waits once only people can continue the run."""
     outer: RunContext | None = None
     cleans_up: bool = True
     """Whether clean-up steps can run in a run that is stopped at once."""
@@ -116,11 +111,10 @@ DEFAULT_CALLER = RunCaller()
 
 
 async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
-    """Run a workflow and return its envelope. Raise Failure if it cannot begin."""
     call = _admit(request, request.limit_ms)
     inputs = check_inputs(request.workflow, request.inputs)
     _refuse_unset(request.workflow, caller.variables)
-    # The stored time counts from the start of the call's clock, so that both deadlines are the same.
+    # Counted from the start of the call's clock, so that both deadlines are the same.
     began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - call.started_ns))
     new = NewRun(
         request.run_id,
@@ -143,8 +137,7 @@ def run_exists(run_id: str) -> Failure:
 
 
 async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
-    """Resume a parked or cut-off run with its old deadline, and return its envelope. An ended run returns its old one.
-    Raise Failure if the run cannot be resumed."""
+    """Resume a parked or cut-off run with its old deadline. An ended run returns its old envelope."""
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
         return read_envelope(run.envelope)
@@ -159,7 +152,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
 
 
 async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
-    """Run a file as a run inside another, or resume the one that a dead process left. Raise Failure if it cannot run.
+    """Run a file as a run inside another, or resume the one that a dead process left.
 
     Its name is PARENT.STEP, with a number if a step begins several: the number of the item, and for later tries a
     number behind those of all items. A resumed run so finds the run of each item again.
@@ -187,7 +180,7 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
 
 
 def name_nested_run(inner: NestedRun, outer_id: str, begun: dict[tuple[str, int], int]) -> tuple[str, str]:
-    """Return the id of the next run of a step, and its name inside the outer run. Count it in `begun`."""
+    """Return the id of the next run of a step, and its name inside the outer run."""
     index, count = inner.item
     before = begun.get((inner.step_id, index), 0)
     begun[inner.step_id, index] = before + 1
@@ -197,7 +190,7 @@ def name_nested_run(inner: NestedRun, outer_id: str, begun: dict[tuple[str, int]
 
 
 def _rename_changes(on_change: OnChange | None, name: str) -> OnChange | None:
-    """Return a listener for a nested run, which passes its steps on with the name of the run before theirs."""
+    """Return a listener that puts the name of a nested run before the names of its steps."""
     return on_change and (lambda state: on_change(replace(state, id=f"{name}.{state.id}")))
 
 
@@ -264,7 +257,7 @@ def _resume_states(
 def _resume_items(
     workflow: WorkflowFile, step: StepPart, state: StepState, items: Mapping[int, Any], store: Store, run: StoredRun
 ) -> StepState:
-    """Return a step whose items continue: finished items stay, and cut-off ones follow the rule for steps."""
+    """Return a step whose items continue: finished ones stay, and cut-off ones follow the rule for steps."""
     parts = {**dict(enumerate(state.parts)), **items}
     for number, record in items.items():
         item = StepState.from_record(record)
@@ -280,7 +273,7 @@ def _resume_items(
 
 
 def _only_waited(store: Store, run: StoredRun, step: StepPart, state: StepState) -> bool:
-    """Return whether a step certainly had not begun, because it waited for its approval or its command's."""
+    """Return whether a step certainly had not begun, because it waited for an approval."""
     asker, key = Principal.local().name, state.key_in(run.id)
     if step.approval and not store.proposals.was_used(asker, key):
         return True
@@ -288,7 +281,7 @@ def _only_waited(store: Store, run: StoredRun, step: StepPart, state: StepState)
 
 
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
-    """Begin the call of a run, inside the step that it belongs to or the time of the environment."""
+    """Begin the call of a run, inside its step or the time of the environment."""
     scope = current_scope.get()
     step: Call | None = None if scope is None else scope.call
     if step is not None:  # the owner of the limit, so that the error of a stopped run names the right one
@@ -348,7 +341,7 @@ class _Run:
 
     @contextlib.asynccontextmanager
     async def _open_context(self) -> AsyncIterator[RunContext]:
-        """Open the shared objects of the steps. A nested run uses the runtime, providers and inbox of the outer run."""
+        """Open the shared objects of the steps; a nested run uses those of the outer run."""
         request, outer, environment = self.request, self.caller.outer, dict(self.caller.variables)
         async with contextlib.AsyncExitStack() as stack:
             if outer is None:
@@ -418,7 +411,7 @@ class _Run:
         )
 
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
-        """Return the name of the signal that ended the run early, if any. Nested runs are parked by the outermost."""
+        """Return the name of the signal that ended the run early. Nested runs are parked by the outermost."""
         person_wait, stop = context.person_wait, self.caller.stop
         if is_stopped_before := stop is not None and stop.done():
             scheduler.stop_at_once(clean_up=self.caller.cleans_up)
@@ -499,7 +492,7 @@ class _Run:
         return explain_limit(self.call, fired), fired
 
     def _find_fired_clock(self) -> Fired:
-        """Return the limit that stopped the run, with the value that was set, not the value less a parent's reserve."""
+        """Return the limit that stopped the run, as it was set, not less a parent's reserve."""
         call, began = self.call, self.began
         if began.budget_ms is not None:
             elapsed_ms = (monotonic_ns() - began.at_ns) // NS_PER_MS
@@ -516,7 +509,7 @@ class _Run:
 
 
 def _without_outputs(envelope: Envelope) -> dict[str, object]:
-    """Return an envelope that is too long without its outputs, which the steps hold as well."""
+    """Return a too long envelope without its outputs, which the steps hold as well."""
     data: Any = envelope.data
     kept = {
         name: {key: value for key, value in step.items() if key != "output"} for name, step in data["steps"].items()
@@ -525,7 +518,7 @@ def _without_outputs(envelope: Envelope) -> dict[str, object]:
 
 
 class _RunWork(Work):
-    """The work of a run, for its control: its steps wind down by themselves, and no other step starts."""
+    """The work of a run: its steps wind down by themselves, and no other step starts."""
 
     def __init__(self, scheduler: Scheduler, deadlines: Deadlines, call: Call) -> None:
         self._scheduler, self._deadlines, self._call = scheduler, deadlines, call
@@ -542,7 +535,7 @@ class _RunWork(Work):
 
 
 def move_steps(run: Call, deadlines: Deadlines) -> None:
-    """Move the deadlines of the running steps to the run's new deadline. Later steps read it when they begin."""
+    """Move the deadlines of the running steps. Later steps read the run's when they begin."""
     if run.bound.bell is None:
         return
     became = deadlines.move(run.bound.bell)
@@ -552,7 +545,7 @@ def move_steps(run: Call, deadlines: Deadlines) -> None:
 
 
 class _NewsOfRun:
-    """Records overtime and wind-downs of a run and its steps while they run, and reports them to the listener."""
+    """Records and reports overtime and wind-downs of a run and its steps."""
 
     def __init__(self, context: RunContext, scheduler: Scheduler, began: _Beginning) -> None:
         self._context, self._scheduler, self._began = context, scheduler, began
@@ -583,7 +576,7 @@ class _NewsOfRun:
         except StoreBusy:
             asyncio.get_running_loop().call_later(BUSY_PAUSE_S, self._write, write)
         except Failure:
-            pass  # the end of the step is written again with all of this, or the run reports that it could not be
+            pass  # the end of the step is written again with all of this
 
     def _write_step(self, state: StepState) -> None:
         if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
@@ -635,11 +628,10 @@ async def _withdraw(proposals: Iterable[Proposal], inbox: Inbox) -> None:
 
 
 async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> Envelope:
-    """End a run that no process has, and its nested runs, for good, and return its envelope.
+    """End a run that no process has, and its nested runs, and return its envelope.
 
-    Its questions are withdrawn and the clean-up of its begun steps runs. `refusal` is the reason why clean-up cannot
-    run; a warning names it. An ended run stays as it is. Raise Failure if the run does not exist, or a process has it
-    (RUN_TAKEN).
+    Its questions are withdrawn and the clean-up of its begun steps runs, unless `refusal` is why it cannot. Raise
+    Failure if the run does not exist, or a process has it (RUN_TAKEN).
     """
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
@@ -685,7 +677,7 @@ def _clean_up_of(workflow: WorkflowFile, states: Mapping[str, StepState]) -> lis
 async def render_outputs(
     context: RunContext, renderer: StepRenderer, templates: Mapping[str, str], scope: TemplateScope
 ) -> tuple[JsonObject, list[Warning_]]:
-    """Return the outputs of a run. An output that cannot be rendered is None, with a warning."""
+    """Return the outputs of a run; None, with a warning, for one that cannot be rendered."""
     outputs: JsonObject = {}
     notes: list[Warning_] = []
     for name, template in templates.items():

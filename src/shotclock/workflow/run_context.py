@@ -1,4 +1,4 @@
-"""The shared objects of one run: its parallel slots, its wait for people, its deadlines and its context."""
+"""The shared objects of one run."""
 
 from __future__ import annotations
 
@@ -25,24 +25,21 @@ if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
     from ..store.store import Store
 
-# The limit of all clean-up of a stopped run. Each clean-up step has its own timeout before that.
+# Each clean-up step has its own timeout before that.
 CLEAN_UP_LIMIT_MS = 300_000
 
 RecordItem = Callable[[str, int, JsonObject], Awaitable[None]]
 OnChange = Callable[[StepState], None]
 OnNews = Callable[[str, JsonObject], None]
-"""Receives overtime and wind-downs of a step, or of the run, whose name is empty."""
+"""The name is that of a step, or empty for the run."""
 
 
-# --- slots ------------------------------------------------------------------------------------------------
-# A step takes a slot before it starts. A step with parts (the items of a `for_each`, the steps of a nested file) lends
-# its own slot to them and requests more from the run. So a part never waits for a slot that only its own step could
-# return, and with a single slot the parts still run one after the other.
+# A step takes a slot before it starts, lends it to its parts (items, or steps of a nested file) and requests more for
+# them. So a part never waits for a slot that only its own step could return, and a single slot is enough.
 
 
 class _SlotState(Enum):
     WAITING = auto()
-    """Waits for an own slot."""
     OUTSIDE = auto()
     """Has an own slot, and waits for an outer one."""
     TAKEN = auto()
@@ -61,7 +58,6 @@ class Slot:
         self._on_grant()
 
     def give_back(self) -> None:
-        """Return the slot, or withdraw the request for it."""
         was, self.state = self.state, _SlotState.OVER
         self._slots.release(self, was)
 
@@ -70,7 +66,6 @@ class ParallelSlots:
     """The limit on parallel steps of a run, its items and its nested runs."""
 
     def __init__(self, most: int, outer: ParallelSlots | None = None) -> None:
-        """Create `most` slots. `outer` holds the slot of the step whose parts use these."""
         self._free = most
         self._outer = outer
         self._is_lent_free = outer is not None
@@ -78,7 +73,7 @@ class ParallelSlots:
         self._outside: deque[Slot] = deque()
 
     def ask(self, on_grant: Callable[[], None]) -> Slot:
-        """Request a slot. `on_grant` is called when it is granted, perhaps at once, in the order of the requests."""
+        """Request a slot. `on_grant` is called, perhaps at once, in the order of the requests."""
         slot = Slot(self, on_grant)
         self._waiting.append(slot)
         self._hand_out()
@@ -86,7 +81,7 @@ class ParallelSlots:
 
     @contextlib.asynccontextmanager
     async def hold_one(self) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it. Bounded by the timeouts of the steps that have one."""
+        """Wait for a slot, and hold it. Bounded by the timeouts of the holders."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         slot = self.ask(lambda: None if ready.done() else ready.set_result(None))
         try:
@@ -122,7 +117,7 @@ class ParallelSlots:
                 slot.outer = self._outer.ask(slot.grant)
 
     def _lend(self) -> None:
-        """Give the slot of the outer step to the part that has waited longest for one."""
+        """Lend the slot of the outer step to the part that has waited longest."""
         while self._is_lent_free and self._outside:
             slot = self._outside.popleft()
             if slot.state is _SlotState.OUTSIDE:
@@ -136,8 +131,8 @@ class ParallelSlots:
 class PersonWait:
     """The count of working and waiting steps, for a run and its nested runs.
 
-    While a step works, waiting costs the caller nothing. Once only people can continue the run, the caller waits for
-    its budget; then the run is *parked*: the store keeps it with its questions, and resuming it uses the answers.
+    Once only people can continue the run, the caller waits for its budget; then the run is *parked*: the store keeps it
+    with its questions, and resuming it uses the answers.
     """
 
     def __init__(self, budget_ms: int | None) -> None:
@@ -145,7 +140,7 @@ class PersonWait:
         self.waiting: dict[str, Proposal | ForeignProposal] = {}
         self.parked_on: dict[str, Proposal | ForeignProposal] = {}
         self.unanswered: list[Proposal] = []
-        """The proposals that no step waits for any more, and that may still be undecided."""
+        """Proposals that no step waits for any more, perhaps undecided."""
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._at_work = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -154,7 +149,7 @@ class PersonWait:
         return self._counted(1)
 
     def leave_to_parts(self) -> AbstractContextManager[None]:
-        """Stop counting a step, inside `at_work`, while each of its parts is counted by itself."""
+        """Stop counting a step while each of its parts is counted by itself."""
         return self._counted(-1)
 
     @contextlib.contextmanager
@@ -210,7 +205,7 @@ class Deadlines:
         return self._clean_up_by if step_id in self._clean_up else self._work
 
     def note_fired(self, fired: Fired | None) -> bool:
-        """Note a limit that stopped a step, and return whether it is a deadline of the run itself."""
+        """Note a limit that stopped a step. Return whether it is a deadline of the run itself."""
         source = None if fired is None else fired.source
         if source is None or (source is not self._run and source is not self._work):
             return False
@@ -254,7 +249,7 @@ class RunContext:
     workflow: WorkflowFile
     folder: Path
     files: tuple[str, ...]
-    """The real paths of the nested files, from the outermost to this one."""
+    """The nested files, from the outermost to this one."""
     began_at: WallTime
     store: Store
     runtime: Runtime
@@ -264,19 +259,16 @@ class RunContext:
     slots: ParallelSlots
     deadlines: Deadlines
     environment: Mapping[str, str]
-    """Every variable, for steps that name one in `env`."""
     base_env: Mapping[str, str]
-    """The variables that every step sees: those whose names do not look secret."""
+    """Without names that look secret."""
     redaction: Redaction
     call: Call
     describe_limit: Callable[[], tuple[str, Fired]]
-    """Returns the limit that the run has reached, as a sentence and as data."""
     on_change: OnChange | None = None
     on_news: OnNews | None = None
     wound_down: set[str] = field(default_factory=set)
-    """The steps that are winding down: none of their items or tries begins any more."""
+    """None of their items or tries begins any more."""
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
     record_item: RecordItem | None = None
     """None if only whole steps are recorded."""
     json_limit: int | None = None
-    """The engine's limit on the JSON of an output, in characters."""

@@ -1,7 +1,4 @@
-"""The state of a run: the status of each step, the views of templates, the stored workflow and the answer of the run.
-
-The outcome of a step is a typed status, never text. The stored workflow holds no secrets.
-"""
+"""The state of a run: the status of each step, the views of templates, the stored workflow and the run's answer."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
     PARKED = "parked"
-    """Only for runs: the run waits for a person, and no process waits with it."""
+    """Only for runs: no process waits for the person."""
 
     @property
     def is_final(self) -> bool:
@@ -70,43 +67,40 @@ class StepState:
     status: Status = Status.PENDING
     reason: Reason | None = None
     cause: str | None = None
-    """The failed step that caused this step to be skipped."""
     started_ms: int | None = None
     duration_ms: int | None = None
     timeout_ms: int | None = None
     attempts: int = 0
     cut_off: int = 0
-    """The attempts whose process died. They do not count as tries of the file's `retry`."""
+    """Attempts whose process died, which are no tries of `retry`."""
     loops: int = 0
     output: Any = None
     error: StepError | None = None
     exit_code: int | None = None
-    """The exit code of a command. None for other types and for steps with items."""
     ending: str | None = None
     side_effects: SideEffects | None = None
-    """None before the step begins, or if only its status is known."""
+    """None before the step begins."""
     warnings: list[Warning_] = field(default_factory=list)
     partial: bool = False
     """The output ends where the step was stopped or wound down."""
     details: JsonObject = field(default_factory=dict)
-    """The origin of the output: for a model, its name and usage."""
+    """For a model, its name and usage."""
     continues: bool = False
     """Dependents run although this step failed."""
     visit: int = 0
     calls: int = 0
     is_called: bool = False
     is_cut_short: bool = False
-    """The run's own timeout stopped the step."""
     proposal_id: str | None = None
-    """The approval that the step began with, before the run was parked."""
+    """The approval that the step began with before the run was parked."""
     parts: list[JsonObject] = field(default_factory=list)
-    """The records of its items, if the run was parked while some of them waited."""
+    """The records of its items, if some of them waited when the run was parked."""
     has_begun: bool = False
-    """The step had begun when the run was parked or its process died. It begins again when the run is resumed."""
+    """It had begun when the run was parked or its process died, and begins again on resume."""
     overtime: list[JsonObject] = field(default_factory=list)
     cut_off_ms: int = 0
-    """The time that the cut-off try had used, if the next try has only the rest."""
-    # Not recorded, because they are known only while the step runs.
+    """If the next try has only the rest of the time."""
+    # Not recorded: known only while the step runs.
     try_began_ns: int = 0
     used_ms: int = 0
     earlier_effects: SideEffects = SideEffects.NONE
@@ -125,7 +119,7 @@ class StepState:
         return SideEffects.NONE if is_untouched else SideEffects.UNKNOWN
 
     def fresh(self) -> StepState:
-        """Return the step as it was before it ran. Its loop counters stay."""
+        """Return the step as it was before it ran, with its loop counters."""
         return StepState(
             self.id,
             self.type,
@@ -138,7 +132,6 @@ class StepState:
         )
 
     def put_off(self) -> StepState:
-        """Return the step for a resumed run. Finished items stay finished."""
         later = self.fresh()
         later.proposal_id = self.proposal_id if STEP_TYPES[self.type].waits_when_approved else None
         later.parts = self.parts
@@ -156,18 +149,18 @@ class StepState:
         return later
 
     def after_cut_off(self, *, is_harmless: bool, only_waited: bool = False) -> StepState:
-        """Return the step after its process died: to be run again if that is harmless, interrupted otherwise."""
+        """Return the step after its process died: to be run again if harmless, otherwise interrupted."""
         # A question is asked again under its key; a nested run knows its own progress.
         can_repeat = STEP_TYPES[self.type].can_repeat
         if is_harmless or can_repeat or only_waited:
             later = self.put_off()
             if not can_repeat:
                 later.proposal_id = None
-            if not can_repeat and not only_waited:  # the try that was running, which the process could not count
+            if not can_repeat and not only_waited:  # the try that was running was not counted
                 later.attempts, later.cut_off = later.attempts + 1, later.cut_off + 1
             return later
         self.status = Status.INTERRUPTED
-        self.attempts += 1  # the try that was running, which the process could not count
+        self.attempts += 1
         message = "its process died while it ran, and it is not marked as safe to run twice (`idempotent`)"
         self.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
         return self
@@ -177,7 +170,7 @@ class StepState:
         return f"{run_id}/{self.id}" + (f"#{self.visit}" if self.visit else "")
 
     def cancel(self) -> None:
-        """Mark the step as cancelled, and keep the error context that was collected while it was stopped."""
+        """Mark the step as cancelled; its error context stays."""
         error = self.error or {}
         context = error.get("context") if error.get("code") == "CANCELLED" else None
         self.status = Status.CANCELLED
@@ -191,13 +184,13 @@ class StepState:
         return {name: value for name, value in values if value or name in always}
 
     def to_record(self) -> JsonObject:
-        """Return the record of the step: only the fields that differ from a fresh step, to keep the store small."""
+        """Return the record: only the fields that differ from a fresh step, to keep the store small."""
         values = zip(_FIELDS, _read_fields(self), strict=True)
         return {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
 
     @classmethod
     def from_record(cls, record: JsonObject) -> StepState:
-        """Read a record. Raise ValueError or KeyError for a record that another version wrote."""
+        """Read a record. Raise ValueError or KeyError if another version wrote it."""
         reason = record.get("reason")
         fields = {name: value for name, value in record.items() if name in _FIELDS}
         fields |= {"status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
@@ -218,7 +211,7 @@ _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output", "exit_c
 
 
 def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:
-    """Return the names of the steps by outcome, each in exactly one list. Only an unfinished run has `pending`."""
+    """Return the names of the steps by outcome, each in exactly one list."""
     lists: dict[str, list[str]] = {"completed": [], "failed": [], "skipped": [], "pending": []}
     names = {Status.SUCCEEDED: "completed", Status.SKIPPED: "skipped"}
     for name, state in states.items():
@@ -239,9 +232,6 @@ def effects_of(states: Iterable[StepState]) -> SideEffects:
     return effects_of_all((state.effects for state in states), ended_well=is_well)
 
 
-# --- views of templates -----------------------------------------------------------------------------------
-
-
 class _View(Mapping[str, Any]):
     """A live view of the states. Copies for each of a thousand steps would be a million."""
 
@@ -256,7 +246,7 @@ class _View(Mapping[str, Any]):
 
 
 class OutputsView(_View):
-    """`outputs.build` in a template. Only succeeded steps have an output."""
+    """`outputs.build` in a template: only of succeeded steps."""
 
     def __getitem__(self, name: str) -> Any:
         state = self._states[name]
@@ -266,7 +256,7 @@ class OutputsView(_View):
 
 
 class StepsView(_View):
-    """`steps.build.status` in a template. It also holds the partial output of failed steps."""
+    """`steps.build.status` in a template, also with partial output."""
 
     def __getitem__(self, name: str) -> Any:
         state = self._states[name]
@@ -280,17 +270,14 @@ class StepsView(_View):
         }
 
 
-# --- the stored workflow ----------------------------------------------------------------------------------
-
 # The key that marks a workflow stored without its secrets.
 HIDES = "x-secrets-hidden"
-# The keys of steps and tools that hold free text. Other keys hold names and numbers, which reports read.
+# Keys that hold free text. Other keys hold names and numbers, which reports read.
 _TEXTS = {"exec", "stdin", "url", "body", "params", "command", "args", "arguments", "repository"}
 _TEXTS |= {"prompt", "system_prompt", "base_url", "default", "inputs", "transform"}
 
 
 def literal_secrets(written: Mapping[str, Any]) -> dict[str, str]:
-    """Return the literal values of variables and headers with secret names in a file."""
     found: dict[str, str] = {}
     for part in _parts(written):
         for key in ("env", "headers"):
@@ -305,7 +292,7 @@ def redaction_for(workflow: WorkflowFile, environment: Mapping[str, str]) -> Red
 
 
 def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> JsonObject:
-    """Return the workflow without literal secrets in `env` and `headers`, and without known secrets in its texts."""
+    """Return the workflow without literal and known secrets."""
     kept: JsonObject = json.loads(json.dumps(written))
     for part in _parts(kept):
         for key, value in part.items():
@@ -350,7 +337,7 @@ def _is_literal_secret(key: str, name: str, value: Any) -> bool:
 
 
 def read_record(run: StoredRun, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
-    """Return the workflow and the steps of a stored run. Raise Failure if another version wrote it."""
+    """Return the workflow and the steps of a stored run."""
     try:
         states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
         written = {key: value for key, value in run.workflow.items() if key != HIDES}
@@ -367,7 +354,7 @@ def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> J
 
 
 def restore_secrets(run: StoredRun, kept: WorkflowFile) -> WorkflowFile:
-    """Return the workflow with its secrets, read again from its file. Raise Failure if the file is gone or changed."""
+    """Return the workflow with its secrets, read again from its file."""
     if HIDES not in run.workflow:
         return kept
     from .loader import load_file
@@ -387,9 +374,7 @@ def restore_secrets(run: StoredRun, kept: WorkflowFile) -> WorkflowFile:
     return workflow
 
 
-# --- the answer of a run, the same on every engine --------------------------------------------------------
-
-# The reason of an end by cancellation, in place of the name of a signal.
+# In place of the name of a signal.
 CANCEL = "cancel"
 
 
@@ -399,7 +384,7 @@ def describe_steps(run_id: str, name: str, states: Mapping[str, StepState]) -> d
 
 
 def commands_for(run_id: str, where: str = "") -> dict[str, object]:
-    """Return the commands that continue and cancel a run. `where` holds the options that name its engine."""
+    """Return the commands that continue and cancel a run."""
     return {
         "continue_command": f"shotclock run --resume {run_id} {where}".rstrip(),
         "cancel_command": f"shotclock job cancel {run_id} {where}".rstrip(),

@@ -1,13 +1,10 @@
 """The approval of a step: an operator sees the step as it would run, and it runs only if exactly that is approved.
 
-Everything that the file decides is shown and hashed: its keys, the values interpolated into them, the variables and the
-directory. A secret is shown as `***` and bound by a digest of its value. Program files are shown with their SHA-256,
-which is compared again before each try.
+Everything that the file decides is shown and hashed. A secret is shown as `***` and bound by a digest of its value.
+Program files are shown with their SHA-256, which is compared again before each try.
 
-The proposal has a key of the run and the step, so that a process which resumes the run finds it again. It is used up
-when the step begins; a run that is cut off before that has not begun the step.
-
-docs/design.md: R40.
+The proposal has a key of the run and the step, so that a resumed run finds it again. It is used up when the step
+begins. docs/design.md: R40.
 """
 
 from __future__ import annotations
@@ -44,15 +41,13 @@ from .step_renderer import RenderedStep, StepFailed
 
 
 class RefusedStep(NamedTuple):
-    """The end of a step that did not begin."""
-
     envelope: Envelope
     rule: str
 
 
 class StepApproval:
     def __init__(self, run: RunContext, key: str, *, used: str | None = None) -> None:
-        """Prepare the approval. `used` is the proposal that the step began with before the run was parked."""
+        """Prepare the approval. `used` is the proposal that the step began with before."""
         self._run = run
         self._inbox = run.inbox()
         self._key = key
@@ -64,10 +59,10 @@ class StepApproval:
     async def ask(
         self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int, deadline: Deadline | None
     ) -> RenderedStep | RefusedStep:
-        """Return the approved step, perhaps modified by the operator, or the end of a step that may not begin."""
+        """Return the approved step, perhaps modified, or the end of a step that may not begin."""
         scope = current_scope.get()
         owner = "run" if scope is None else scope.name
-        # It waits until that very deadline: the run has already kept the time for its own end.
+        # It waits until that very deadline: the run has already kept the time for its end.
         clocks = Clocks(timeout_ms=0, reserve_ms=0)
         admission = admit(f"step {step_id}", clocks, parent=deadline, parent_owner=owner)
         try:
@@ -108,20 +103,18 @@ class StepApproval:
         return self._bind(rendered, changed)
 
     def _bind(self, rendered: RenderedStep, changed: Mapping[str, Any]) -> RenderedStep:
-        """Return the approved step. Nested files are bound: each is compared again when it is read to be run."""
+        """Return the approved step, with its nested files, which are compared again when they are read."""
         if self._files:
             self._bound = approved_files.set({**approved_files.get(), **self._files})
         return rendered._replace(settings={**rendered.settings, **changed})
 
     async def compare_programs(self) -> None:
-        """Raise StepFailed unless the programs of the step have the approved contents."""
         for path, approved in self._programs.items():
             if await asyncio.to_thread(digest_of_file, path) != approved:
                 message = f"{path!r} is not what was approved: it has changed since it was proposed"
                 raise StepFailed("ACTION_CHANGED", message, "approval/failed")
 
     def record(self, error: Mapping[str, Any] | None) -> None:
-        """Record the outcome of the step for its approver."""
         if self._bound is not None:
             approved_files.reset(self._bound)
         if self.used is not None:
@@ -194,7 +187,7 @@ def _with_real_paths(step: StepPart, rendered: RenderedStep) -> RenderedStep:
 
 
 def _changes(ask: ProposalRequest, proposal: Proposal, settings: Mapping[str, Any]) -> JsonObject:
-    """Return the arguments that the operator changed, with hidden secrets restored."""
+    """Return the operator's changes, with hidden secrets restored."""
     if proposal.status is not ProposalStatus.MODIFIED:
         return {}
     shown, decided = dict(ask.arguments or {}), dict(proposal.arguments or {})

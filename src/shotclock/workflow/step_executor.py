@@ -49,16 +49,13 @@ from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
 
 ITEMS_AT_ONCE = 8
 MOST_ITEMS = 10_000
-# Warnings and failed item numbers that are kept of the items of one step.
 MOST_WARNINGS = 50
 ITEM_SHOWN = 40
 TRACEBACK_FRAMES = 20
-# Bytes that one step can pass on, as text or as JSON.
 OUTPUT_LIMIT = 60_000_000
 LARGE_OUTPUT = 1_000_000
-# Characters from the end of stderr, or of an unusable output, in an error.
 END_SHOWN = 2_000
-# The error registry's suggestions name data of a call; a step has it elsewhere.
+# The registry's suggestions name data of a call; a step has it elsewhere.
 _IN_DATA = re.compile(r"\bdata\.(\w+)")
 _IN_STEP = {"stderr": "error.context.stderr", "exit_code": "exit_code", "body": "output"}
 
@@ -85,7 +82,7 @@ class StepExecutor:
         self._clocks_of: dict[Clocks, Clocks] = {}
 
     async def execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
-        """Execute one step and leave its state final. A cancellation is passed on."""
+        """Execute one step and leave its state final."""
         with self._person_wait.at_work():
             await self._execute(name, step, state, scope)
 
@@ -98,7 +95,7 @@ class StepExecutor:
                 return
             items, source = await self._find_items(step, scope)
             work = _Work(name, step, state, scope)
-            # The status becomes final only when nothing can change it any more, because others read it meanwhile.
+            # Final only when nothing can change it any more, because others read it meanwhile.
             if items is None:
                 verdict = await self.approve_and_try(work)
             else:
@@ -119,8 +116,7 @@ class StepExecutor:
         self._note_cut_short(state, failed.fired)
 
     def _note_cut_short(self, state: StepState, fired: Fired | None) -> None:
-        """Note whether the run's own timeout stopped a step. If so, the error names the limit of the run, not the
-        step's share of it."""
+        """Note whether the run's own timeout stopped a step. The error then names that limit."""
         state.is_cut_short = self._run.deadlines.note_fired(fired)
         if state.is_cut_short and state.error is not None:
             limit, clock = self._run.describe_limit()
@@ -133,7 +129,7 @@ class StepExecutor:
         return self._run.call.winding_down is not None or name in self._run.wound_down
 
     async def _find_items(self, step: StepPart, scope: TemplateScope) -> tuple[list[Any] | None, str | None]:
-        """Return the items of a step, or None, and the other step that they come from, if any."""
+        """Return the items of a step, and the step that they come from."""
         items: Any = step.for_each
         source = None
         if items is None or isinstance(items, bool):
@@ -154,13 +150,11 @@ class StepExecutor:
     def _find_source(self, step: StepPart, scope: TemplateScope) -> str | None:
         sources = items_come_from(self._workflow, step)
         for group in groups_of(step.depends_on) if sources else ():
-            # Of several alternatives the one that succeeded; there may be none if failures are tolerated.
+            # Of several alternatives the one that succeeded, if any.
             first = min(group, key=lambda name: name not in scope["outputs"], default=None)
             if first in sources:
                 return first
         return None
-
-    # --- tries --------------------------------------------------------------------------------------------
 
     async def approve_and_try(self, work: _Work) -> Status:
         step, state = work.step, work.state
@@ -238,7 +232,7 @@ class StepExecutor:
         return max(LEAST_TEMPLATE_MS, timeout_ms - state.used_ms)
 
     async def _record_aside(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
-        """Record a try, in a thread if its output is so large that reading it would delay other steps."""
+        """Record a try, in a thread if reading its output would delay other steps."""
         if not isinstance(result.output, str) or len(result.output) <= LARGE_OUTPUT:
             return self._record_try(step, state, result)
         recording = asyncio.ensure_future(asyncio.to_thread(self._record_try, step, state, result))
@@ -370,7 +364,7 @@ class StepExecutor:
         )
 
     def _overtime_of(self, step: StepPart, folder: Path) -> OvertimePolicy | None:
-        """Return the overtime of a step. The program that decides about it is looked for beside the workflow."""
+        """Return the overtime of a step. Its program is looked for beside the workflow."""
         policy = overtime_of(self._workflow, step)
         if policy is None:
             return None
@@ -379,7 +373,7 @@ class StepExecutor:
         return replace(policy, folder=str(folder))
 
     async def warm_observers(self) -> None:
-        """Start the processes of the models that decide about overtime, because that takes seconds."""
+        """Start the models that decide about overtime, because that takes seconds."""
         policies = (overtime_of(self._workflow, step) for step in self._workflow.steps.values())
         model = next((each for each in policies if each is not None and each.observer is ObserverKind.MODEL), None)
         if model is not None:
@@ -392,7 +386,7 @@ class StepExecutor:
         return decision
 
     def _with_deadline(self, work: _Work) -> JsonObject:
-        """Return the scope of a try, with its remaining milliseconds as `deadline.remaining` if they are known."""
+        """Return the scope of a try with `deadline.remaining`, if known."""
         timeout_ms = step_timeout_ms(self._workflow, work.step)
         deadline = self._run.deadlines.of(work.name)
         left_ms = None if deadline is None else deadline.remaining_ms(monotonic_ns())
@@ -435,8 +429,6 @@ class StepExecutor:
         others = {f"{name}_ms": step_clock_ms(self._workflow, step, name) for name in WORK_CLOCKS if name != "timeout"}
         clocks = Clocks(step_timeout_ms(self._workflow, step) or 0, **others)
         return self._clocks_of.setdefault(clocks, clocks)  # one object for the many steps with equal limits
-
-    # --- output -------------------------------------------------------------------------------------------
 
     async def _judge_output(self, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         if step.transform is not None:
@@ -483,7 +475,7 @@ class _Items:
                 async with asyncio.TaskGroup() as group:
                     for number in range(len(parts)):
                         group.create_task(self._carry_out_item(number))
-        except asyncio.CancelledError:  # the partial outputs are kept, as that of a single step would be
+        except asyncio.CancelledError:  # the partial outputs are kept
             stopped = next((part for part in parts if part.ending and not part.status.is_final), None)
             with contextlib.suppress(ValueError):
                 state.output = self._executor.check_size([part.output for part in parts])
@@ -570,7 +562,7 @@ class _Items:
 
 
 class _FileTools:
-    """The tools of the file, for one try of a step that calls them by itself."""
+    """The tools of the file, for one try."""
 
     def __init__(self, executor: StepExecutor, work: _Work) -> None:
         self._executor, self._work = executor, work

@@ -1,7 +1,4 @@
-"""The renderer of steps: templates, conditions and variables.
-
-Everything but a plain name is computed in a worker with its own timeout, where it can be killed.
-"""
+"""The renderer of steps. All but plain names are computed in a worker with its own timeout, where it can be killed."""
 
 from __future__ import annotations
 
@@ -27,11 +24,10 @@ from .shell_quoting import Unsafe, find_variable_refusal, with_references
 from .state import JsonObject, Status, StepError, TemplateScope
 from .templates import mentions
 
-# The timeout of a template, a condition or a JSON Schema. Only an endless loop takes longer.
+# Only an endless loop takes longer.
 TEMPLATE_MS = 5_000
 TEMPLATE_CLOCKS = Clocks(timeout_ms=TEMPLATE_MS, grace_ms=0)
-# The least timeout of templates about the output, after a step has used up its time. A worker may have to start for
-# them, which takes a busy machine a second.
+# For templates about the output, after a step has used up its time: to start a worker takes a busy machine a second.
 LEAST_TEMPLATE_MS = 2_000
 
 
@@ -48,7 +44,6 @@ _FIND_MISFIT = _in_worker("schema", "templates", "find_misfit")
 
 class StepFailed(Exception):
     def __init__(self, code: str, message: str, rule: str, ended: Envelope | None = None) -> None:
-        """Make the failure. `ended` is the answer of a computation that failed, perhaps by a timeout."""
         super().__init__(message)
         self.fired = None if ended is None else ended.fired
         context: JsonObject = {"rule": rule}
@@ -64,20 +59,20 @@ class StepFailed(Exception):
         }
 
     def error_after(self, attempts: int) -> StepError:
-        """Return the error after this many attempts. Its phase is validation only if the step never began."""
+        """Return the error. Its phase is validation only if the step never began."""
         return self.error | {"phase": "execution"} if attempts else self.error
 
 
 class RenderedStep(NamedTuple):
     settings: Mapping[str, Any]
     values: Mapping[str, str]
-    """The variables that hold the values interpolated into its shell command."""
+    """The variables of the values interpolated into its shell command."""
     env: Mapping[str, str]
     folder: Path
 
 
 class SchemaMisfit(NamedTuple):
-    """The reason why a value does not fit a JSON Schema, or could not be checked."""
+    """Why a value does not fit a JSON Schema."""
 
     why: str
     ended: Envelope | None = None
@@ -99,7 +94,7 @@ class StepRenderer:
         return RenderedStep(settings, values, env, folder)
 
     async def _render_settings(self, step: StepPart, scope: TemplateScope) -> tuple[JsonObject, dict[str, str]]:
-        """Return the rendered keys of a step, and the variables that hold the values in its shell command."""
+        """Return the rendered keys of a step, and the variables of its shell command."""
         step_type = STEP_TYPES[step.type]
         written = {key: getattr(step, key) for key in step_type.own_keys}
         if isinstance(step, ToolStep):
@@ -111,7 +106,7 @@ class StepRenderer:
         return await self._render_keys(step_type, written, scope), {}
 
     async def render_tool(self, step: ToolStep, arguments: Mapping[str, Any], scope: TemplateScope) -> RenderedStep:
-        """Return a tool with these arguments, in which templates are plain text. Raise StepFailed."""
+        """Return a tool with these arguments, in which templates are plain text."""
         env, folder = await self._render_surroundings(step, scope)
         settings, values = await self._render_tool_settings(step, dict(arguments), _with_env(scope, env))
         return RenderedStep(settings, values, env, folder)
@@ -139,8 +134,7 @@ class StepRenderer:
         return {**await self._render_keys(step_type, rest, scope), "exec": script}, values
 
     async def _render_ai(self, step: AiStep, scope: TemplateScope) -> JsonObject:
-        """Return the keys of an `ai` step, with the text of its `prompt_file` as the prompt, and the variables of its
-        servers."""
+        """Return the keys of an `ai` step, with its `prompt_file` as the prompt, and the variables of its servers."""
         prompt = step.prompt
         if step.prompt_file is not None:
             name = (await self._render_text(step.prompt_file, scope)).text
@@ -185,7 +179,7 @@ class StepRenderer:
             raise StepFailed("STEP_INVALID", f"exec: {unsafe}", "step/template") from None
 
     async def _render_surroundings(self, step: StepPart, scope: TemplateScope) -> tuple[dict[str, str], Path]:
-        """Return the variables that the file sets, secret or not, and the folder of the step."""
+        """Return the variables that the file sets, and the folder of the step."""
         filled = await self._render_variables(step, scope)
         own = self._workflow.tools[step.tool].cwd if isinstance(step, ToolStep) else None
         written = step.cwd or own or self._workflow.defaults.cwd
@@ -213,8 +207,10 @@ class StepRenderer:
     async def _fill_variables(
         self, variables: Mapping[str, Any], scope: TemplateScope, command: str | None = None
     ) -> dict[str, str]:
-        """Return variables with `${NAME}` and templates filled in, and redact secret ones from now on. `command` is the
-        shell command that gets them. Raise StepFailed if it would execute a value."""
+        """Return variables with `${NAME}` and templates filled in, and redact secret ones from now on.
+
+        Raise StepFailed if `command`, which gets them, would execute a value.
+        """
         filled: dict[str, str] = {}
         if variables:
             for name, value in variables.items():
@@ -235,7 +231,7 @@ class StepRenderer:
         return self._run.redaction.value(made)
 
     async def render(self, value: Any, scope: TemplateScope) -> Any:
-        """Return a value with every text in it rendered. A text that is a single expression becomes its value."""
+        """Render every text in a value. A text that is a single expression becomes its value."""
         if not holds_template(value):
             return value
         if isinstance(value, str):
@@ -247,7 +243,6 @@ class StepRenderer:
         return value
 
     async def render_value(self, template: str, scope: TemplateScope, limit_ms: int | None = None) -> Any:
-        """Return the value of a template. `limit_ms` replaces the usual timeout. Raise StepFailed."""
         if (name := templates.sole_name(template)) is not None:
             return _look_up(name, template, scope)
         if templates.is_simple(template):
@@ -308,7 +303,7 @@ def _look_up(name: str, template: str, scope: Mapping[str, Any]) -> Any:
 def _template_failed(
     message: str, template: str, scope: Mapping[str, Any], ended: Envelope | None = None
 ) -> StepFailed:
-    """Return the failure, with the reason if a step in the template has no output."""
+    """Return the failure, with the reason if a step has no output."""
     for name in re.findall(r"\benv\.(\w+)", template):
         if name not in scope["env"] and looks_secret(name):
             message += f"; it looks secret: a step asks for it with `env: {{{name}: ${{{name}}}}}`"

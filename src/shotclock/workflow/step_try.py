@@ -33,10 +33,10 @@ class AnsweredTry(NamedTuple):
     envelope: Envelope
     output: Any = None
     rule: str | None = None
-    """The kind of a failure, such as `command/timeout`, for error.context.rule."""
+    """The kind of a failure, such as `command/timeout`."""
     details: Mapping[str, Any] | None = None
     cut: str | None = None
-    """The reason why the output is not whole, if it is not."""
+    """Why the output is not whole."""
 
 
 async def try_step(
@@ -47,10 +47,9 @@ async def try_step(
     may_start: bool = True,
     on_cancelled: Callable[[AnsweredTry], None] | None = None,
 ) -> AnsweredTry:
-    """Begin the call of one try, let the provider carry it out, and answer it. Without `may_start` it answers
-    NO_TIME_LEFT.
+    """Run one try as a call of the provider. Without `may_start` it answers NO_TIME_LEFT.
 
-    A cancellation is raised again, after `on_cancelled` was called with the partial result that the provider left.
+    A cancellation calls `on_cancelled` with the partial result, and is raised again.
     """
     call = runtime.begin(step.name, {}, step.clocks)
     call.min_time_ms = step.min_time_ms
@@ -86,8 +85,7 @@ async def try_step(
 
 
 class _TryWork(Work):
-    """The work of a try whose provider has none of its own: its calls wind down by themselves, and the try is cancelled
-    when the time for that is over. A provider may replace it."""
+    """The work of a try whose provider has none of its own: its calls wind down, then the try is cancelled."""
 
     __slots__ = ("_call", "_can_extend", "_is_stopped", "_limit_ms", "_task")
 
@@ -99,8 +97,7 @@ class _TryWork(Work):
         self._is_stopped = False
 
     def move_bell(self) -> bool:
-        """Extend the calls of the step: they have the rest of the step's own limit, inside the same deadline. Other
-        waits look at the deadline again when the old one is reached."""
+        """Extend the calls of the step. Other waits look at the deadline again when the old one is reached."""
         if not self._can_extend:
             return False
         call, before_ms = self._call, self._limit_ms
@@ -112,7 +109,7 @@ class _TryWork(Work):
         return True
 
     async def look(self) -> WorkView:
-        """Return only whether it has begun: not while an App or a library is imported for it."""
+        """Return only whether it has begun: not while an App is imported for it."""
         return WorkView(has_begun=not self._can_extend or bool(calls_made_by(self._call)))
 
     def stop_unwound(self) -> None:
@@ -126,7 +123,7 @@ class _TryWork(Work):
 
 
 def _unwound_result(call: Call, left: StepResult | None) -> StepResult:
-    """Return the result of a try that was stopped because it did not wind down, with its partial result."""
+    """Return the partial result of a try that did not wind down in time."""
     problem = wound_down_problem(call)
     if left is None:
         return StepResult(Outcome(Ending.CANCELLED, problem))
@@ -146,12 +143,11 @@ def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredT
     return AnsweredTry(envelope, result.output, rule, result.details, result.cut)
 
 
-# --- spans ------------------------------------------------------------------------------------------------
-# The ids of a span are made even if spans are not recorded, because the calls below pass theirs on to their children.
+# The ids of a span are made even if spans are not recorded: the calls below pass theirs on to their children.
 
 
 def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None]) -> Execute:
-    """Return a function that executes a step below a span of its own and inside its deadline."""
+    """Execute each step below a span of its own and inside its deadline."""
 
     async def execute_traced(name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         outer = scope_of_run()
@@ -179,7 +175,7 @@ def record_skipped_span(state: StepState) -> None:
 
 
 def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, ended_ns: int) -> spans.Span:
-    """Return the span of a step. It is made at once, because the state changes when the step runs again."""
+    """Return the span of a step, made at once because the state changes when the step runs again."""
     # A cancelled step may not be final yet.
     status = state.status if state.status.is_final else Status.CANCELLED
     attributes: dict[str, spans.Attribute] = {
@@ -221,5 +217,5 @@ def scope_of_run() -> Scope:
 
 
 def change_scope(scope: Scope, deadline: Deadline | None, span: Traced, call: Any) -> Scope:
-    """Return a copy with these fields. Each step makes three, and `replace` takes several times as long."""
+    """Copy the scope. Each step makes three copies, and `replace` takes several times as long."""
     return Scope(deadline, scope.depth, scope.name, span, call, scope.overtime_address)
