@@ -57,7 +57,6 @@ def _failure_of(envelope: Envelope) -> Failure:
 
 
 def _add_tool(verb: Verb) -> None:
-    """Make a verb a tool, with a signature and a docstring from its inputs."""
     inputs = {_parameter_name(each): each for each in verb.inputs if not each.only_cli}
 
     async def tool(ctx: Context, device: str = DEFAULT_DEVICE, **values: Any) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """The adb client of this machine, each use of it a program with a limit.
 
-adb is a client and a server. A phone on USB belongs to the server that has claimed it, so a machine has one server,
-which Android Studio, terminals and shotclock share. Shotclock neither ends nor replaces it. If there is none, a session
-that has found its phone starts it as a program that outlives the session. The client never starts it: that server would
-be killed with the bounded command. A search without a server (`find_phones`) starts its own, for one command.
-
-A command that does not answer is killed at its limit, and an answer is whole only with its requested last line.
+A phone on USB belongs to the adb server that has claimed it, so a machine has one server, which other programs share.
+Shotclock neither ends nor replaces it. If there is none, a session that has found its phone starts it as a program that
+outlives the session. The client never starts it: that server would be killed with the bounded command.
 
 docs/design.md: R56.
 """
@@ -27,9 +24,8 @@ from .device import Countdown, DeviceServices, ProgramOutput
 
 ADB_VARIABLE = "SHOTCLOCK_ADB"
 DEFAULT_PORT = 5037
-# The part of a command's time in which it is killed and its answer passed on.
-MARGIN_MS = 100
-# The limit of a server's answer about itself; one that just starts listens before it answers.
+MARGIN_MS = 100  # the part of a command's time in which it is killed and its answer passed on
+# A server that just starts listens before it answers.
 PROBE_MS = 3_000
 VERSION_MS = 5_000
 LIST_MS = 4_000
@@ -64,8 +60,6 @@ _MARK = "shotclock-end:"
 
 @value
 class Phone:
-    """A phone of the adb server."""
-
     serial: str
     state: str
     model: str
@@ -82,12 +76,11 @@ class Phone:
 
 
 def find_adb() -> str | None:
-    """Return the adb client of SHOTCLOCK_ADB, or the one on PATH."""
     return shutil.which(os.environ.get(ADB_VARIABLE) or "adb")
 
 
 def parse_phones(text: str) -> list[Phone]:
-    """Return the phones in the output of `adb devices -l`. Other lines are ignored."""
+    """Return the phones in the output of `adb devices -l`."""
     found = []
     for line in text.splitlines():
         if (parts := _LINE.match(line)) is not None and not line.startswith(("*", "List of devices")):
@@ -97,7 +90,7 @@ def parse_phones(text: str) -> list[Phone]:
 
 
 def choose_phone(phones: list[Phone], serial: str = "") -> str:
-    """Return the serial of a phone, by default of the only usable one. Raises Failure DEVICE_UNAVAILABLE."""
+    """Return the serial of a phone, by default of the only usable one."""
     found = [phone for phone in phones if serial in ("", phone.serial)]
     usable = [phone.serial for phone in found if phone.is_usable]
     if len(usable) == 1:
@@ -114,7 +107,7 @@ def choose_phone(phones: list[Phone], serial: str = "") -> str:
 
 
 def server_address() -> tuple[str, int]:
-    """Return the address of the adb server, from adb's own variables. Raises Failure DEVICE_UNAVAILABLE."""
+    """Return the address of the adb server, from adb's own variables."""
     spec = os.environ.get("ADB_SERVER_SOCKET")
     if not spec:
         host = os.environ.get("ANDROID_ADB_SERVER_ADDRESS") or "127.0.0.1"
@@ -131,10 +124,7 @@ def _is_local(host: str) -> bool:
 
 
 async def find_server_version() -> int | None:
-    """Return the version of the server's protocol, or None where none listens.
-
-    Raises Failure DEVICE_UNAVAILABLE for a program that does not answer like adb.
-    """
+    """Return the version of the server's protocol, or None where none listens."""
     host, port = server_address()
     try:
         async with asyncio.timeout(PROBE_MS / 1000):
@@ -165,7 +155,6 @@ class Adb:
 
     @classmethod
     def find(cls, services: DeviceServices) -> Adb:
-        """Return the client of this machine. Raises Failure DEVICE_UNAVAILABLE."""
         if (program := find_adb()) is None:
             raise Failure("DEVICE_UNAVAILABLE", INSTALL)
         return cls(program, services)
@@ -175,7 +164,7 @@ class Adb:
         return re.fullmatch(r".+:\d{1,5}", self.serial) is not None
 
     async def run(self, *words: str, within_ms: int, socket: str | None = None) -> ProgramOutput:
-        """Run the client with the machine's server or another one. Raises Failure TIMEOUT and DEVICE_LOST."""
+        """Run the client with the machine's server or another one."""
         if socket is None:
             host, port = server_address()
             # With this name of the host the client assumes another machine, on which it starts no server.
@@ -190,8 +179,6 @@ class Adb:
                 raise
             raise Failure("DEVICE_LOST", f"adb could not be run: {failure}") from None
 
-    # --- the server -------------------------------------------------------------------------------------------
-
     async def find_version(self) -> tuple[str, int | None]:
         """Return the version of the client, and of its protocol. Raises Failure."""
         output = (await self._ask_adb("version", within_ms=VERSION_MS)).stdout.decode("utf-8", "replace")
@@ -201,7 +188,7 @@ class Adb:
         return name, int(protocol[1]) if protocol else None
 
     async def check_server(self) -> bool:
-        """Return whether there is a server. Raises Failure DEVICE_UNAVAILABLE for one that this client would end."""
+        """Return whether there is a server. Raises Failure for one that this client would end."""
         theirs = await find_server_version()
         if theirs is None:
             return False
@@ -216,7 +203,7 @@ class Adb:
         return True
 
     async def start_server(self) -> None:
-        """Start the machine's server if there is none and a phone is found. Raises Failure DEVICE_UNAVAILABLE."""
+        """Start the machine's server if there is none and a phone is found."""
         if await self.check_server():
             return
         await self._look_for_phone()
@@ -234,12 +221,12 @@ class Adb:
         raise Failure("DEVICE_UNAVAILABLE", message)
 
     async def list_phones(self, socket: str | None = None) -> list[Phone]:
-        """Return the phones of a server, by default the machine's. Raises Failure DEVICE_UNAVAILABLE."""
+        """Return the phones of a server, by default the machine's."""
         output = await self._ask_adb("devices", "-l", within_ms=LIST_MS, socket=socket)
         return parse_phones(output.stdout.decode("utf-8", "replace"))
 
     async def find_phones(self) -> list[Phone]:
-        """Return the phones of this machine, without leaving a server where there was none. Raises Failure."""
+        """Return the phones of this machine, without leaving a server where there was none."""
         if await self.check_server():
             return await self.list_phones()
         with _own_server() as own:
@@ -265,10 +252,8 @@ class Adb:
             raise Failure("DEVICE_UNAVAILABLE", f"adb {words[0]}: {_last_line(output.stderr)}")
         return output
 
-    # --- the phone --------------------------------------------------------------------------------------------
-
     async def connect(self, within_ms: int) -> None:
-        """Check that the phone is usable, after connecting one on the network. Raises Failure DEVICE_UNAVAILABLE."""
+        """Check that the phone is usable, after connecting one on the network."""
         time = Countdown(within_ms)
         phones = await self.list_phones()
         state = next((each for each in phones if each.serial == self.serial), None)
@@ -282,7 +267,7 @@ class Adb:
         choose_phone(phones, self.serial)
 
     async def _try(self, *words: str, within_ms: int, socket: str | None = None) -> str:
-        """Run the client without a phone, and return its last line or its error. Success is checked elsewhere."""
+        """Run the client without a phone, and return its last line or its error."""
         try:
             output = await Adb(self.program, self._services).run(*words, within_ms=within_ms, socket=socket)
         except Failure as failure:
@@ -290,10 +275,7 @@ class Adb:
         return _last_line(output.stdout.decode("utf-8", "replace")) or _last_line(output.stderr)
 
     async def shell(self, script: str, within_ms: int) -> tuple[int, bytes]:
-        """Run a script in the phone's shell, and return its exit code and its output.
-
-        Raises Failure TIMEOUT, DEVICE_LOST, and ACTION_FAILED for a cut-off answer of a connected phone.
-        """
+        """Run a script in the phone's shell, and return its exit code and its output."""
         time = Countdown(within_ms)
         marked = f"({script}) 2>&1; shotclock_code=$?; echo; echo {_MARK}$shotclock_code"
         output = await self.run("shell", marked, within_ms=within_ms)
@@ -303,7 +285,6 @@ class Adb:
         return int(code), text
 
     async def explain_failure(self, output: ProgramOutput, time: Countdown) -> NoReturn:
-        """Raise DEVICE_LOST if the phone is gone, and ACTION_FAILED if its answer was cut off."""
         line = _last_line(output.stderr) or _last_line(output.stdout.decode("utf-8", "replace")) or "nothing"
         left_ms = max(2 * MARGIN_MS, min(STATE_MS, time.left_ms))
         try:

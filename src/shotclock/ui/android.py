@@ -28,20 +28,15 @@ from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 T = TypeVar("T")
 
 SERIAL_VARIABLE = "ANDROID_SERIAL"
-# An older place is no longer known.
-SEEN_MS = 2_000
-# Between two looks of a wait.
+SEEN_MS = 2_000  # an older place is no longer known
 LOOK_PAUSE_S = 0.15
-# A phone that answered this recently is not silent.
-DOUBT_MS = 4_000
+DOUBT_MS = 4_000  # a phone that answered this recently is not silent
 # The wait for the end of the process that held the phone before.
 LOCK_MS = 3_000
 LONG_CLICK_MS = 700
 SWIPE_MS = 400
-# A swipe that begins at the edge of the screen is a gesture of Android's own.
-SWIPE_SHARE = 0.8
-# The most characters to delete before a text is entered.
-MAX_DELETED = 2_000
+SWIPE_SHARE = 0.8  # a swipe that begins at the edge of the screen is a gesture of Android's own
+MAX_DELETED = 2_000  # the most characters to delete before a text is entered
 
 _DUMP_FILE = "/data/local/tmp/shotclock-window.xml"
 _DUMP = f"rm -f {_DUMP_FILE}; uiautomator dump {_DUMP_FILE}; cat {_DUMP_FILE}"
@@ -88,10 +83,7 @@ async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
 
 
 async def _lock_phone(serial: str) -> int:
-    """Lock the phone, which may have two names, for this process, and return the descriptor of the lock.
-
-    Raises Failure DEVICE_UNAVAILABLE.
-    """
+    """Lock the phone, which may have two names, and return the descriptor of the lock."""
     make_private_directory(client.folder())
     path = f"{client.stem_of(f'phone:{serial}')}.phone"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -108,12 +100,10 @@ async def _lock_phone(serial: str) -> int:
 
 
 class _NotYet(Exception):
-    """The end of a look that did not find what the action waits for."""
+    pass
 
 
 class AndroidDevice:
-    """A phone."""
-
     is_fresh = False  # a phone keeps its apps when its daemon ends
 
     def __init__(self, adb: Adb, lock: int) -> None:
@@ -122,8 +112,6 @@ class AndroidDevice:
         self._seen_ns = 0
         self._refs: dict[str, NodeKey] = {}
         self._next_ref = itertools.count(1)
-
-    # --- its screen -------------------------------------------------------------------------------------------
 
     def place_seen(self) -> Place | None:
         is_fresh = monotonic_ns() - self._seen_ns <= SEEN_MS * NS_PER_MS
@@ -154,7 +142,7 @@ class AndroidDevice:
         os.close(self._lock)
 
     async def _dump(self, time: Countdown) -> Hierarchy:
-        """Return the visible nodes, from the first whole dump. Raises EVAL_TIMEOUT, DEVICE_LOST."""
+        """Return the visible nodes, from the first whole dump."""
         why = ""
         while True:
             try:
@@ -189,8 +177,6 @@ class AndroidDevice:
                 raise Failure("WAIT_TIMEOUT", f"{missing}, within {time.limit_ms} ms")
 
     async def _find(self, matcher: Matcher, time: Countdown, *, enabled: bool = False) -> tuple[Hierarchy, list[Node]]:
-        """Wait until nodes that match are visible. Raises WAIT_TIMEOUT."""
-
         async def check() -> tuple[Hierarchy, list[Node]]:
             hierarchy = await self._dump(time)
             found = list(hierarchy.find(matcher, self._refs))
@@ -203,8 +189,6 @@ class AndroidDevice:
 
     async def _sees(self, matcher: Matcher, time: Countdown) -> bool:
         return any((await self._dump(time)).find(matcher, self._refs))
-
-    # --- apps -------------------------------------------------------------------------------------------------
 
     async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
         app, package = _check_app(application_id), application_id.partition("/")[0]
@@ -235,7 +219,7 @@ class AndroidDevice:
         return {"applicationId": package}
 
     async def _order(self, what: str, script: str, time: Countdown) -> None:
-        """Run an order on the phone. Raises OPERATION_TIMEOUT, DEVICE_LOST, and ACTION_FAILED with its message."""
+        """Run an order on the phone."""
         self._seen = None
         async with _explained(what, time.left_ms, "OPERATION_TIMEOUT"):
             code, output = await self._adb.shell(script, time.left_ms)
@@ -244,8 +228,6 @@ class AndroidDevice:
         if code or refusals:
             why = (refusals or lines or [f"exit code {code}"])[0][:300]
             raise Failure("ACTION_FAILED", f"{what}: the phone answered {why!r}")
-
-    # --- touch and keys ---------------------------------------------------------------------------------------
 
     async def click(self, params: Click, time: Countdown) -> dict[str, object]:
         if params.matcher is not None:
@@ -304,8 +286,6 @@ class AndroidDevice:
         script = f"input swipe {x - reach_x} {y - reach_y} {x + reach_x} {y + reach_y} {SWIPE_MS}"
         await self._order("scroll", script, time)
         return (await self._dump(time)).looks != before.looks
-
-    # --- reading and waiting ----------------------------------------------------------------------------------
 
     async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
         hierarchy, found = await self._find(matcher, time)
@@ -370,7 +350,7 @@ async def _pause(time: Countdown) -> None:
 
 @contextlib.asynccontextmanager
 async def _explained(what: str, within_ms: int, silent: str = "EVAL_TIMEOUT") -> AsyncIterator[None]:
-    """Name the question to a phone that did not answer. `silent` is the code."""
+    """Name the question to a phone that did not answer."""
     try:
         yield
     except Failure as failure:
@@ -404,7 +384,7 @@ def _check_app(application_id: str) -> str:
 
 
 def _type(text: str) -> list[str]:
-    """Return the commands that type a text. Raises Failure ACTION_UNSUPPORTED for characters without a key."""
+    """Return the commands that type a text."""
     for position, character in enumerate(text):
         if not " " <= character <= "~":
             message = (

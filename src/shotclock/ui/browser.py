@@ -33,21 +33,14 @@ FLAGS = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 SCHEMES = ("http", "https", "file", "about", "data")
-# This long before the end of a wait the page is asked whether it answers at all. The wait continues meanwhile.
-DOUBT_MS = 250
-# The limit of the last look, at the end of a wait.
+DOUBT_MS = 250  # this long before the end of a wait the page is asked whether it answers at all
 LAST_LOOK_MS = 100
-# The page must answer within this time after its loading and its script were stopped.
-TERMINATE_MS = 400
-# A pending navigation is stopped after this long, the default budget of open_uri.
-NAVIGATION_MS = 30_000
-# An abandoned page may take this long to close; then it dies with its browser.
-DISCARD_MS = 1_000
-# The limit of a look whether a node is visible now.
+TERMINATE_MS = 400  # the page must answer within this time after its loading and its script were stopped
+NAVIGATION_MS = 30_000  # the default budget of open_uri
+DISCARD_MS = 1_000  # an abandoned page may take this long to close; then it dies with its browser
 GLANCE_MS = 250
 LONG_CLICK_MS = 700
-# A node is awaited this long on one page before a newer page is looked for.
-FOLLOW_MS = 300
+FOLLOW_MS = 300  # a node is awaited this long on one page before a newer page is looked for
 # The most dialogs and downloads to report: a page can open them without end.
 MAX_NOTES = 20
 VIEWPORT: Any = {"width": 1280, "height": 800}
@@ -84,7 +77,6 @@ _READ_PAIR = """node => {
 
 
 def find_chromium() -> str | None:
-    """Return the Chromium of SHOTCLOCK_CHROMIUM, or the first one on PATH."""
     named = os.environ.get(CHROMIUM_VARIABLE)
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
 
@@ -127,8 +119,7 @@ class BrowserDevice:
         self._error, self._timeout = api.Error, api.TimeoutError
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
-        self._pages: list[Any] = []
-        """The newest last, without crashed ones."""
+        self._pages: list[Any] = []  # the newest last, without crashed ones
         self._sessions: dict[Any, Any] = {}
         self._documents: dict[Any, str] = {}
         self._leaving: dict[Any, tuple[str, int]] = {}
@@ -138,7 +129,7 @@ class BrowserDevice:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def open_page(self) -> None:
-        """Open a page, or use that of the attached app. Raises Playwright's errors."""
+        """Open a page, or use that of the attached app."""
         if self._is_own:
             self._context = await self._browser.new_context(viewport=VIEWPORT)
         else:
@@ -148,7 +139,6 @@ class BrowserDevice:
         self._context.on("page", lambda page: self._later(self._adopt(page)))
 
     async def _adopt(self, page: Any) -> None:
-        """Make a page the newest one, and follow its documents."""
         if page in self._pages:
             return
         self._pages.append(page)
@@ -215,8 +205,6 @@ class BrowserDevice:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-
-    # --- its page ---------------------------------------------------------------------------------------------
 
     @property
     def _page(self) -> Any:
@@ -288,7 +276,6 @@ class BrowserDevice:
         return await self.look(time.left_ms)
 
     async def _replace_page(self, time: Countdown) -> None:
-        """Abandon every page, and open a fresh one."""
         old, self._pages, self.is_fresh = self._context, [], True
         self._notes["dialogs"].clear()
         with contextlib.suppress(TimeoutError):
@@ -300,8 +287,6 @@ class BrowserDevice:
             with contextlib.suppress(Exception):
                 await _bounded(self._browser.close(), DISCARD_MS)
         await _bounded(self._driver.stop(), DISCARD_MS)
-
-    # --- nodes ------------------------------------------------------------------------------------------------
 
     def _find(self, matcher: Matcher) -> Any:
         """Return the locator of the visible nodes that meet all criteria."""
@@ -334,10 +319,7 @@ class BrowserDevice:
         return locator.filter(visible=True)
 
     async def _await_node(self, matcher: Matcher, time: Countdown) -> Any:
-        """Return the node once it is visible on the newest page: a click may have just opened another one.
-
-        Raises Playwright's errors.
-        """
+        """Return the node once it is visible on the newest page: a click may have just opened another one."""
         if matcher.ref is not None and not await _bounded(self._find(matcher).count(), time.left_ms):
             raise _no_ref(matcher)
         while True:
@@ -355,7 +337,6 @@ class BrowserDevice:
                     raise
 
     async def _await_hidden(self, matcher: Matcher, within_ms: int) -> None:
-        """Wait until no such node is visible. Raises Playwright's errors."""
         node = self._find(matcher).first
         try:
             await node.wait_for(state="hidden", timeout=within_ms)
@@ -367,7 +348,7 @@ class BrowserDevice:
     async def _explained(
         self, what: str, within_ms: int, silent: str = "OPERATION_TIMEOUT", matcher: Matcher | None = None
     ) -> AsyncIterator[None]:
-        """Map Playwright's errors to those of the device contract. `silent` is the code for a page without answer."""
+        """Map Playwright's errors to those of the device contract."""
         doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
         try:
             yield
@@ -393,10 +374,7 @@ class BrowserDevice:
                 doubting.cancel()
 
     async def _order(self, order: Awaitable[None]) -> None:
-        """Await a click or a key. A page that begins to navigate has received it.
-
-        Playwright then waits for the new page, possibly for longer than the action may take.
-        """
+        """Await a click or a key. A page that begins to navigate has received it; Playwright waits for its load."""
         page, began_ns = self._page, monotonic_ns()
         try:
             await order
@@ -404,8 +382,6 @@ class BrowserDevice:
             was_received = "performing" in str(error) or "elementHandle.press" in str(error)
             if not was_received or self._leaving.get(page, ("", 0))[1] < began_ns:
                 raise
-
-    # --- actions ----------------------------------------------------------------------------------------------
 
     async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
         raise Failure("ACTION_UNSUPPORTED", f"a browser has no apps; to open a page write https://{application_id}")

@@ -1,11 +1,9 @@
 """The client of a device's daemon: it connects to the daemon, starts one if none runs, and sends requests.
 
-A request is one line of JSON. Each line of the answer names its command; lines about other commands are ignored, and
-the line with the envelope is the last. Every wait is bounded: by the command's own time and 5 s, or by the caller's
-deadline. A daemon that stays silent until then is killed with all below it, and the next command starts another.
+A request is one line of JSON. Each line of the answer names its command, and the line with the envelope is the last.
+A daemon that stays silent until its limit is killed with all below it, and the next command starts another.
 
-`shotclock ui click` imports this module, so asyncio, which takes longer than all the rest, is imported by the one
-function that needs it.
+`shotclock ui click` imports this module, so the slow asyncio is imported by the one function that needs it.
 """
 
 from __future__ import annotations
@@ -31,14 +29,12 @@ from ..process.unsupervised import start_detached
 from .device import kind_of
 from .payload import read_execution
 
-# A daemon and its device may take this long to start: a browser on a busy machine, and its first page.
+# A browser on a busy machine, and its first page.
 START_LIMIT_MS = 30_000
 CONNECT_LIMIT_S = 2.0
 CONNECT_PAUSE_S = 0.01
-# The daemon's time beyond `timeoutMs` to answer, which its client waits.
-RESULT_MARGIN_MS = 5_000
-# After that, killing a silent daemon may take this long.
-KILL_MARGIN_MS = 1_000
+RESULT_MARGIN_MS = 5_000  # the daemon's time beyond `timeoutMs` to answer, which its client waits
+KILL_MARGIN_MS = 1_000  # after that, killing a silent daemon may take this long
 # Stopping a daemon: its execution is cancelled, its browser killed and verified gone.
 STOP_LIMIT_MS = 20_000
 STATUS_LIMIT_MS = 3_000
@@ -72,25 +68,21 @@ def stem_of(device: str) -> str:
 
 
 class DeviceRequest:
-    """One request to the daemon of a device, and its answer so far."""
-
     def __init__(self, device: str, verb: str, command_id: str | None = None, **message: object) -> None:
         self.device, self.verb = device, verb
         self.command_id = verb if command_id is None else command_id
-        self.has_started = False
-        """Whether the daemon was started for this request, and may still be starting."""
+        self.has_started = False  # whether the daemon was started for this request, and may still be starting
         self.steps: list[dict[str, Any]] = []
-        """The results of steps that arrived before the end."""
         self._message = {"do": verb, "commandId": self.command_id, **message}
         self._events: list[dict[str, Any]] = []
         self._connection: socket.socket | None = None
         self._may_have_begun = False
 
     def run(self, margin_ms: int, *, until_ns: int | None = None) -> Envelope:
-        """Send the request and return the envelope. Raises Failure.
+        """Send the request and return the envelope.
 
-        Blocks for at most `margin_ms`, and again for that long from the moment at which the daemon reports that the
-        command has begun; in between for as long as the daemon reports that it needs to open its device, or to stop.
+        Blocks for at most `margin_ms`, and again for that long once the daemon reports that the command has begun; in
+        between for as long as the daemon needs to open its device, or to stop.
         """
         try:
             return self._run(margin_ms, until_ns)
@@ -150,7 +142,7 @@ class DeviceRequest:
                     return self._read_envelope(answer["envelope"])
 
     def _receive(self, connection: socket.socket, stop_ns: int, began_ns: int, is_own_limit: bool) -> bytes:
-        """Return the next bytes. A daemon that is silent until its own limit is killed. Raises Failure."""
+        """Return the next bytes. A daemon that is silent until its own limit is killed."""
         left_ns = stop_ns - monotonic_ns()
         if left_ns <= 0:
             waited_ms = (monotonic_ns() - began_ns) // 1_000_000
@@ -214,10 +206,7 @@ def execute(
     traceparent: str | None = None,
     on_request: Callable[[DeviceRequest], object] | None = None,
 ) -> Envelope:
-    """Run an execution on a device and return its envelope. Blocks, bounded. Raises Failure.
-
-    `timeout_ms` replaces the payload's own; `remaining_ms` is the rest of the caller's time.
-    """
+    """Run an execution on a device within the rest of the caller's time. Blocks, bounded."""
     until_ns = None if remaining_ms is None else monotonic_ns() + remaining_ms * 1_000_000
     execution = read_execution(payload, timeout_ms=timeout_ms)
     message = {"execution": execution.written, "pid": os.getpid(), "traceparent": traceparent}
@@ -228,7 +217,7 @@ def execute(
 
 
 async def execute_async(device: str, payload: object, **options: Any) -> Envelope:
-    """Do as `execute`, in a thread. A cancellation stops the execution. Raises Failure."""
+    """Do as `execute`, in a thread. A cancellation stops the execution."""
     import asyncio
 
     from ..runtime.command_runner import run_shielded
@@ -247,7 +236,7 @@ async def execute_async(device: str, payload: object, **options: Any) -> Envelop
 
 
 def find_status(device: str) -> Envelope | None:
-    """Return the status of a device's daemon, or None where none runs. Raises Failure."""
+    """Return the status of a device's daemon, or None where none runs."""
     if not is_running(device):
         return None
     until_ns = monotonic_ns() + STATUS_LIMIT_MS * 1_000_000
@@ -255,10 +244,7 @@ def find_status(device: str) -> Envelope | None:
 
 
 def stop(device: str) -> bool:
-    """Stop the daemon of a device with all below it, by force where it does not answer. Return whether one ran.
-
-    Blocks for RESULT_MARGIN_MS and then STOP_LIMIT_MS. Raises Failure where a process survives.
-    """
+    """Stop the daemon of a device with all below it, by force if it is silent. Raises Failure if a process survives."""
     if not is_running(device):
         return False
     try:
@@ -271,11 +257,8 @@ def stop(device: str) -> bool:
     return True
 
 
-# --- daemons --------------------------------------------------------------------------------------------------
-
-
 def try_connect(device: str) -> socket.socket | None:
-    """Return a connection to the daemon of a device, or None where none listens."""
+    """Return a connection to the daemon, or None where none listens."""
     try:
         return connect(f"{stem_of(device)}.sock", CONNECT_LIMIT_S)
     except OSError:
@@ -283,7 +266,6 @@ def try_connect(device: str) -> socket.socket | None:
 
 
 def is_running(device: str) -> bool:
-    """Return whether a daemon of this device listens."""
     connection = try_connect(device)
     if connection is not None:
         connection.close()
@@ -291,10 +273,7 @@ def is_running(device: str) -> bool:
 
 
 def kill_daemon(device: str, connection: socket.socket) -> dict[str, object] | None:
-    """Kill the daemon at the other end with all below it, and remove its files. Return its pid and the survivors.
-
-    Returns None where this machine does not report the pid. The open connection proves that it is still the daemon's.
-    """
+    """Kill the daemon at the other end with all below it; the open connection proves that it is still the daemon's."""
     pid, user = peer_of(connection)
     if pid in (0, os.getpid()) or user != os.geteuid():
         return None
@@ -323,10 +302,7 @@ def remove_leftovers(stem: str) -> None:
 
 
 def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int | None = None) -> socket.socket:
-    """Start the daemon of a device, unless another process just did, and return a connection to it.
-
-    Raises Failure DEVICE_UNAVAILABLE where none answers in time.
-    """
+    """Start the daemon of a device, unless another process just did, and return a connection to it."""
     kind_of(device)  # refuse a misspelt name
     make_private_directory(folder())
     log = f"{stem_of(device)}.log"

@@ -2,8 +2,7 @@
 
     client (waits `timeoutMs` + 5 s)      daemon ── zygotes, supervisor ── process of the device ── browser
 
-It runs no code of a device itself. If it is killed, all below it dies too, and the next command starts another. It
-ends by itself after a time without requests.
+It runs no code of a device itself. If it is killed, all below it dies too, and the next command starts another.
 
 docs/design.md: R55.
 """
@@ -46,12 +45,9 @@ from .payload import Execution, read_execution
 
 Send = Callable[..., None]
 
-# The part of RESULT_MARGIN_MS in which the daemon kills a silent device process and answers.
-ANSWER_RESERVE_MS = 200
-# The longest kill. The client learns of it, and waits as long before it kills the daemon as well.
-KILL_LIMIT_MS = 5_000
-# Between the cancellation of an execution without a result and the kill of its process.
-GRACE_MS = 300
+ANSWER_RESERVE_MS = 200  # the part of RESULT_MARGIN_MS in which the daemon kills a silent device process and answers
+KILL_LIMIT_MS = 5_000  # The longest kill. The client waits as long before it kills the daemon as well.
+GRACE_MS = 300  # between the cancellation of an execution without a result and the kill of its process
 # The wait for the end of the daemon before this one.
 LOCK_LIMIT_S = 15.0
 LOCK_PAUSE_S = 0.05
@@ -60,10 +56,8 @@ READ_LIMIT_S = 5.0
 WRITE_LIMIT_S = 5.0
 MAX_REQUEST_BYTES = 256 * 1024
 CLOSE_LIMIT_MS = 2_000
-# The wait for a cancelled execution: its process is killed by then, and seen dead.
-CANCEL_LIMIT_S = 6.0
-# The time in which clients read that the daemon ends.
-LEAVE_LIMIT_S = 2.0
+CANCEL_LIMIT_S = 6.0  # the wait for a cancelled execution: its process is killed by then, and seen dead
+LEAVE_LIMIT_S = 2.0  # the time in which clients read that the daemon ends
 
 _SESSION = "shotclock.ui.execution"
 
@@ -83,7 +77,7 @@ STATUS = _operation("ui status", "open_session", START_LIMIT_MS, mutates=False)
 
 
 def main(device: str, idle_ms: str) -> None:
-    """Keep a device until a stop request, or until it was idle for long. Errors go to stderr, which is a log."""
+    """Keep a device until a stop request, or until it was idle for long."""
     os.chdir("/")  # the directory in which it was started may be removed
     make_private_directory(client.folder())
     stem = client.stem_of(device)
@@ -115,8 +109,6 @@ def main(device: str, idle_ms: str) -> None:
 
 @value
 class _Holder:
-    """The execution that uses the device."""
-
     execution: Execution
     pid: int
     since_ns: int
@@ -159,15 +151,12 @@ class _DeviceListener(CallListener):
 
 
 class Daemon:
-    """One device, its runtime and its clients."""
-
     def __init__(self, device: str, idle_ms: int, stem: str, scratch: str, lock: int) -> None:
         self._device, self._idle_ms, self._stem, self._scratch, self._lock = device, idle_ms, stem, scratch, lock
         self._listener: socket.socket | None = None
         self._runtime = self._new_runtime()
         self._opened = False
-        self._changing = asyncio.Lock()
-        """Held while the device is opened or replaced."""
+        self._changing = asyncio.Lock()  # held while the device is opened or replaced
         self._opening: set[asyncio.Task[Envelope | None]] = set()
         self._holder: _Holder | None = None
         self._call: Call | None = None
@@ -220,8 +209,6 @@ class Daemon:
         if self._serving:
             await asyncio.wait(self._serving, timeout=LEAVE_LIMIT_S)
 
-    # --- clients ----------------------------------------------------------------------------------------------
-
     def _accept(self, listener: socket.socket) -> None:
         if (connection := private_socket.accept(listener)) is not None:
             task = asyncio.ensure_future(self._serve(connection))
@@ -273,7 +260,6 @@ class Daemon:
         return Outcome(Ending.FINISHED, data={**status, "idleMs": self._idle_ms})
 
     async def _stop(self) -> Outcome:
-        """Stop the device, and then the daemon."""
         await self._close_device()
         self._ending.set()
         return Outcome(Ending.FINISHED, data={"device": self._device, "stopped": True})
@@ -289,7 +275,7 @@ class Daemon:
             self._opened = False
 
     async def _cancel(self, why: str) -> None:
-        """Cancel the running execution, if any. Its caller receives the reason."""
+        """Cancel the running execution. Its caller receives the reason."""
         call, executing = self._call, self._executing
         if call is None or executing is None or executing.done():
             return
@@ -297,10 +283,8 @@ class Daemon:
         executing.cancel()
         await asyncio.wait([executing], timeout=GRACE_MS / 1000 + CANCEL_LIMIT_S)
 
-    # --- the device -------------------------------------------------------------------------------------------
-
     async def _open(self) -> Envelope | None:
-        """Open the device, unless it is open. Return the envelope of a failure."""
+        """Open the device, unless it is open."""
         async with self._changing:
             if self._opened:
                 return None
@@ -339,16 +323,14 @@ class Daemon:
         await self._runtime.__aenter__()
 
     async def run_command(self, argv: list[str], within_ms: int) -> dict[str, object]:
-        """Run a program for a device, below the runtime. Raises Failure."""
+        """Run a program for a device, below the runtime."""
         output = await RuntimeServices(self._runtime).run_command(argv, within_ms=within_ms)
         stdout = base64.b64encode(output.stdout).decode()
         return {"exit_code": output.exit_code, "stdout": stdout, "stderr": output.stderr}
 
     async def start_program(self, argv: list[str]) -> None:
-        """Start a program for a device that outlives the daemon. Raises Failure."""
+        """Start a program for a device that outlives the daemon."""
         await RuntimeServices(self._runtime).start_program(argv)
-
-    # --- executions -------------------------------------------------------------------------------------------
 
     async def _execute(self, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
         began_ns, trace = monotonic_ns(), parse_trace(request.get("traceparent"))
@@ -444,7 +426,6 @@ def judge_result(
     events: list[dict[str, Any]],
     steps: list[dict[str, Any]],
 ) -> Outcome:
-    """Return the outcome of an execution from the result of its process, if it gave one."""
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
     context: dict[str, Any] = {"commandId": execution.command_id, "device": device, "events": events}
     if problem is None:
@@ -475,7 +456,6 @@ def judge_result(
 
 
 def _read_result(execution: Execution, result: Any, device: str) -> Outcome:
-    """Return the outcome of a result. Raises the errors of a malformed one."""
     if result["commandId"] != execution.command_id:
         raise ValueError(f"it belongs to {result['commandId']!r:.80}")
     data = {name: item for name, item in result.items() if name not in ("error", "effects")}

@@ -39,7 +39,6 @@ DEFAULT_DEVICE = "browser"
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a device. Raises Failure DEVICE_UNAVAILABLE for an unknown one."""
     kind = name.partition(":")[0]
     if kind not in KINDS:
         names = "browser, browser:NAME, cdp:http://127.0.0.1:9222, android, android:SERIAL"
@@ -48,15 +47,12 @@ def kind_of(name: str) -> str:
 
 
 class Countdown:
-    """The time of one action on a device."""
-
     def __init__(self, limit_ms: int) -> None:
         self.limit_ms = limit_ms
         self._deadline = Deadline.after_ms(monotonic_ns(), limit_ms)
 
     @property
     def left_ms(self) -> int:
-        """Return the rest, at least 1."""
         return max(1, self._deadline.remaining_ms(monotonic_ns()))
 
     @property
@@ -68,12 +64,10 @@ class Countdown:
 class Place:
     """The page or activity that a device shows."""
 
-    where: str
-    """The address of a page; package and activity of an app. For people: never compared."""
+    where: str  # The address of a page; package and activity of an app. For people: never compared.
     document: str
     """An id of the document or the instance of an activity. It changes with a navigation, a reload and a crash."""
-    navigating_to: str | None = None
-    """The address of a pending navigation. Until it answers, the page does not answer."""
+    navigating_to: str | None = None  # The address of a pending navigation. Until it answers, the page does not answer.
 
 
 @value
@@ -90,8 +84,6 @@ class Snapshot:
 
 @value
 class ProgramOutput:
-    """The end of a program that ran for a device."""
-
     exit_code: int
     stdout: bytes
     stderr: str
@@ -101,38 +93,33 @@ class DeviceServices(Protocol):
     """Services for a device, which starts no programs itself."""
 
     async def run_command(self, argv: Sequence[str], *, within_ms: int) -> ProgramOutput:
-        """Run a program to its end, with all its children. Raises Failure TIMEOUT and the other codes of `exec`."""
+        """Run a program to its end, with all its children."""
 
     async def start_program(self, argv: Sequence[str]) -> None:
-        """Start a server that the whole machine shares; it outlives the device. Raises Failure SPAWN_FAILED."""
+        """Start a server that the whole machine shares; it outlives the device."""
 
 
 class Device(Protocol):
     """A browser's page or a phone."""
 
-    is_fresh: bool
-    """Whether it has lost its earlier page, and no result has reported that yet."""
+    is_fresh: bool  # whether it has lost its earlier page, and no result has reported that yet
 
     def place_seen(self) -> Place | None:
-        """Return the last known place, or None if it may be outdated. Does not wait."""
+        """Return the last known place, or None if it may be outdated."""
 
     def take_notes(self) -> dict[str, object]:
-        """Return and forget the dialogs and downloads since the last call, for the data of a step."""
+        """Return and forget the dialogs and downloads since the last call."""
 
     async def look(self, within_ms: int) -> Place:
         """Ask the device for its place. The answer proves that it still works."""
 
     async def recover(self, within_ms: int) -> Place:
-        """Make a silent device usable again and return its place: the same document, or a fresh one.
-
-        Raises DEVICE_LOST where only a new process helps.
-        """
+        """Make a silent device usable again. Raises DEVICE_LOST where only a new process helps."""
 
     async def close(self) -> None:
         """Close the device. Its process ends next; anything that hangs is killed then."""
 
-    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
-        """Bring an app to the foreground."""
+    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]: ...
 
     async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
         """Open an address, and return once its document is there."""
@@ -140,11 +127,9 @@ class Device(Protocol):
     async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]:
         """Close an app; without an id the one in the foreground."""
 
-    async def click(self, params: Click, time: Countdown) -> dict[str, object]:
-        """Click, long-click or focus the node or the point."""
+    async def click(self, params: Click, time: Countdown) -> dict[str, object]: ...
 
-    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]:
-        """Enter text into a node, and press Enter if `submit` is set."""
+    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]: ...
 
     async def press_key(self, key: str, time: Countdown) -> dict[str, object]:
         """Press a key of `payload.KEYS` or a character, after its modifiers, as in `ctrl+a`."""
@@ -158,8 +143,7 @@ class Device(Protocol):
     async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]:
         """Return the text of a label and of its value."""
 
-    async def sees(self, matcher: Matcher, within_ms: int) -> bool:
-        """Return whether a node that matches is visible now."""
+    async def sees(self, matcher: Matcher, within_ms: int) -> bool: ...
 
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
@@ -169,36 +153,31 @@ class Device(Protocol):
     async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
         """Wait until the expected package, node and address are there at once."""
 
-    async def snapshot(self, time: Countdown) -> Snapshot:
-        """Return all visible nodes."""
+    async def snapshot(self, time: Countdown) -> Snapshot: ...
 
-    async def screenshot(self, time: Countdown) -> bytes:
-        """Return a PNG of the screen."""
+    async def screenshot(self, time: Countdown) -> bytes: ...
 
 
 @value
 class DeviceEntry:
     """A device of this machine, as `shotclock ui devices` lists it."""
 
-    name: str
-    """The value for `--device`."""
+    name: str  # the value for `--device`
     usable: bool
-    detail: str
-    """Its version, or the reason why it is not usable."""
+    detail: str  # its version, or the reason why it is not usable
 
 
 class DeviceModule(Protocol):
-    """A module of KINDS: one kind of device."""
+    """One kind of device."""
 
     async def open_device(self, name: str, services: DeviceServices) -> Device:
-        """Start or reach a device. Raises Failure DEVICE_UNAVAILABLE with advice. Its caller bounds it."""
+        """Start or reach a device. Its caller bounds it."""
 
     async def find_devices(self, services: DeviceServices) -> list[DeviceEntry]:
         """Return the devices of this kind, unusable ones included, within 5 s. Starts none."""
 
 
 def module_of(name: str) -> DeviceModule:
-    """Return the module of a device. Raises Failure DEVICE_UNAVAILABLE where it cannot be used."""
     kind = kind_of(name)
     try:
         return cast(DeviceModule, import_module(KINDS[kind], __package__))

@@ -19,20 +19,17 @@ from .adb import INSTALL, Adb, find_adb, find_server_version, server_address
 from .browser import CHROMIUM_VARIABLE, NO_PLAYWRIGHT, find_chromium
 from .device import KINDS, DeviceEntry, ProgramOutput, module_of
 
-# The limit of one check, or of the search for one kind of device. A program that hangs reaches it.
+# A program that hangs reaches it.
 CHECK_LIMIT_S = 6.0
 VERSION_LIMIT_MS = 5_000
 # The port at which a Chromium-based app is expected, and the limit of its answer.
 CDP_PORT = 9222
 CDP_LIMIT_S = 1.0
 MAX_CDP_BYTES = 64 * 1024
-# The largest output is a picture of a screen.
-OUTPUT_LIMIT = 16 * 1024 * 1024
+OUTPUT_LIMIT = 16 * 1024 * 1024  # the largest output is a picture of a screen
 
 
 class RuntimeServices:
-    """Services for devices in a process that has a runtime."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
@@ -70,13 +67,8 @@ async def find_all_devices() -> list[DeviceEntry]:
         return found
 
 
-# --- checks ---------------------------------------------------------------------------------------------------
-
-
 @value
 class DeviceFindings:
-    """The checks and the devices."""
-
     checks: list[Check]
     devices: list[DeviceEntry]
 
@@ -91,7 +83,7 @@ class DeviceFindings:
 
 
 async def examine_devices() -> DeviceFindings:
-    """Check the requirements of the devices, and list the devices. Starts none, and leaves nothing running."""
+    """Check the requirements and list the devices. Starts none, and leaves nothing running."""
     async with Runtime() as runtime:
         services = RuntimeServices(runtime)
         needs = await asyncio.gather(

@@ -43,16 +43,12 @@ Event = dict[str, object]
 
 # A silent device is cancelled this long after the limit of its action: it may take a last look at the end.
 GUARD_MS = 250
-# The same for a look at its place, and for its recovery.
-LOOK_GUARD_MS = 150
-# A device that failed has this long to report its place. A frozen one reaches the limit.
-LOOK_MS = 1_000
+LOOK_GUARD_MS = 150  # the same for a look at its place, and for its recovery
+LOOK_MS = 1_000  # A device that failed has this long to report its place. A frozen one reaches the limit.
 # A silent device has this long to recover. With LOOK_MS this is less than the margin for the result.
 RECOVER_MS = 2_400
-# Larger images need a path.
-MAX_IMAGE_BYTES = 4_000_000
-# A line of a snapshot may fill a quarter of it, and this much in any case.
-MIN_LINE_BYTES = 200
+MAX_IMAGE_BYTES = 4_000_000  # larger images need a path
+MIN_LINE_BYTES = 200  # a line of a snapshot may fill a quarter of it, and this much in any case
 
 CALLER = "caller"
 _REF = re.compile(r" \[ref=\w{1,20}\]")
@@ -61,31 +57,22 @@ _TIMEOUTS = ("WAIT_TIMEOUT", "EVAL_TIMEOUT", "OPERATION_TIMEOUT")
 
 @value
 class StepBudget:
-    """The time of one step, and the clock that limits it."""
-
     limit_ms: int
     owner: str
-    clock_ms: int
-    """The whole limit of that clock."""
-    since_ns: int
-    """The start of that clock."""
+    clock_ms: int  # the whole limit of that clock
+    since_ns: int  # the start of that clock
 
     def ring(self) -> dict[str, object]:
-        """Return the clock as it is now."""
         elapsed_ms = (monotonic_ns() - self.since_ns) // NS_PER_MS
         return Fired(ClockKind.TIMEOUT, self.owner, self.clock_ms, elapsed_ms).as_context()
 
 
 @record
 class ExecutionRun:
-    """A running execution."""
-
     execution: Execution
     device: Device
-    on_event: Callable[[Event], None]
-    """Called when a step begins and when it ends. Does not wait."""
-    within_ms: int | None = None
-    """The rest of the caller's time."""
+    on_event: Callable[[Event], None]  # Called when a step begins and when it ends. Does not wait.
+    within_ms: int | None = None  # the rest of the caller's time
 
     async def run(self) -> dict[str, Any]:
         """Run the actions and return the result. Raises CancelledError only."""
@@ -139,8 +126,6 @@ class ExecutionRun:
     def _owner(self) -> str:
         return f"execution {self.execution.command_id}" if self._limit_ms == self.execution.timeout_ms else CALLER
 
-    # --- one step -------------------------------------------------------------------------------------------
-
     def _budget(self, action: Action, deadline: Deadline, started_ns: int) -> StepBudget | None:
         """Return the budget of an action: its own or its type's, within the rest of the execution. None: no rest."""
         now_ns = monotonic_ns()
@@ -153,7 +138,6 @@ class ExecutionRun:
         return StepBudget(left_ms, self._owner, self._limit_ms, started_ns)
 
     async def _step(self, action: Action, budget: StepBudget) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the result of one step, and its error."""
         error: dict[str, Any] | None = None
         data: dict[str, Any] = {}
         try:
@@ -178,20 +162,14 @@ class ExecutionRun:
         return step, error and {**error, "actionId": action.id, "actionType": action.type}
 
     def _ran_out(self, action: Action, started_ns: int) -> dict[str, Any]:
-        """Return the error of an execution whose time ended before an action began."""
         return {
             "code": "OPERATION_TIMEOUT",
             "message": f"the {self._limit_ms} ms of the execution ended before {action.type} {action.id} began",
             "clock": StepBudget(0, self._owner, self._limit_ms, started_ns).ring(),
         }
 
-    # --- the page -------------------------------------------------------------------------------------------
-
     async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
-        """Return the state of the page, after a failed step or if it is unknown, and repair it for the next execution.
-
-        Without enough of the caller's time nothing is repaired: the device is replaced after the answer.
-        """
+        """Return the state of the page, and repair it for the next execution if the caller's time allows it."""
         state, where = "unresponsive", None if before is None else before.where
         look_ms, may_recover = LOOK_MS, True
         if self.within_ms is not None:
@@ -213,8 +191,6 @@ class ExecutionRun:
                 now = await _guarded(self.device.recover(RECOVER_MS), RECOVER_MS)
                 page["next"] = "recovered" if before is not None and now.document == before.document else "fresh"
         return page
-
-    # --- the result -----------------------------------------------------------------------------------------
 
     def _result(
         self,
@@ -296,11 +272,7 @@ async def _sleep(duration_ms: int, budget: StepBudget) -> dict[str, object]:
     return {"durationMs": duration_ms}
 
 
-# --- actions ------------------------------------------------------------------------------------------------
-
-
 async def perform(device: Device, action: Action, within_ms: int) -> dict[str, object]:
-    """Do one action on a device. Raises Failure."""
     time = Countdown(within_ms)
     match action.params:
         case payload.OpenApp() as params:
@@ -381,7 +353,7 @@ def _size(text: str) -> int:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the text, or as much as fits with … at its end; nothing if there is no room for that."""
+    """Return the text, or as much as fits with … at its end."""
     if _size(text) <= most:
         return text
     room = most - len("…".encode())
@@ -431,12 +403,8 @@ async def _keep_image(image: bytes, path: str | None) -> dict[str, object]:
     return data | {"path": path}
 
 
-# --- the process of the device --------------------------------------------------------------------------------
-
-RUN_COMMAND = "command"
-"""The question by which a device has the daemon run a program."""
-START_PROGRAM = "program"
-"""The question by which a device has the daemon start a program that outlives both."""
+RUN_COMMAND = "command"  # the question by which a device has the daemon run a program
+START_PROGRAM = "program"  # the question by which a device has the daemon start a program that outlives both
 
 
 class _DaemonServices:
@@ -463,10 +431,7 @@ _devices: dict[str, Device] = {}
 
 
 async def open_session(device: str, is_fresh: bool, ctx: Context) -> dict[str, object]:
-    """Open the device, unless it is open. Raises Failure DEVICE_UNAVAILABLE.
-
-    `is_fresh`: it replaces a device whose pages are gone.
-    """
+    """Open the device, unless it is open. `is_fresh`: it replaces a device whose pages are gone."""
     _services.ctx = ctx
     if device not in _devices:
         _devices[device] = await module_of(device).open_device(device, _services)
@@ -488,7 +453,6 @@ async def run_execution(device: str, execution: dict[str, Any], within_ms: int |
 
 
 async def close_session(device: str, ctx: Context) -> None:
-    """Close the device, if it is open."""
     _services.ctx = ctx
     if (opened := _devices.pop(device, None)) is not None:
         await opened.close()

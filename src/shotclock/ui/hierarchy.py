@@ -1,7 +1,6 @@
 """The nodes on the screen of a phone, from `uiautomator dump`: how they are found, and their text for models.
 
-A phone writes the dump and the texts in it, so noise around the XML, characters that are illegal in XML, and cut-off or
-empty dumps are expected.
+Noise around the XML, characters that are illegal in XML, and cut-off or empty dumps are expected.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from .payload import Matcher
 
 MAX_NODES = 100_000
 MAX_DEPTH = 500
-# The longest name in a snapshot.
 MAX_NAME_LENGTH = 200
 
 _ROLES = {
@@ -29,10 +27,9 @@ _ROLES = {
     "ProgressBar": "progressbar", "RatingBar": "slider", "Spinner": "combobox", "ListView": "list",
     "RecyclerView": "list", "GridView": "list", "TabWidget": "tablist", "WebView": "document", "Dialog": "dialog",
 }  # fmt: skip
-# Roles that imply that a node can be clicked.
 _CLICKED = ("button", "textbox", "checkbox", "radio", "switch", "combobox", "slider")
 _BOUNDS = re.compile(r"\[(-?\d+),(-?\d+)\]\[(-?\d+),(-?\d+)\]")
-# A pair of UTF-16 surrogates, which some versions of Android write as two references.
+# Some versions of Android write a pair of UTF-16 surrogates as two references.
 _PAIR = re.compile(r"&#(5[5-6]\d{3});&#(5[6-7]\d{3});")
 _REFERENCE = re.compile(r"&#(x[0-9a-fA-F]+|\d+);")
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -42,10 +39,7 @@ NodeKey = tuple[object, ...]
 
 @record
 class Node:
-    """One node on the screen."""
-
     position: int
-    """Its place in the dump."""
     depth: int
     parent: Node | None
     text: str
@@ -53,12 +47,9 @@ class Node:
     resource_id: str
     package: str
     class_name: str
-    box: tuple[int, int, int, int]
-    """Left, top, right, bottom, in pixels."""
-    states: frozenset[str]
-    """The attributes that are true: enabled, checked, clickable, …"""
-    path: tuple[int, ...]
-    """The places among their siblings of all nodes above it, and its own."""
+    box: tuple[int, int, int, int]  # left, top, right, bottom, in pixels
+    states: frozenset[str]  # The attributes that are true: enabled, checked, clickable, …
+    path: tuple[int, ...]  # the places among their siblings of all nodes above it, and its own
     role: str
 
     @property
@@ -87,14 +78,12 @@ class Node:
 
 
 class Hierarchy:
-    """All nodes of one dump, in their order."""
-
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
 
     @property
     def screen(self) -> tuple[int, int, int, int]:
-        """Return the box around all visible nodes. Raises Failure ACTION_FAILED if there are none."""
+        """Return the box around all visible nodes."""
         seen = [node.box for node in self.nodes if node.is_seen]
         if not seen:
             raise Failure("ACTION_FAILED", "the phone shows no node that could be touched")
@@ -106,7 +95,7 @@ class Hierarchy:
         return [(node.box, node.text, node.description, node.class_name) for node in self.nodes if node.is_seen]
 
     def find(self, matcher: Matcher, refs: Mapping[str, NodeKey]) -> Iterator[Node]:
-        """Return the visible nodes that match. Raises Failure ACTION_UNSUPPORTED, and NODE_NOT_FOUND for an old ref."""
+        """Return the visible nodes that match."""
         if matcher.css is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone has no CSS: match by text, id, role or label")
         if matcher.ref is not None and matcher.ref not in refs:
@@ -149,15 +138,11 @@ class Hierarchy:
         return None
 
     def write_snapshot(self, refs: dict[str, NodeKey], next_ref: Iterator[int]) -> str:
-        """Return a line per node with a role, a name or a text, and set `refs` to their refs.
-
-        A node keeps its ref from the last snapshot.
-        """
+        """Return a line per node with a role, a name or a text. A node keeps its ref from the last snapshot."""
         earlier = {key: ref for ref, key in refs.items()}
         refs.clear()
         lines: list[str] = []
-        shown: list[int] = []
-        """The depths of the ancestors that have a line."""
+        shown: list[int] = []  # the depths of the ancestors that have a line
         for node in self.nodes:
             while shown and shown[-1] >= node.depth:
                 shown.pop()
@@ -192,9 +177,6 @@ def _quote(text: str) -> str:
 
 def _short(resource_id: str) -> str:
     return resource_id.rpartition("/")[2]
-
-
-# --- reading ------------------------------------------------------------------------------------------------
 
 
 def parse_dump(dump: bytes) -> Hierarchy:

@@ -38,10 +38,8 @@ BEST_EFFORT_MAX_FAILURES = 5
 MAX_INTERACTION_MS = 30_000
 MAX_WAIT_MS = 60_000
 MAX_NAVIGATION_MS = 30_000
-# The longest sleep that fits in the longest execution.
-MAX_SLEEP_MS = MAX_TIMEOUT_MS - reserve_ms_for(MAX_TIMEOUT_MS)
-# The budget of an action that declares none, if the execution has that much left.
-DEFAULT_BUDGET_MS = 10_000
+MAX_SLEEP_MS = MAX_TIMEOUT_MS - reserve_ms_for(MAX_TIMEOUT_MS)  # the longest sleep that fits in the longest execution
+DEFAULT_BUDGET_MS = 10_000  # the budget of an action that declares none, if the execution has that much left
 
 MAX_SNAPSHOT_BYTES = 64_000
 DEFAULT_SNAPSHOT_BYTES = 24_000
@@ -57,7 +55,7 @@ def max_timeout_ms(mode: object) -> int:
 
 
 def usable_ms(timeout_ms: int) -> int:
-    """Return the time that the actions of an execution share: all of it but the reserve for the result."""
+    """Return the time that the actions share: all but the reserve for the result."""
     return timeout_ms - reserve_ms_for(timeout_ms)
 
 
@@ -69,16 +67,12 @@ def timeout_for(needed_ms: int) -> int:
     return timeout_ms
 
 
-# --- values -------------------------------------------------------------------------------------------------
-
-
 @value
 class Help:
     """The text about a param, and its name as an option of `shotclock ui` and a parameter of an MCP tool."""
 
     text: str
-    name: str = ""
-    """The option's name, if it is not that of the param."""
+    name: str = ""  # the option's name, if it is not that of the param
     flags: Mapping[str, tuple[object, str]] = {}
     """Flags instead of one option: for each the value that it sets, and its text."""
     by_place: bool = False
@@ -152,7 +146,6 @@ class Matcher(CamelPart):
 
     @property
     def criteria(self) -> dict[str, str]:
-        """Return the criteria, by their names in the payload."""
         return {name: text for name, text in self.model_dump().items() if text is not None}
 
     def describe(self) -> str:
@@ -165,8 +158,6 @@ class Coordinate(CamelPart):
     x: Point
     y: Point
 
-
-# --- actions ------------------------------------------------------------------------------------------------
 
 ACTION_TYPES: dict[str, type[Params]] = {}
 
@@ -296,20 +287,14 @@ class WaitForNavigation(Params, action="wait_for_navigation", is_wait=True):
             raise ValueError("must have at least one of expectedPackage, expectedNode, expectedUrl")
 
 
-# --- executions ---------------------------------------------------------------------------------------------
-
-
 @value
 class Action:
-    """One valid action."""
-
     id: str
     type: str
     params: Params
 
     @property
     def limit_ms(self) -> int | None:
-        """Return the budget that the action declares; for a sleep, its duration."""
         if isinstance(self.params, Sleep):
             return self.params.duration_ms
         return cast("int | None", getattr(self.params, "timeout_ms", None))
@@ -317,16 +302,13 @@ class Action:
 
 @value
 class Execution:
-    """A valid payload whose budgets fit."""
-
     command_id: str
     task_id: str
     source: str
     timeout_ms: int
     mode: Mode
     actions: tuple[Action, ...]
-    written: dict[str, Any]
-    """The payload as it is sent to a device and shown."""
+    written: dict[str, Any]  # the payload as it is sent to a device and shown
 
     @property
     def mutates(self) -> bool:
@@ -360,8 +342,6 @@ class _ActionPart(Part):
 
 
 class _PayloadReader:
-    """Reader of one payload. It notes every problem, in reading order."""
-
     def __init__(self, payload: dict[str, Any]) -> None:
         self._payload = payload
         self._mode = payload.get("mode")
@@ -424,7 +404,6 @@ class _PayloadReader:
         return ms
 
     def _read_actions(self, written: list[Any]) -> list[Action] | None:
-        """Return the actions, or None where one of them is wrong."""
         best_effort = self._mode == "best_effort"
         most = BEST_EFFORT_MAX_STEPS if best_effort else MAX_ACTIONS
         if not 1 <= len(written) <= most:
@@ -478,17 +457,13 @@ class _PayloadReader:
 
 
 def read_execution(written: object, *, timeout_ms: object = None) -> Execution:
-    """Return the execution of a payload; `timeout_ms` replaces its `timeoutMs`.
-
-    Raises Failure EXECUTION_VALIDATION_FAILED with every problem.
-    """
+    """Return the execution of a payload; `timeout_ms` replaces its `timeoutMs`. Raises Failure with every problem."""
     if not isinstance(written, dict):
         raise refuse_payload([{"path": "", "message": "the payload must be an object"}])
     return _PayloadReader(written if timeout_ms is None else {**written, "timeoutMs": timeout_ms}).read()
 
 
 def parse_payload(text: str | bytes) -> object:
-    """Return the JSON of a payload. Raises Failure EXECUTION_VALIDATION_FAILED."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -523,7 +498,6 @@ _PHRASES = {
 
 
 def _phrase(problem: dict[str, Any]) -> str:
-    """Return a problem in the words of the payload's contract."""
     kind, message = problem["type"], str(problem["msg"])
     if kind == "literal_error":
         return f"must be one of {problem['ctx']['expected'].replace(' or ', ', ')}"

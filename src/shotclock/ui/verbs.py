@@ -24,18 +24,14 @@ NAME_A_NODE = "name a node: ref, text, text_contains, id, role, label or css"
 
 @value
 class Input:
-    """One input of a verb."""
-
     name: str
     text: str
     type: type
-    path: tuple[str, ...] = ()
-    """Its place in the params."""
+    path: tuple[str, ...] = ()  # its place in the params
     required: bool = False
     by_place: bool = False
     only_cli: bool = False
-    sets: object = None
-    """The value that a flag sets; None: its own."""
+    sets: object = None  # the value that a flag sets; None: its own
 
 
 def _inputs_of(part: type[Part], path: tuple[str, ...] = ()) -> Iterator[Input]:
@@ -54,7 +50,6 @@ def _inputs_of(part: type[Part], path: tuple[str, ...] = ()) -> Iterator[Input]:
 
 
 def _unwrap(hint: Any) -> tuple[Any, Help | None]:
-    """Return the type inside Annotated and Optional, and its help."""
     help = None
     while get_origin(hint) in (Annotated, Union, types.UnionType):
         help = next((note for note in get_args(hint)[1:] if isinstance(note, Help)), help)
@@ -64,8 +59,6 @@ def _unwrap(hint: Any) -> tuple[Any, Help | None]:
 
 @value
 class Verb:
-    """A verb: its name and the types of action that it may become."""
-
     name: str
     text: str
     actions: tuple[str, ...]
@@ -101,10 +94,7 @@ VERBS = {
 
 
 def build(verb_name: str, values: Mapping[str, object], timeout_ms: object = None) -> dict[str, Any]:
-    """Return the payload of a verb with these inputs; `timeout_ms` is the execution's.
-
-    Raises Failure MISSING_ARGUMENT.
-    """
+    """Return the payload of a verb with these inputs; `timeout_ms` is the execution's."""
     verb = VERBS[verb_name]
     action_type = _choose(verb, values)
     params, missing = _fill(action_type, values)
@@ -127,13 +117,11 @@ def build(verb_name: str, values: Mapping[str, object], timeout_ms: object = Non
 
 
 def new_head(name: str, source: str) -> dict[str, Any]:
-    """Return the identity of a new payload."""
     command_id = f"{name}-{os.urandom(6).hex()}"
     return {"commandId": command_id, "taskId": command_id, "source": source, "expectedFormat": EXPECTED_FORMAT}
 
 
 def _choose(verb: Verb, values: Mapping[str, object]) -> str:
-    """Return the type of action that these inputs mean."""
     match verb.name:
         case "open":
             return "open_uri" if ":" in str(values.get("target")) else "open_app"
