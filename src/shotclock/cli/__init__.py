@@ -11,14 +11,13 @@ from ..process import spans
 from ..process.foreground import fill_standard_descriptors
 from .output import flush_quietly, is_terminal, say_line
 
-# New objects before the next search for garbage. Imported modules stay, and Python's own 700 costs a tenth of a start.
-GARBAGE_THRESHOLD = 10_000
+GARBAGE_THRESHOLD = 10_000  # imported modules stay, and Python's own 700 new objects per search cost a tenth of a start
 
 
 def run_program() -> None:
     """Run the console script. It leaves by `os._exit`: the interpreter's own end takes as long as a command."""
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 10)
-    # Until a subcommand listens, Ctrl-C just ends us: a traceback of our imports is not worth reading.
+    # Until a subcommand listens, Ctrl-C just ends us, without a traceback of our imports.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     fill_standard_descriptors()
     if spans.are_wanted():
@@ -34,7 +33,7 @@ def run_program() -> None:
 
 
 def _send_spans() -> None:
-    """Send the remaining spans. Programs read the last line of `exec`'s stderr as data, so they get no note."""
+    """Send the remaining spans without a note: programs read the last line of `exec`'s stderr as data."""
     from ..runtime.telemetry import finish
 
     note = finish()
@@ -43,7 +42,7 @@ def _send_spans() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `exec`, or another subcommand by the index. Returns the exit code."""
+    """Run `exec`, or another subcommand by the index."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["exec"]:  # before every command of an agent, so it does without the index
         from .exec import main as exec_main

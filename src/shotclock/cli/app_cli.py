@@ -1,7 +1,7 @@
 """The command line of an App: words in, one envelope out.
 
-Built from the app's catalogue alone. The program forks a zygote of itself before anything else, so the commands run in
-killable processes with everything imported, and this process only keeps the time and writes the answer.
+The program forks a zygote of itself before anything else, so the commands run in killable processes with everything
+imported, and this process only keeps the time and writes the answer.
 """
 
 from __future__ import annotations
@@ -63,13 +63,10 @@ from .subcommand import JSON, Mistaken, answer_at_once, deliver, problem_of, rea
 
 STDIN_LIMIT = 256 * 1024 * 1024
 CHUNK = 64 * 1024
-# A writer that never closes the pipe exhausts it, where the command itself has no timeout.
-LONGEST_WAIT_MS = 3_600_000
+LONGEST_WAIT_MS = 3_600_000  # a writer that never closes the pipe exhausts it, where the command itself has no timeout
 
 
 class CommandLineApp(Protocol):
-    """The parts of an App that its command line uses."""
-
     workers: int | None
 
     def catalogue(self) -> Catalogue: ...
@@ -114,11 +111,7 @@ def _main(app: CommandLineApp, catalogue: Catalogue, words: list[str], as_json: 
     return _perform(app, catalogue, spec, line, as_json)
 
 
-# --- the table ------------------------------------------------------------------------------------------------
-
-
 def table_of(catalogue: Catalogue) -> CommandTable:
-    """Return the table of an App's commands."""
     commands = [_describe_command(spec) for spec in catalogue.commands]
     summary = "Describe every command, flag and exit code, for programs."
     commands.append(Subcommand("manifest", summary, (JSON, timeout_option())))
@@ -218,11 +211,8 @@ def _describe_schema(schema: dict[str, Any], required: bool) -> str:
     return " ".join([str(schema.get("description") or ""), *(f"[{note}]" for note in notes)]).strip()
 
 
-# --- reading a call -------------------------------------------------------------------------------------------
-
-
 def _read_call(spec: CommandSpec, line: ParsedLine) -> CallRequest:
-    """Return the call that the words describe. Adds the mistakes that it finds to the line's."""
+    """Return the call that the words describe. Adds its mistakes to the line's."""
     typed = line.typed
     resume_from = typed.get("resume_from")
     if resume_from is not None and resume_from not in spec.steps:
@@ -271,10 +261,7 @@ def _read_heartbeat(spec: CommandSpec, typed: dict[str, Any]) -> Heartbeat | Non
 
 
 def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any]) -> object:
-    """Convert a word to a JSON value where its type is not text. Raises ValueError for a malformed list or object.
-
-    Other values that do not fit stay as they are: the worker reports them by the real types.
-    """
+    """Convert a word to a JSON value where its type is not text. Other misfits stay: the worker reports them."""
     if isinstance(value, list):
         if len(value) == 1 and value[0].startswith("["):
             return _parse_json(value[0], "begins with [ and is not JSON", f"; {_ONE_LIST}")
@@ -324,9 +311,6 @@ def _convert(text: str, kind: str) -> object:
     return read if fits else text
 
 
-# --- doing ------------------------------------------------------------------------------------------------
-
-
 def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line: ParsedLine, as_json: bool) -> int:
     request, clocks = _read_call(spec, line), Clocks(timeout_ms=line.typed.get("timeout"))
     if line.mistakes:
@@ -351,7 +335,7 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line:
 
 
 def _find_other_mistakes(line: ParsedLine, envelope: Envelope) -> Mistakes:
-    """Return the mistakes that the worker found in the values, except in those that were not understood here."""
+    """Return the mistakes that the worker found in values that were understood here."""
     found: Any = (envelope.error or {}).get("errors", []) if envelope.code == "ARG_ERROR" else []
     names = [*(mistake["field"] for mistake in line.mistakes), *line.suggested]
     unread = {name.lstrip("-").replace("-", "_") for name in names} - line.typed.keys()
@@ -410,9 +394,6 @@ def own_command() -> list[str]:
     return [file] if os.access(file, os.X_OK) else [sys.executable, file]
 
 
-# --- answering --------------------------------------------------------------------------------------------
-
-
 def _tool(catalogue: Catalogue) -> Tool:
     return Tool(catalogue.semantic_version, catalogue.debug)
 
@@ -442,9 +423,6 @@ def _show(envelope: Envelope) -> None:
     write_quietly(sys.stdout, f"{text}\n", signals_heard)
 
 
-# --- beside the work ------------------------------------------------------------------------------------------
-
-
 class Heartbeat:
     """Lines on stderr while a command runs: in words for a log, as JSON for a program."""
 
@@ -460,7 +438,6 @@ class Heartbeat:
         self._progress = {key: value for key, value in values.items() if value is not None}
 
     async def beat(self) -> None:
-        """Write a line per interval until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
             say_line(self.line())
@@ -480,10 +457,7 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def spool_stdin(limit_ms: int | None) -> Iterator[Stdin | Problem]:
-    """Copy stdin to a file, so that the work can be killed, repeated and identified. Yields a Problem if it cannot.
-
-    The file is removed afterwards.
-    """
+    """Copy stdin to a file, so that the work can be killed, repeated and identified. Yields a Problem if it cannot."""
     fd, path = tempfile.mkstemp(prefix="shotclock-stdin-")
     try:
         digest = hashlib.sha256()

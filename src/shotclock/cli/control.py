@@ -21,7 +21,7 @@ from .subcommand import JSON, ChildWork, timeout_option
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
-# The observer may be a person; the caller's own deadline is usually earlier.
+# The observer may be a person.
 LONGEST_WAIT_S = 24 * 3600.0
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def temporal_engine(on: Address, queue: str | None = None, heartbeat_ms: int | None = None) -> TemporalEngine:
-    """Return the engine at an address. Raise Failure if the package of Temporal is not installed."""
+    """Return the engine at an address, if the package of Temporal is installed."""
     from ..temporal.connection import require_sdk
 
     require_sdk()
@@ -42,7 +42,7 @@ def temporal_engine(on: Address, queue: str | None = None, heartbeat_ms: int | N
 
 @contextlib.contextmanager
 def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int | None = None) -> Iterator[Engine]:
-    """Open the engine of this machine, or the one at an address. Raise Failure."""
+    """Open the engine of this machine, or the one at an address."""
     if on is not None:
         yield temporal_engine(on, queue, heartbeat_ms)
     else:
@@ -51,7 +51,7 @@ def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int 
 
 
 async def manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
-    """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own. Raise Failure."""
+    """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own."""
     from ..dispatch.job_client import JobClient
 
     notes: tuple[Warning_, ...] = ()
@@ -76,7 +76,6 @@ async def manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget_
 
 
 async def manage_run_on(on: Address, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
-    """Carry out `job status`, `wait` or `cancel` on a run of Temporal."""
     engine = temporal_engine(on)
     try:
         return await manage_run(engine, verb, run_id, call, budget_ms)
@@ -87,8 +86,7 @@ async def manage_run_on(on: Address, verb: str, run_id: str, call: Call, budget_
 
 
 def perform_on_proposals(on: Address, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
-    """Perform a command of `inbox` on the proposals of Temporal's runs, in a temporary store. A decision (`decides`)
-    about the proposal with this id counts only once its run has accepted it. Raise Failure."""
+    """Perform a command of `inbox` in a temporary store. A decision counts only once its run has accepted it."""
 
     async def pull(store: Store) -> dict[str, str]:
         engine = temporal_engine(on)
@@ -116,11 +114,7 @@ def perform_on_proposals(on: Address, id: str | None, decides: bool, perform: Ca
         return outcome
 
 
-# --- servers ----------------------------------------------------------------------------------------------
-
-
 def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Awaitable[str]], as_json: bool) -> int:
-    """Serve until a signal arrives, and answer with its name. Return the exit code."""
     from ..temporal.connection import require_sdk
 
     call = admit_call(name, 0)
@@ -143,8 +137,6 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
 
 
 def _run_worker(on: Address, queue: str, max_parallel: int, folder: str | None, drain_ms: int) -> Callable[[bool], int]:
-    """Serve as a worker until stopped."""
-
     async def serve(stop: asyncio.Future[str]) -> str:
         from ..temporal.worker import WorkerOptions, serve_worker
 
@@ -163,8 +155,6 @@ def _run_worker(on: Address, queue: str, max_parallel: int, folder: str | None, 
 
 
 def _run_dev_server(what: str, port: int, db: str | None, ui: bool) -> Callable[[bool], int]:
-    """Serve as an engine, to try it out, until stopped."""
-
     async def serve(stop: asyncio.Future[str]) -> str:
         from ..runtime.runtime import Runtime
         from ..temporal.connection import Address, run_dev_server

@@ -33,8 +33,6 @@ REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 
 @record
 class ExecRequest:
-    """The command line of `shotclock exec`."""
-
     command: list[str] = field(default_factory=list)
     clocks: Clocks = field(default_factory=Clocks)
     overtime: str | None = None
@@ -95,7 +93,6 @@ def parse(words: list[str]) -> ExecRequest:
 
 
 def _choose_report(request: ExecRequest) -> None:
-    """Set the form of the report: the option, or else the variable SHOTCLOCK_REPORT."""
     field = "report"
     if request.json:
         if request.report is not None:
@@ -285,7 +282,6 @@ def _run_with_overtime(call: Call, task: CommandTask, signals: TerminalSignals) 
 
 
 def _pass_exit_code_through(outcome: Outcome) -> Outcome:
-    """Use the command's own exit code, also in the envelope."""
     problem = outcome.problem
     if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
         code = outcome.data["exit_code"]

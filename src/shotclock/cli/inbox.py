@@ -1,7 +1,6 @@
 """`shotclock inbox`: proposals, for the people who decide them and for agents without MCP.
 
-Verbs that look or decide run in a child that can be killed. Verbs that wait run here, so that an interrupted caller
-learns which proposal remains queued.
+Verbs that wait run here, not in a child, so that an interrupted caller learns which proposal remains queued.
 """
 
 from __future__ import annotations
@@ -52,11 +51,8 @@ Start = Callable[[bool], int]
 
 @value
 class InboxCall:
-    """One call of a verb."""
-
     call: Call
-    begin: Callable[[], Call]
-    """Starts the clock of a child, so that the time a person takes does not count."""
+    begin: Callable[[], Call]  # starts the clock of a child, so that the time a person takes does not count
     as_json: bool
     me: Principal
 
@@ -98,9 +94,6 @@ def _start(
     return start
 
 
-# --- looking --------------------------------------------------------------------------------------------------
-
-
 def _run_list(all: bool, status: str | None, limit: int, on: Address | None) -> Start:
     wanted = None if all else ProposalStatus(status or "pending")
     return _start("list", lambda this: carry_out(this.begin(), lambda: _list(this.me, wanted, limit)), on=on)
@@ -131,7 +124,7 @@ def _run_show(proposal_id: str, on: Address | None) -> Start:
 
 
 def _find(this: InboxCall, id: str) -> Outcome:
-    """Return the proposal with all its data, or why there is none; its value is the proposal and its comparison."""
+    """Return the proposal with all its data and its comparison as the value."""
 
     async def find(inbox: Inbox) -> Outcome:
         proposal = await inbox.get(id)
@@ -213,9 +206,6 @@ def _entry(entry: Entry) -> dict[str, object]:
     return {**content, "hash": entry.hash}
 
 
-# --- deciding -------------------------------------------------------------------------------------------------
-
-
 def _run_approve(proposal_id: str, notes: str, answer: str | None, on: Address | None) -> Start:
     def work(this: InboxCall) -> Outcome:
         found = _find_decidable(this, proposal_id)
@@ -280,7 +270,7 @@ def _proposal_in(found: Outcome) -> Proposal:
 
 
 def _confirm(found: Outcome) -> str | None:
-    """Return the confirmation that a person typed for a destructive proposal. Raises Failure without one."""
+    """Return the confirmation that a person typed for a destructive proposal."""
     proposal = _proposal_in(found)
     if not proposal.ask.policy.destructive:
         return None
@@ -309,7 +299,6 @@ def _change(this: InboxCall, change: Callable[[Inbox], Awaitable[Proposal]]) -> 
 
 
 def _in_child(this: InboxCall, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
-    """Do the work in a child, within its timeout. A refusal is the outcome."""
     import asyncio
 
     from ..inbox.inbox import Inbox
@@ -329,9 +318,6 @@ def _in_child(this: InboxCall, work: Callable[[Inbox], Awaitable[Outcome]]) -> O
             return refusal_outcome(failure)
 
     return carry_out(this.begin(), body)
-
-
-# --- waiting and serving --------------------------------------------------------------------------------------
 
 
 def _run_watch(for_ms: int | None) -> Start:
@@ -367,8 +353,6 @@ def _show(verb: str, data: Any, stream: TextIO) -> None:
         text = draw_text(lambda console: render_inbox(verb, data, console, wall_time()), stream is sys.stderr)
         write_quietly(stream, text, signals_heard)
 
-
-# --- the options ----------------------------------------------------------------------------------------------
 
 _EPILOGUE = """\
 Off a terminal each verb prints one JSON envelope on stdout, `watch` a line of JSON for each change before it.

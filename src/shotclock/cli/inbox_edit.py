@@ -36,37 +36,29 @@ from ..store.home import create_private_file
 from ..store.store import Store
 from .output import ANSWER_LIMIT_S, is_terminal, say_line, write_quietly
 
-# POSIX has it everywhere.
 DEFAULT_EDITOR = "vi"
 MISTAKES_SHOWN = 10
-# Indented JSON is longer than the JSON that counts; a longer file is refused.
-READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)
-# Undecided texts are kept this long for their author.
-KEPT_MS = 7 * 24 * 3600 * 1000
-# The time to compare two files. Texts of many thousand lines with little in common exhaust it.
-DIFF_LIMIT_NS = 3_000_000_000
-# Files up to this length are shown whole.
+READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)  # indented JSON is longer than the JSON that counts
+KEPT_MS = 7 * 24 * 3600 * 1000  # undecided texts are kept this long for their author
+DIFF_LIMIT_NS = 3_000_000_000  # texts of many thousand lines with little in common exhaust it
 WHOLE_LINES = 1_000
 _AGAIN = "edit it again, or pass the new text with --file"
 
 
 @record
 class Edit:
-    """An operator's text as a decision."""
-
     decision: Decision
-    kept: str | None
-    """The file with the text, until it is decided."""
+    kept: str | None  # the file with the text, until it is decided
     is_done: bool = False
 
 
 class _InvalidEdit(Exception):
-    """A mistake in the operator's text."""
+    pass
 
 
 @contextlib.contextmanager
 def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
-    """Yield the checked decision of the operator. Raises Failure. The copy is removed once it `is_done`."""
+    """Yield the checked decision of the operator. The copy is removed once it `is_done`."""
     _must_be_modifiable(proposal)
     if file is not None:
         try:
@@ -93,7 +85,7 @@ def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[
 
 
 def read_text(path: str, field: str) -> str:
-    """Return the text of a regular file. Raises Failure; never waits for a pipe without a writer."""
+    """Return the text of a regular file; never wait for a pipe without a writer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -132,7 +124,6 @@ def _proposed_text(proposal: Proposal) -> str:
 
 
 def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
-    """Return the decision with the operator's text. Raises _InvalidEdit."""
     if proposal.ask.file is not None:
         decision = Decision(ProposalStatus.MODIFIED, notes, file_text=text)
         same = text == proposal.ask.file.proposed
@@ -156,11 +147,8 @@ def _arguments(text: str) -> dict[str, Any]:
         raise _InvalidEdit(str(error)) from None
 
 
-# --- in the editor --------------------------------------------------------------------------------------------
-
-
 def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
-    """Open the editor until the text is valid or the person gives up. Raises Failure."""
+    """Open the editor until the text is valid or the person gives up."""
     while True:
         _run_editor(proposal, copy)
         try:
@@ -192,7 +180,7 @@ def _was_touched(proposal: Proposal, copy: Path) -> bool:
 
 
 def _run_editor(proposal: Proposal, copy: Path) -> None:
-    """Run the editor until the proposal expires, which is the only limit of a person. Raises Failure if it fails."""
+    """Run the editor until the proposal expires, which is the only limit of a person."""
     command = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or DEFAULT_EDITOR
     try:
         words = shlex.split(command)
@@ -259,11 +247,8 @@ def _refuse(field: str, message: str) -> NoReturn:
     raise _refusal(field, message)
 
 
-# --- the difference -------------------------------------------------------------------------------------------
-
-
 def difference(proposal: Proposal, compared: Compared) -> str | None:
-    """Return the change of the file as a unified diff. None: there is no file, or it takes too long.
+    """Return the change as a unified diff, if there is a file and time.
 
     Against the asker's claim a file that is not too long is shown whole: claimed lines may be new.
     """

@@ -37,14 +37,13 @@ from .output import EarlyEnd, is_terminal, say_line, signals_heard, until_stoppe
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The time to make and to read the proposal, beyond the waiting. A stuck disk would exhaust it.
+# A stuck disk would exhaust it.
 STORE_LIMIT_S = 30.0
 BELL = "\a"
 WAITING_SHOWN = 200
 
 
 def propose(values: dict[str, Any], call: Call) -> Outcome:
-    """Make a proposal and wait for its decision. Raises Failure."""
     asker = Principal(values["asker"] or Principal.local().name, Role.AGENT)
     ask = _read_request(values)
 
@@ -56,8 +55,6 @@ def propose(values: dict[str, Any], call: Call) -> Outcome:
 
 
 def check(proposal_id: str, wait_ms: int | None, call: Call) -> Outcome:
-    """Wait for the decision of a proposal. Raises Failure."""
-
     async def begin(inbox: Inbox, wait: CallWait, on_found: Callable[[Proposal], None]) -> Outcome:
         found = await inbox.wait(proposal_id, 0)
         on_found(found)
@@ -122,7 +119,6 @@ def _add_withdrawal(outcome: Outcome, proposal: Proposal) -> Outcome:
 
 
 def _describe_leaving(proposal: Proposal | None, signal: str | None, wait_ms: int) -> Outcome:
-    """Describe what stays after we stop waiting: nothing is withdrawn."""
     problem = Problem("STORE_BUSY", "the store did not answer") if signal is None else stop_problem(signal)
     if proposal is None:
         message = f"{problem.message}; see `shotclock inbox list` for whether the proposal was made"
@@ -133,14 +129,8 @@ def _describe_leaving(proposal: Proposal | None, signal: str | None, wait_ms: in
     return Outcome(Ending.CANCELLED, replace(problem, message=message), {**data, "partial": True})
 
 
-# --- watching -------------------------------------------------------------------------------------------------
-
-
 def watch(for_ms: int | None, call: Call, as_json: bool) -> Outcome:
-    """Write the waiting proposals and then every change.
-
-    Ends with the time asked for, a signal, our caller's deadline, or when the reader leaves.
-    """
+    """Write the waiting proposals and then every change, until a limit, a signal or the reader ends it."""
     limits = [] if for_ms is None else [for_ms / 1000]
     if call.bound.bell is not None:
         limits.append(call.bound.bell.remaining_ms(call.started_ns) / 1000)
@@ -164,10 +154,7 @@ async def _watch(store: Store, limit_s: float | None, as_json: bool) -> Outcome:
 
 
 async def _write_changes(inbox: Inbox, writer: _ChangeWriter) -> None:
-    """Write the waiting proposals, the oldest first, and then each change once.
-
-    Returns when the reader has left. Raises Failure where a change cannot be written.
-    """
+    """Write the waiting proposals, the oldest first, and then each change once, until the reader has left."""
     latest = await inbox.list(limit=1)
     seq = latest[0].seq if latest else 0
     for proposal in reversed(await inbox.list(status=ProposalStatus.PENDING, limit=WAITING_SHOWN)):
@@ -181,8 +168,6 @@ async def _write_changes(inbox: Inbox, writer: _ChangeWriter) -> None:
 
 
 class _ChangeWriter:
-    """The writer of changes, for a program or for a terminal."""
-
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._me = Principal.local()

@@ -31,7 +31,6 @@ MODULES = {
 
 
 def load(name: str) -> Subcommand | CommandTable:
-    """Import a subcommand with its options; some are tables of further commands."""
     module, summary = MODULES[name]
     found = import_module(f".{module}", __package__).COMMANDS[name]
     return found if isinstance(found, CommandTable) else replace(found, summary=summary)

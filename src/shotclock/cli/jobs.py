@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 # A cancelled run cleans up for five minutes at most (workflow/run_context.CLEAN_UP_LIMIT_MS).
 CANCEL_MS = 300_000 + TIMEOUT_MS
-# Runs in a list of jobs.
 MOST_RUNS = 100
 # Waiting is bounded by the budget, and without one by the job's own limits.
 _TIMEOUTS_MS = {"wait": 0, "cancel": CANCEL_MS}
@@ -81,13 +80,11 @@ class JobScope:
     """The program whose jobs are handled: an App's, or with `app` None all, and runs."""
 
     command: list[str]
-    """The command line that starts the program."""
     app: str | None = None
     tool: Tool = OURSELVES
 
 
 def job_table(scope: JobScope) -> CommandTable:
-    """Return the table of `job` for one program."""
     engine = () if scope.app else engine_options("Runs on Temporal instead: temporal://HOST:PORT[/NAMESPACE].")
     commands = tuple(
         replace(each, options=(*each.options, *engine), run=partial(_run_job, scope, each.name)) for each in _COMMANDS
@@ -121,7 +118,6 @@ def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: An
 
 
 def _control(scope: JobScope, name: str, by_ms: int | None, within_ms: int | None, reason: str) -> Outcome:
-    """Extend a running job or run, or wind it down."""
     order = RunOrder(name, None, Principal.local().name, by_ms, within_ms, reason)
     try:
         with Store.open() as store:
@@ -177,9 +173,6 @@ async def _perform(
         except Failure as failure:
             await asyncio.to_thread(_must_be_run, scope, store, job_id, failure)
             return await manage_run(EmbeddedEngine(store), name, job_id, call, budget_ms)
-
-
-# --- for a person ---------------------------------------------------------------------------------------------
 
 
 def _show_jobs(envelope: Envelope) -> None:

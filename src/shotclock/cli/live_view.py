@@ -27,21 +27,18 @@ from .output import Screen
 from .render import COLOURS
 
 FRAMES_PER_S = 8
-# Lines of the terminal that stay free: the prompt above, and the line of the cursor.
-SPARE_LINES = 3
+SPARE_LINES = 3  # lines of the terminal that stay free: the prompt above, and the line of the cursor
 # A name has a third of the line at most.
 NAME_SHARE = 3
 LONGEST_NAME = 44
 SHORTEST_NAME = 12
 BAR_WIDTH = 16
-# Finished steps shown beside the running ones where not all steps fit.
 FINISHED_SHOWN = 3
-# Finished steps listed at the end of the run; of more, only the failed ones.
-LISTED_AT_END = 30
+LISTED_AT_END = 30  # of more finished steps, only the failed ones are listed
 
 
 class View:
-    """The view of one run. A task of the loop draws its frames while it is entered."""
+    """The view of one run, drawn by a task while it is entered."""
 
     def __init__(
         self,
@@ -59,8 +56,7 @@ class View:
         self._graph: dict[str, Groups] = graph_of(workflow)
         self._per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
         self._begun = asyncio.Event()
-        self._news: dict[str, dict[str, Any]] = {}
-        """The last decision about the time of each running step."""
+        self._news: dict[str, dict[str, Any]] = {}  # the last decision about the time of each running step
         self._states: dict[str, StepState] = {}
         self._clocks: dict[str, _TryClock] = {}
         self._running: dict[str, None] = {}
@@ -96,17 +92,14 @@ class View:
             self._clocks[name] = _TryClock()
 
     def note_news(self, name: str, news: dict[str, Any]) -> None:
-        """Note a decision about the time of a step; without a name, of the run."""
         self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}
         if not name and news["event"] == "overtime" and self._deadline_ns is not None:
             self._deadline_ns += news["granted_ms"] * 1_000_000
 
     def note_stop(self) -> None:
-        """Note that all running steps are being stopped."""
         self._stopped_ns = monotonic_ns()
 
     def clear(self) -> None:
-        """Remove the view from the terminal."""
         self._stop()
         self._screen.close()
 
@@ -134,7 +127,6 @@ class View:
             self._drawing = drawing
 
     async def _draw(self) -> None:
-        """Draw frames until cancelled."""
         await self._begun.wait()  # bounded by the run: it cancels us
         remaining = await asyncio.to_thread(self._remaining_ms)
         self._deadline_ns = None if remaining is None else monotonic_ns() + remaining * 1_000_000
@@ -163,8 +155,6 @@ class View:
             states = [state for state in states if state.status.is_bad][:LISTED_AT_END]
         for state in states:
             self._console.print(self._row(state, monotonic_ns()), no_wrap=True, overflow="ellipsis", crop=True)
-
-    # --- a frame ------------------------------------------------------------------------------------------
 
     def frame(self, now_ns: int) -> Group:
         room = max(4, self._console.height - SPARE_LINES)
@@ -302,8 +292,7 @@ class _TryClock:
     def __init__(self) -> None:
         self.began_ns = monotonic_ns()
         self._attempt = 0
-        self._before: object = None
-        """The error of the previous try; any other error belongs to the current one."""
+        self._before: object = None  # the error of the previous try; any other error belongs to the current one
         self._seen: object = None
 
     def look(self, state: StepState, now_ns: int) -> None:

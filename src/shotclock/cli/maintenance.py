@@ -1,4 +1,4 @@
-"""`shotclock errors`, `doctor`, `prune` and `token`: the codes, this machine, the store and the access to it."""
+"""`shotclock errors`, `doctor`, `prune` and `token`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,12 @@ from .subcommand import JSON, ChildWork, show_drawn, timeout_option
 if TYPE_CHECKING:
     from ..ui.devices import DeviceFindings
 
-# --- errors ---------------------------------------------------------------------------------------------------
-
 
 def _run_errors(code: str | None, timeout: int) -> ChildWork:
     return ChildWork("errors", lambda: _look_up(code), timeout, show=show_drawn)
 
 
 def _look_up(code: str | None) -> Outcome:
-    """Return the whole registry or one entry of it, in the same shape."""
     errors, warnings = {entry.code: entry for entry in error_entries()}, warning_entries()
     if code is not None:
         wanted = code.upper().replace("-", "_")
@@ -69,9 +66,6 @@ def _entry(entry: ErrorEntry) -> dict[str, object]:
     }
 
 
-# --- doctor ---------------------------------------------------------------------------------------------------
-
-
 def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int) -> ChildWork:
     return ChildWork("doctor", lambda: _examine(about, sweep, trace), timeout, mutates=sweep, show=show_drawn)
 
@@ -94,9 +88,6 @@ def _judge(findings: Findings | DeviceFindings) -> Outcome:
     return Outcome(Ending.FINISHED, problem, findings.as_data())
 
 
-# --- prune ---------------------------------------------------------------------------------------------------------
-
-
 def _run_prune(
     older_than: int | None, keep: int | None, max_size: int | None, dry_run: bool, reset: bool, timeout: int
 ) -> ChildWork:
@@ -111,7 +102,7 @@ def _run_prune(
 
 
 def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
-    """Delete what ended long ago, by the limits of the environment with these changes."""
+    """Delete old records, by the limits of the environment with these changes."""
     from ..dispatch.job_client import JobClient  # imports asyncio
 
     try:
@@ -148,11 +139,7 @@ def reset_store() -> Outcome:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of the file and its log."""
     return sum(os.path.getsize(name) for name in (path, f"{path}-wal") if os.path.exists(name))
-
-
-# --- token ---------------------------------------------------------------------------------------------------------
 
 
 def _run_create(name: str, role: str, ttl: int | None) -> ChildWork:
@@ -191,7 +178,6 @@ def _token_work(verb: str, body: Callable[[Access, WallTime], dict[str, object]]
 
 
 def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
-    """Describe a token without its secret."""
     status = "active" if token.is_active(now) else "expired" if token.revoked_at is None else "revoked"
     return {
         "id": token.id,
@@ -218,8 +204,6 @@ def _show_tokens(envelope: Envelope) -> None:
     tokens = data["tokens"] if "tokens" in data else data["revoked"]
     write_quietly(sys.stdout, draw_text(lambda console: render_tokens(tokens, console, wall_time())), signals_heard)
 
-
-# --- the options ---------------------------------------------------------------------------------------------------
 
 COMMANDS = {
     "errors": Subcommand(

@@ -36,10 +36,7 @@ T = TypeVar("T")
 
 
 def wants_json(has_flag: bool, *, even_without_colour: bool = True) -> bool:
-    """Return whether to write JSON: with the flag, without a terminal, in CI, and with NO_COLOR.
-
-    `even_without_colour` False: the answer has a plain rendering, so NO_COLOR only removes the colour.
-    """
+    """Return whether to write JSON. `even_without_colour` False: NO_COLOR only removes the colour."""
     is_plain = even_without_colour and "NO_COLOR" in os.environ
     return has_flag or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
 
@@ -54,15 +51,12 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def emit(envelope: Envelope, heard: Sized = ()) -> int:
-    """Write the envelope alone on stdout. Returns the exit code."""
+    """Write the envelope alone on stdout."""
     return emit_text(envelope.to_json() + "\n", envelope.exit_code, heard)
 
 
 def emit_text(answer: str, exit_code: int, heard: Sized = ()) -> int:
-    """Write the answer on stdout. Returns the answer's exit code, or EX_IOERR for a full disk or a closed stdout.
-
-    A reader that left early is not a failure.
-    """
+    """Write the answer. Returns its exit code, or EX_IOERR if that fails; a reader that left early is no failure."""
     trouble: Exception | None = OSError("stdout is closed")
     if sys.stdout is not None:
         trouble = write_quietly(sys.stdout, answer, heard)
@@ -84,7 +78,7 @@ def say_line(text: str, *, after_child: bool = False, heard: Sized = ()) -> None
 
 
 def write_quietly(stream: TextIO | None, text: str, heard: Sized = ()) -> Exception | None:
-    """Write the whole text. Returns the error instead of raising it.
+    """Write the whole text, and return the error instead of raising it.
 
     A reader that holds the pipe without reading must not block us: the wait without progress ends after
     ANSWER_SLICES, or at once with a signal (a longer `heard`).
@@ -146,7 +140,6 @@ def _stderr_at_line_start() -> bool:
 
 
 def summary_line(envelope: Envelope) -> str:
-    """Return the outcome in one line, for a person at a terminal."""
     took = format_duration(int(str(envelope.meta["duration_ms"])))
     if envelope.error is None:
         line = f"shotclock: {envelope.ending} in {took}"
@@ -162,20 +155,14 @@ def summary_line(envelope: Envelope) -> str:
 
 
 def describe_page(data: dict[str, Any], name: str = "html") -> str:
-    """Name the file of a report, for a person."""
     if name == "html" and "opened" in data:
         return f"{'opened' if data['opened'] else 'the page, for a browser:'} {data['html']}"
     return f"written to {data[name]}"
 
 
-# --- terminals ------------------------------------------------------------------------------------------------
-
-# Unread bytes after which a reader is given up.
 BEHIND_LIMIT = 4_000_000
-# The wait at the end for a reader that reads nothing.
-LAST_WORDS_MS = 1_000
-# The wait for a person who may have left the terminal.
-ANSWER_LIMIT_S = 600.0
+LAST_WORDS_MS = 1_000  # the wait at the end for a reader that reads nothing
+ANSWER_LIMIT_S = 600.0  # the wait for a person who may have left the terminal
 
 
 class Outlet:
@@ -260,7 +247,7 @@ class Screen(Outlet):
 
 
 def confirm(name: str, expected: str) -> Problem | None:
-    """Have a person type the expected text. Returns None where they did, otherwise the refusal."""
+    """Have a person type the expected text, or return the refusal."""
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
         message = f"{name} runs only after a person has typed {expected!r} at a terminal"
         return Problem("PERSON_REQUIRED", message, "validation", context={"expected": expected})
@@ -272,18 +259,13 @@ def confirm(name: str, expected: str) -> Problem | None:
     return Problem("PERSON_REQUIRED", f"{name} was not confirmed", "validation")
 
 
-# --- signals --------------------------------------------------------------------------------------------------
-
 # Some programs send a signal twice at once, to a process and to its group (`timeout` does): that is one request.
 ONE_REQUEST_S = 0.2
 
 signals_heard: list[int] = []
-"""The signals that came, in their order."""
 
 
 class Signalled(BaseException):
-    """A stop signal before the work."""
-
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
@@ -349,7 +331,6 @@ class EarlyEnd(NamedTuple):
 
 
 async def until_stopped(work: Coroutine[Any, Any, T], limit_s: float | None = None) -> T | EarlyEnd:
-    """Return the result of the work, unless a stop signal or the limit comes first."""
     import asyncio
 
     with StopListener() as stop:
@@ -373,7 +354,6 @@ def _raise(number: int, frame: object) -> None:
     raise Signalled(number)
 
 
-# --- the end of the program -----------------------------------------------------------------------------------
 # A forgotten thread or a hanging exit hook would keep the process after its caller has the envelope.
 
 # The time of the program's own exit hooks. Together with the answer it stays below the 5 s of F-011.

@@ -1,8 +1,7 @@
 """The parser of command lines: tables of commands and options, and one reader for all of them.
 
-`shotclock`, its subcommands and the commands of every App are tables of `Subcommand` and `Option`; help and the option
-tables of the reference pages are written from them. The conventions are argparse's: `--name value`, `--name=value`,
-`--` ends the options, `-5` is a number. Two differ: names are never abbreviated, and every mistake is reported at once.
+Help and the option tables of the reference pages are written from them. The conventions are argparse's, except that
+names are never abbreviated, and every mistake is reported at once.
 `exec` loads this module at every start, so it imports little.
 """
 
@@ -23,36 +22,23 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 @value
 class Option:
-    """One option or argument. Made by `option`, `flag`, `argument` and `duration`."""
-
-    name: str
-    """`--timeout`, or the bare name of an argument."""
+    name: str  # `--timeout`, or the bare name of an argument
     help: str = ""
-    metavar: str = ""
-    """The placeholder of its value; a flag has none."""
-    default: Any = None
-    """A text is read as if it were typed."""
+    metavar: str = ""  # the placeholder of its value; a flag has none
+    default: Any = None  # a text is read as if it were typed
     choices: tuple[str, ...] = ()
-    repeats: bool = False
-    """Its value is a list of all that were given."""
-    negatable: bool = False
-    """`--no-name` exists as well."""
-    by_place: bool = False
-    """Its name may be left out."""
-    missing: str = ""
-    """The message where it is left out; without one it is optional."""
-    needs: str = ""
-    """An option without which this one has no meaning."""
-    excludes: tuple[str, ...] = ()
-    """Options that cannot be given beside this one."""
-    read: Callable[[str], object] | None = None
-    """Converts the text; a ValueError is the mistake."""
+    repeats: bool = False  # its value is a list of all that were given
+    negatable: bool = False  # `--no-name` exists as well
+    by_place: bool = False  # its name may be left out
+    missing: str = ""  # the message where it is left out; without one it is optional
+    needs: str = ""  # an option without which this one has no meaning
+    excludes: tuple[str, ...] = ()  # options that cannot be given beside this one
+    read: Callable[[str], object] | None = None  # converts the text; a ValueError is the mistake
     heading: str = "Options"
     key: str = ""
 
     @property
     def field(self) -> str:
-        """Return its name in a list of mistakes."""
         return self.name.removeprefix("--")
 
     def read_default(self) -> Any:
@@ -61,7 +47,6 @@ class Option:
         return self.read(self.default) if self.read is not None and isinstance(self.default, str) else self.default
 
     def describe(self) -> tuple[str, str]:
-        """Return its name and its text, as the help shows them."""
         place = self.field.upper()
         name = self.name + (f", --no-{self.field}" if self.negatable else "")
         if self.name[:2] != "--":
@@ -76,22 +61,18 @@ class Option:
 
 
 def option(name: str, metavar: str, help: str = "", **more: Any) -> Option:
-    """Declare an option with a value."""
     return Option(name, help, metavar, **{"key": _key(name), **more})
 
 
 def flag(name: str, help: str = "", **more: Any) -> Option:
-    """Declare an option without a value."""
     return Option(name, help, **{"key": _key(name), "default": False, **more})
 
 
 def argument(name: str, help: str = "", **more: Any) -> Option:
-    """Declare an argument: it has a place and no dashes."""
     return Option(name, help, name.upper(), **{"key": _key(name), "by_place": True, "heading": "Arguments", **more})
 
 
 def duration(name: str, help: str = "", **more: Any) -> Option:
-    """Declare an option whose value is a duration, in milliseconds."""
     return option(name, "D", help, **{"read": parse_duration_ms, **more})
 
 
@@ -108,20 +89,14 @@ def _key(name: str) -> str:
 
 @value
 class Subcommand:
-    """A command of a table with its options."""
-
     name: str
     summary: str = ""
     options: tuple[Option, ...] = ()
-    run: Callable[..., Any] | None = None
-    """Called with the values by the keys of the options."""
-    main: Callable[[list[str]], int] | None = None
-    """Reads the words itself and returns the exit code."""
-    rest: str = ""
-    """The key of another command line: everything from the first word that is not an option."""
+    run: Callable[..., Any] | None = None  # called with the values by the keys of the options
+    main: Callable[[list[str]], int] | None = None  # reads the words itself and returns the exit code
+    rest: str = ""  # the key of another command line: everything from the first word that is not an option
     usage: str = ""
-    description: str = ""
-    """Shown in its help instead of the summary."""
+    description: str = ""  # shown in its help instead of the summary
     epilogue: str = ""
     heading: str = "Commands"
 
@@ -133,12 +108,10 @@ class CommandTable:
     name: str
     summary: str
     commands: tuple[Subcommand, ...]
-    kind: str = "command"
-    """The word for one of the commands in messages."""
+    kind: str = "command"  # the word for one of the commands in messages
     epilogue: str = ""
     has_version: bool = False
-    spelling: Callable[[str], str] = str
-    """Converts a typed name to the table's spelling."""
+    spelling: Callable[[str], str] = str  # converts a typed name to the table's spelling
 
     def find(self, name: str) -> Subcommand | None:
         spelt = self.spelling(name)
@@ -151,23 +124,17 @@ class CommandTable:
 
 @record
 class ParsedLine:
-    """A command line as it was read, with its mistakes."""
-
     command: Subcommand | None = None
     words: list[str] = field(default_factory=list)
-    """All words but the name of the command."""
-    typed: dict[str, Any] = field(default_factory=dict)
-    """The values that were typed, by the keys of the options."""
+    typed: dict[str, Any] = field(default_factory=dict)  # the values that were typed, by the keys of the options
     mistakes: Mistakes = field(default_factory=list)
     wants: str = ""
-    """"help" or "version", where that was typed."""
     suggestion: str | None = None
     suggested: list[str] = field(default_factory=list)
-    """The names that were probably meant by unknown options; they are not reported as missing."""
+    """The names probably meant by unknown options; they are not reported as missing."""
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the typed values and the defaults of the others."""
         options = self.command.options if self.command is not None else ()
         return {**{each.key: each.read_default() for each in options}, **self.typed}
 
@@ -220,7 +187,6 @@ def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
 
 
 def read_command(table: CommandTable, words: list[str]) -> ParsedLine:
-    """Find the command and read its options."""
     line = find_command(table, words)
     if line.command is None or line.command.main is not None:
         return line
@@ -233,8 +199,6 @@ def read(command: Subcommand, words: list[str], *, hint: str) -> ParsedLine:
 
 
 class _LineReader:
-    """The state of reading the words of one command."""
-
     def __init__(self, command: Subcommand, words: list[str], hint: str) -> None:
         self._command, self._words, self._hint = command, words, hint
         self._line = ParsedLine(command, words)
@@ -311,7 +275,6 @@ class _LineReader:
         self._put(each, text)
 
     def _place(self, arguments: list[str]) -> None:
-        """Give the arguments to the options that have a place, in their order."""
         named: Option | None = None
         for each in self._command.options:
             if not each.by_place or not arguments:
@@ -370,11 +333,7 @@ def nearest_of(name: str, known: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
-# --- help -----------------------------------------------------------------------------------------------------
-
-
 def table_help(table: CommandTable) -> str:
-    """Write the help on all commands of a table."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for command in table.commands:
         sections.setdefault(command.heading, []).append((command.name, command.summary))
@@ -385,7 +344,6 @@ def table_help(table: CommandTable) -> str:
 
 
 def command_help(name: str, command: Subcommand) -> str:
-    """Write the help on one command of the table with this name."""
     usage, sections = "[OPTIONS]", dict[str, list[tuple[str, str]]]()
     for each in command.options:
         sections.setdefault(each.heading, []).append(each.describe())

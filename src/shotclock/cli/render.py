@@ -21,10 +21,8 @@ from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
 from .output import describe_page
 
-# Steps shown on a terminal; of a longer run only failed, running, repeated and critical ones.
-STEPS_SHOWN = 60
-# Decisions about the time of one step.
-NEWS_SHOWN = 10
+STEPS_SHOWN = 60  # steps shown on a terminal; of a longer run only failed, running, repeated and critical ones
+NEWS_SHOWN = 10  # decisions about the time of one step
 
 COLOURS = {
     Status.SUCCEEDED: "green",
@@ -182,9 +180,6 @@ def _clock(ms: int | None, otherwise: str = "no limit") -> str:
     return otherwise if ms is None or (ms == 0 and otherwise == "no limit") else format_duration(ms)
 
 
-# --- runs -----------------------------------------------------------------------------------------------------
-
-
 def _run_list(data: Any, console: Console) -> None:
     if not data["runs"]:
         console.print(Text("no runs yet"))
@@ -199,7 +194,6 @@ def _run_list(data: Any, console: Console) -> None:
 
 
 def _run(data: Any, console: Console) -> None:
-    """Draw a summary and the timeline, as wide as the terminal is."""
     status = Status(data["status"])
     of = f" of {brief(data['budget_ms'])}" if data["budget_ms"] else ""
     title = Text(f"{MARKS[status]} {one_line(data['name'], 80)} {WORDS[status]}", f"bold {COLOURS[status]}")
@@ -259,10 +253,9 @@ def _print(console: Console, line: Text) -> None:
 
 
 TOO_DIFFERENT = "the texts are too different to compare"
-# The part of one text that a terminal shows; the envelope has the rest.
+# The envelope has the rest.
 LINES_SHOWN = 2_000
 LINE_SHOWN = 2_000
-# Columns below which a list shows less.
 NARROW = 80
 NEVER = WallTime(LATEST_MS).iso()
 
@@ -294,7 +287,6 @@ def draw_text(render: Callable[[Console], None], to_stderr: bool = False) -> str
 
 
 def render_inbox(verb: str, data: dict[str, Any], console: Console, now: WallTime) -> None:
-    """Draw the answer of a verb of `inbox`."""
     match verb:
         case "list":
             render_list(data, console, now)
@@ -306,9 +298,6 @@ def render_inbox(verb: str, data: dict[str, Any], console: Console, now: WallTim
             render_result(data, console)
         case "approve" | "modify" | "reject" | "extend" | "withdraw" if "title" in data:
             console.print(line_of({"type": "proposal", "proposal": data}, now))
-
-
-# --- a list -----------------------------------------------------------------------------------------------------
 
 
 def render_list(data: Any, console: Console, now: WallTime) -> None:
@@ -344,7 +333,6 @@ def _describe_proposal(each: dict[str, Any], is_pending: bool, now: WallTime) ->
 
 
 def line_of(event: dict[str, Any], now: WallTime) -> Text:
-    """Return the line of a change."""
     each = event["proposal"]
     status = each["status"]
     text = Text.assemble(
@@ -359,9 +347,6 @@ def line_of(event: dict[str, Any], now: WallTime) -> Text:
         if each["run"] is not None:
             text.append(f"  {RUN_STATES[each['run']['state']]}", style="dim")
     return text
-
-
-# --- one --------------------------------------------------------------------------------------------------------
 
 
 def render_whole(data: Any, console: Console, now: WallTime) -> None:
@@ -457,7 +442,6 @@ def _lines_to_show(text: str, console: Console, *, is_marked: bool = False) -> I
 
 
 def render_result(data: Any, console: Console) -> None:
-    """Draw the outcome of a proposal."""
     status = data["status"]
     line = Text.assemble(
         (data["proposal_id"], "bold"), "  ", (status, DECISION_COLOURS[status]), "  ", one_line(data["title"])
@@ -471,9 +455,6 @@ def render_result(data: Any, console: Console) -> None:
         _print_run(console, data["run"])
     if data.get("answer") is not None:
         _print_text(console, f"answer: {data['answer']}")
-
-
-# --- the audit trail --------------------------------------------------------------------------------------------
 
 
 def render_entry(entry: dict[str, Any], console: Console) -> None:
@@ -504,9 +485,6 @@ def render_audit(data: Any, console: Console) -> None:
         console.print("no entries")
 
 
-# --- how long ---------------------------------------------------------------------------------------------------
-
-
 def age(at: str, now: WallTime) -> str:
     return about(now.ms - _ms_of(at))
 
@@ -531,9 +509,6 @@ def about(ms: int) -> str:
 
 def _ms_of(iso: str) -> int:
     return round(datetime.fromisoformat(iso).timestamp() * 1000)
-
-
-# --- tokens -----------------------------------------------------------------------------------------------------
 
 
 def render_tokens(tokens: list[dict[str, Any]], console: Console, now: WallTime) -> None:

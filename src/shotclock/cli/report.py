@@ -59,7 +59,7 @@ def _run_report(
 def _report(
     run_id: str, html: str | None, output: str, output_file: str | None, *, keeps: bool, on: Address | None
 ) -> Outcome:
-    """Report a run. `keeps`: write a page also where no file is named. The outcome's value is the text of a format."""
+    """Report a run. `keeps`: write a page also where no file is named."""
     with open_engine(on) as engine:
         made = asyncio.run(engine.report(run_id))
     if keeps and html is None:
@@ -79,10 +79,7 @@ def _report(
 
 
 def _open_page(outcome: Outcome, *, says: bool) -> None:
-    """Open the page in a browser, if there is a terminal. `says`: name the page on stderr.
-
-    Done after the work: the browser must outlive the child that does the work.
-    """
+    """Open the page in a browser. Done after the work: the browser must outlive the child that does the work."""
     data: Any = outcome.data
     has_person = is_terminal(sys.stderr) and not os.environ.get("CI")
     data["opened"] = has_person and open_in_browser(data["html"], os.environ)
@@ -104,7 +101,7 @@ def text_of(made: Report, output: str) -> str:
 
 
 def write_file(path: str, text: str) -> None:
-    """Write a file wholly or not at all; a pipe or a device is written directly. Raises Failure."""
+    """Write a file wholly or not at all; a pipe or a device is written directly."""
     data = text.encode("utf-8", "backslashreplace")
     beside = f"{path}.{os.getpid()}.part"
     try:

@@ -62,8 +62,6 @@ RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
 
 @value
 class RunOptions:
-    """The options of `shotclock run`."""
-
     flow: str | None
     run_id: str | None = None
     resume: str | None = None
@@ -73,17 +71,14 @@ class RunOptions:
     events: str | None = None
     output: str | None = None
     output_file: str | None = None
-    budget_ms: int | None = None
-    """The wait for a person; 0 is without limit."""
-    on: Address | None = None
-    """The engine that runs it; None runs it here."""
+    budget_ms: int | None = None  # the wait for a person; 0 is without limit
+    on: Address | None = None  # the engine that runs it; None runs it here
     queue: str | None = None
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
 
 
-# Half of it is the time that a worker may be silent.
-SHORTEST_HEARTBEAT_MS = 1_000
+SHORTEST_HEARTBEAT_MS = 1_000  # half of it is the time that a worker may be silent
 
 
 def _run(
@@ -117,7 +112,6 @@ def _control(
     on: Address | None,
     others: dict[str, Any],
 ) -> ChildWork:
-    """Return the work of `run --extend RUN [STEP] D` or `run --wind-down RUN [STEP]`."""
     if extend is not None and by is None and step is not None:
         with contextlib.suppress(ValueError):
             step, by = None, parse_duration_ms(step)
@@ -139,7 +133,7 @@ def _control(
 
 
 def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:
-    """Run a workflow and deliver its answer. `envelope_only`: the caller wants only the envelope, and no lines."""
+    """Run a workflow and deliver its answer. `envelope_only`: without lines."""
     try:
         done = _perform(options, alone=envelope_only or options.output == "json", as_json=as_json)
     except Signalled as signalled:
@@ -162,7 +156,6 @@ def _make_findable() -> None:
 
 
 def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
-    """Return the envelope of the run, or the refusal. Raises Signalled and Failure."""
     raise_on_stop()
     _make_findable()
     if options.output_file is not None:
@@ -176,7 +169,6 @@ def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | O
 
 
 def _read_request(options: RunOptions) -> RunRequest | Outcome:
-    """Return the run to start, or the refusal of the file."""
     file = Path(str(options.flow)).absolute()
     loaded = load_or_refuse(str(options.flow))
     if isinstance(loaded, Outcome):
@@ -192,7 +184,7 @@ def _read_request(options: RunOptions) -> RunRequest | Outcome:
 
 
 def _budget_ms(options: RunOptions) -> int | None:
-    """Return the wait for a person; without limit on a terminal, where that person is. Raises Failure."""
+    """Return the wait for a person; without limit on a terminal, where that person is."""
     if options.budget_ms is not None:
         return options.budget_ms or None
     return None if is_terminal(sys.stdin) else read_response_budget_ms()
@@ -201,7 +193,6 @@ def _budget_ms(options: RunOptions) -> int | None:
 async def _carry_out(
     engine: Engine, request: RunRequest | str, events: _Events, alone: bool, budget_ms: int | None
 ) -> Envelope:
-    """Start a run, or resume the one with this id, and return its envelope."""
     events.run_id = run_id = request if isinstance(request, str) else request.run_id
     with StopListener(events.leave_at_once) as stop:
         async with _show_changes(engine, request, events, alone, stop) as watch:
@@ -212,8 +203,6 @@ async def _carry_out(
 
 
 class _Watch(NamedTuple):
-    """The callbacks of a run."""
-
     on_change: Callable[[StepState], None]
     on_news: Callable[[str, dict[str, Any]], None]
     aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -261,7 +250,6 @@ async def _show_changes(
 
 @contextlib.asynccontextmanager
 async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
-    """Write changes line by line, and to the file of events."""
     lines = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
 
     def write_line(line: str) -> None:
@@ -286,8 +274,6 @@ async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
 
 
 class _Events:
-    """Writer of a line of JSON for every change, and of the answer to a second signal."""
-
     def __init__(self, options: RunOptions, as_json: bool) -> None:
         path, self._options, self._as_json = options.events, options, as_json or options.output == "json"
         self.run_id = ""
@@ -333,7 +319,7 @@ class _Events:
             say_line(summary_line(envelope), heard=signals_heard)
 
     def finish(self, envelope: Envelope) -> Envelope:
-        """Write the last line. Adds a warning to the envelope where the reader did not take all lines."""
+        """Write the last line. Adds a warning where the reader did not take all lines."""
         if self._outlet is None:
             return envelope
         try:
@@ -359,9 +345,6 @@ def _line(state: StepState) -> str:
     elif state.reason is not None:
         why = f": {state.reason.value}" + (f" ({state.cause})" if state.cause else "")
     return f"{MARKS[state.status]} {state.id} {state.status.value}{took}{why}"
-
-
-# --- the answer -------------------------------------------------------------------------------------------
 
 
 def _deliver(envelope: Envelope, options: RunOptions, as_json: bool) -> int:
@@ -428,9 +411,6 @@ def _text(envelope: Envelope, options: RunOptions) -> str | None:
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
     return text_of(report, str(options.output))
-
-
-# --- the options ----------------------------------------------------------------------------------------------
 
 
 def _read_pair(text: str) -> tuple[str, str]:

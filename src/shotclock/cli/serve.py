@@ -11,13 +11,11 @@ from .output import say_line
 from .parser import Subcommand, argument, flag, option
 from .subcommand import Mistaken, deliver, engine_options, problem_in, unstarted
 
-# The App of the UI tools, for `shotclock serve ui`.
 UI_APP = "shotclock.ui_tools:app"
 REQUIRE_TOKEN = flag("--require-token", "With --http: require an access token, also from this machine.")
 
 
 def read_serve_options(mistakes: dict[str, str] | None = None, **values: Any) -> Options:
-    """Return the options of a server. Raises Mistaken, and Failure where the tokens cannot be read."""
     options, found = options_of(**values)
     if mistakes or found:
         raise Mistaken((mistakes or {}) | {each["field"].replace("_", "-"): each["message"] for each in found})
@@ -25,7 +23,7 @@ def read_serve_options(mistakes: dict[str, str] | None = None, **values: Any) ->
 
 
 def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_stderr: bool = False) -> int:
-    """Serve an App, or without a target the operators' page, until a signal. Returns the exit code.
+    """Serve an App, or without a target the operators' page, until a signal.
 
     A refusal to serve is one envelope. `to_stderr`: stdout belongs to the protocol.
     """

@@ -58,8 +58,7 @@ from .parser import (
     table_help,
 )
 
-# Work that looks, decides or answers at once takes a moment; the store's own waits are shorter.
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 30_000  # work that looks, decides or answers at once takes a moment; the store's own waits are shorter
 
 JSON = flag("--json", "Print only the envelope on stdout, also on a terminal.")
 
@@ -70,31 +69,21 @@ def timeout_option(default: str = "30s") -> Option:
 
 @value
 class ChildWork:
-    """The work of a subcommand, done in a child that can be killed."""
-
     name: str
     body: Callable[[], Outcome]
     timeout_ms: int = TIMEOUT_MS
     mutates: bool = False
-    show: Callable[[Envelope], None] | None = None
-    """Writes the answer for a person, in place of the envelope."""
-    afterwards: Callable[[Outcome], None] | None = None
-    """Called here after a success, to start what outlives the child."""
+    show: Callable[[Envelope], None] | None = None  # writes the answer for a person, in place of the envelope
+    afterwards: Callable[[Outcome], None] | None = None  # called here after a success, to start what outlives the child
 
 
 class Mistaken(Exception):
-    """Mistakes in the values of options, by their fields."""
-
     def __init__(self, mistakes: dict[str, str]) -> None:
         super().__init__(mistakes)
         self.mistakes = [{"field": field, "message": message} for field, message in mistakes.items()]
 
 
-# --- from words to work ---------------------------------------------------------------------------------------
-
-
 def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) -> int:
-    """Run the command of the table that the words name. Returns the exit code."""
     line = find_command(table, words)
     as_json = wants_json("--json" in words)
     if not words:
@@ -114,7 +103,6 @@ def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) 
 
 
 def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: Tool = OURSELVES) -> int:
-    """Run one command of the table called `prefix`. Returns the exit code."""
     if command.main is not None:
         return command.main(words)
     line = read(command, words, hint=f"see {prefix} {command.name} --help")
@@ -151,7 +139,6 @@ def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | C
 
 
 def show_drawn(envelope: Envelope) -> None:
-    """Draw the answer of work that finished."""
     from .render import print_answer
 
     if envelope.ending == Ending.FINISHED:
@@ -159,10 +146,7 @@ def show_drawn(envelope: Envelope) -> None:
 
 
 def read_budget_ms(budget_ms: int | None) -> int | None:
-    """Return the time to wait for work that may outlive us; None is without limit. Raises Mistaken.
-
-    The option counts first, then the environment; otherwise 30 s, and no limit where a person waits.
-    """
+    """Return the time to wait for work that may outlive us: 30 s by default, no limit where a person waits."""
     text = os.environ.get(BUDGET_VARIABLE, "").strip()
     if budget_ms is None and text:
         if not text.isdecimal():
@@ -172,8 +156,6 @@ def read_budget_ms(budget_ms: int | None) -> int | None:
         budget_ms = DEFAULT_BUDGET_MS
     return budget_ms or None
 
-
-# --- engines --------------------------------------------------------------------------------------------------
 
 _ENGINE = "Reaching Temporal"
 _CONNECTION = tuple(
@@ -208,7 +190,7 @@ def _engine_url(text: str) -> str:
 
 
 def settle_engine(values: dict[str, Any]) -> Mistakes:
-    """Replace --on and the options of the connection by one Address. Returns the mistakes in them."""
+    """Replace --on and the options of the connection by one Address, and return their mistakes."""
     if "on" not in values:
         return []
     connection = {each.key: values.pop(each.key) for each in _CONNECTION}
@@ -225,11 +207,8 @@ def settle_engine(values: dict[str, Any]) -> Mistakes:
     return []
 
 
-# --- from work to answer --------------------------------------------------------------------------------------
-
-
 def perform(work: ChildWork, as_json: bool) -> int:
-    """Do the work in a child, within its timeout and our caller's. Returns the exit code."""
+    """Do the work in a child, within its timeout and our caller's."""
     call = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
 
     def body() -> Outcome:
@@ -264,7 +243,7 @@ def admit_call(
     tool: Tool = OURSELVES,
     since_start: bool = False,
 ) -> Call:
-    """Start the clock of a subcommand, within our caller's deadline. `since_start`: from the start of this process."""
+    """Start the clock of a subcommand, within our caller's deadline."""
     inherited = inherited_deadline(os.environ, monotonic_ns())
     clocks = Clocks(timeout_ms=timeout_ms)
     call = admit(name, clocks, parent=inherited.deadline, mutates=mutates, idempotent=idempotent, tool=tool)
@@ -275,19 +254,16 @@ def admit_call(
 
 
 def problem_of(mistakes: Mistakes, suggestion: str | None = None) -> Problem:
-    """Return the refusal of a command line, with every mistake once."""
     unique = [mistake for place, mistake in enumerate(mistakes) if mistake not in mistakes[:place]]
     return Problem("ARG_ERROR", join_problems(unique), "validation", errors=unique, suggestion=suggestion)
 
 
 def problem_in(failure: Failure) -> Problem:
-    """Return the problem of a Failure before anything began."""
     context = failure.context or None
     return Problem(failure.code, str(failure), "validation", context=context, suggestion=failure.suggestion)
 
 
 def unstarted(name: str, problem: Problem, *, timeout_ms: int = TIMEOUT_MS, tool: Tool = OURSELVES) -> Envelope:
-    """Return the answer to work that never began."""
     return answer_at_once(name, Outcome(Ending.NOT_STARTED, problem), Clocks(timeout_ms=timeout_ms), tool=tool)
 
 
@@ -300,14 +276,13 @@ def answer_at_once(
     mutates: bool = True,
     tool: Tool = OURSELVES,
 ) -> Envelope:
-    """Return the answer for an outcome that is known before any call has begun, with the clocks it would have had."""
+    """Return the answer for an outcome that is known before any call has begun."""
     call = admit(name, clocks, defaults=defaults, mutates=mutates, tool=tool)
     call.began_ns = process_began_ns()
     return answer(call, outcome)
 
 
 def refuse(name: str, mistakes: Mistakes, as_json: bool, *, tool: Tool = OURSELVES) -> int:
-    """Answer a command line with mistakes. Returns the exit code."""
     return deliver(unstarted(name, problem_of(mistakes), tool=tool), as_json)
 
 

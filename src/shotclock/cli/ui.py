@@ -26,12 +26,8 @@ from .parser import CommandTable, Option, Subcommand, argument, duration, flag, 
 from .subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, answer_at_once, conclude, deliver
 
 DEVICE_VARIABLE = "SHOTCLOCK_UI_DEVICE"
-# The limit for a payload on stdin. A writer that keeps the pipe open reaches it.
-STDIN_LIMIT_MS = 2_000
-# Above the limit of a payload, so that a larger one is refused for its size.
-MAX_FILE_BYTES = 1_000_000
-
-# --- options --------------------------------------------------------------------------------------------------
+STDIN_LIMIT_MS = 2_000  # a writer that keeps the pipe open reaches it
+MAX_FILE_BYTES = 1_000_000  # above the limit of a payload, so that a larger one is refused for its size
 
 
 def _number(text: str) -> object:
@@ -88,9 +84,6 @@ def _verb(name: str) -> Subcommand:
     return Subcommand(name, VERBS[name].text, (*options, *_RUN), partial(_execute, name))
 
 
-# --- executions -----------------------------------------------------------------------------------------------
-
-
 def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
     return lambda as_json: _run_verb(f"ui {verb}", verb, values, as_json)
 
@@ -114,7 +107,7 @@ def _run_verb(name: str, verb: str, values: dict[str, Any], as_json: bool) -> in
 
 
 def _read(verb: str, values: dict[str, Any]) -> Execution:
-    """Return the execution. Raises Failure for missing arguments, files and every problem of the payload."""
+    """Return the execution. Raises Failure with every problem of the payload."""
     if verb == "exec":
         written = values["file"] or values["execution"]
         return read_execution(_read_payload(written), timeout_ms=values["timeout"])
@@ -141,7 +134,7 @@ def _read_payload(written: str | None) -> object:
 
 
 def _read_stdin() -> bytes:
-    """Return all of stdin, which must arrive at once. Raises Failure INPUT_REQUIRED."""
+    """Return all of stdin, which must arrive at once."""
     if sys.stdin is None or is_terminal(sys.stdin):
         raise Failure("INPUT_REQUIRED", "the payload is read from stdin, which is a terminal: pipe it in")
     data, latest_ns = bytearray(), monotonic_ns() + STDIN_LIMIT_MS * 1_000_000
@@ -156,7 +149,6 @@ def _read_stdin() -> bytes:
 
 
 def _run(call: Call, execution: Execution, device: str | None) -> Outcome | Envelope:
-    """Run the execution on its device, within the rest of the caller's time."""
     remaining_ms = None
     if call.bound.owner != call.name and call.bound.bell is not None:
         remaining_ms = call.bound.bell.remaining_ms(monotonic_ns())
@@ -176,9 +168,6 @@ def _run(call: Call, execution: Execution, device: str | None) -> Outcome | Enve
 
 def _device(name: str | None) -> str:
     return name or os.environ.get(DEVICE_VARIABLE) or DEFAULT_DEVICE
-
-
-# --- devices --------------------------------------------------------------------------------------------------
 
 
 def _start(device: str | None, idle: int) -> Callable[[bool], int]:
@@ -207,7 +196,6 @@ def _manage(name: str, timeout_ms: int, body: Callable[[], Outcome | Envelope], 
 
 
 def _find_daemons() -> list[dict[str, Any]]:
-    """Return the status of each daemon of this store."""
     found: list[dict[str, Any]] = []
     try:
         names = sorted(name for name in os.listdir(client.folder()) if name.endswith(".device"))
@@ -241,15 +229,11 @@ def _list_devices() -> Outcome:
     return Outcome(Ending.FINISHED, data={"devices": devices})
 
 
-# --- for a person ---------------------------------------------------------------------------------------------
-
-
 def _write(text: str) -> None:
     write_quietly(sys.stdout, visible(text) + "\n", signals_heard)
 
 
 def _show_steps(envelope: Envelope) -> None:
-    """Write the texts that the steps returned, and a line for each other step."""
     steps: Any = envelope.data.get("stepResults") if isinstance(envelope.data, dict) else None
     for step in steps or ():
         data = step["data"]
