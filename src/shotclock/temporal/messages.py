@@ -37,8 +37,7 @@ ORDER_ACTIVITY = "shotclock-order"
 DEFAULT_QUEUE = "shotclock"
 # How long a worker may be silent before another one takes its step. Longer than a restart of the engine takes.
 DEFAULT_HEARTBEAT_MS = 10_000
-# The version of these messages. A worker leaves runs and steps of other versions to other workers.
-VERSION = 2
+VERSION = 2  # The version of these messages. A worker leaves runs and steps of other versions to other workers.
 # A proposal in the inbox of another server is asked about again after this.
 FOREIGN_PAUSE_MS = 30_000
 _INSTANTS = ("created_at", "expires_at", "reminded_at", "decided_at", "used_at")
@@ -51,40 +50,34 @@ class RunInput(TypedDict):
     file: str
     folder: str
     files: list[str]
-    """The real paths of the nested files, from the outermost to this one."""
     workflow: JsonObject
     inputs: JsonObject
     trace_id: str
     limit_ms: int
-    caller_ms: int | None
-    """The time that the caller has left. No extension may exceed it."""
-    deadline_at: int | None
-    """The deadline of the run around a nested one."""
+    caller_ms: int | None  # The time that the caller has left. No extension may exceed it.
+    deadline_at: int | None  # the deadline of the run around a nested one
     deadline_owner: str
     latest_at: int | None
     """For a nested run: the end of its step's own time. The rest of `deadline_at` belongs to the run around it."""
     heartbeat_ms: int
     queue: str
-    env: dict[str, str]
-    """The variables that the step around a nested run has set."""
+    env: dict[str, str]  # the variables that the step around a nested run has set
     attributes: list[str]
 
 
 class StepInput(TypedDict):
     version: int
     run: JsonObject
-    """Its run: run_id, name, file, folder, files, trace_id, inputs, env, queue, began_at, limit_ms, deadline_at."""
+    """run_id, name, file, folder, files, trace_id, inputs, env, queue, began_at, limit_ms, deadline_at."""
     workflow: JsonObject
     step: str
     state: JsonObject
     visible: dict[str, JsonObject]
     kept_ms: int
-    clean_up_by: int | None
-    """The end of clean-up, for a clean-up step of a stopped run."""
+    clean_up_by: int | None  # the end of clean-up, for a clean-up step of a stopped run
     is_clean_up: bool
     heartbeat_ms: int
-    sent_at: int
-    """The time of the request. A try that continues on another worker has used the time since then."""
+    sent_at: int  # The time of the request. A try that continues on another worker has used the time since then.
     proposals: list[JsonObject]
     nested: dict[str, JsonObject]
     may_park: bool
@@ -92,27 +85,22 @@ class StepInput(TypedDict):
 
 
 class OrderInput(TypedDict):
-    """An order to a run or a step: more time, or to wind down."""
-
     run_id: str
     step: str | None
     who: str
     by_ms: int | None
     within_ms: int | None
     reason: str
-    deadline_at: NotRequired[int]
-    """For the worker of a step: the new deadline of the run."""
+    deadline_at: NotRequired[int]  # for the worker of a step: the new deadline of the run
 
 
 class StepReply(TypedDict, total=False):
     state: JsonObject
     is_cancelled: bool
-    lost: dict[str, int]
-    """The worker was shut down while the step ran: the current try, and its beginning."""
+    lost: dict[str, int]  # the worker was shut down while the step ran: the current try, and its beginning
     is_unbegun: bool
     """The step came late, and the engine did not confirm that it may begin. Another worker begins it as a new one."""
-    is_parked: bool
-    """The step waits for people or nested runs. The workflow waits for them, then sends the step again."""
+    is_parked: bool  # The step waits for people or nested runs. The workflow waits for them, then sends the step again.
     proposals: list[JsonObject]
     nested: list[RunInput]
 
@@ -131,8 +119,7 @@ def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str
 def select_visible(
     workflow: WorkflowFile, step: StepPart | None, part: Mapping[str, Any], states: Mapping[str, StepState]
 ) -> dict[str, JsonObject]:
-    """Return the states that the templates of a step name, or all states if they use the whole mapping. Without a step
-    the templates are those of the run's outputs."""
+    """Return the states that the templates of a step or of the run's outputs name; all if they use the mapping."""
     text = " ".join(texts_in(part))
     # The prompt of a model may be in a file.
     if (step is not None and step.type == "ai") or re.search(r"\b(?:outputs|steps)\b(?!\.|\[['\"])", text):
@@ -146,14 +133,13 @@ def select_visible(
     return {name: {key: record[key] for key in shown if key in record} for name, record in records.items()}
 
 
-# --- proposals --------------------------------------------------------------------------------------------
 # The workflow keeps the proposals of a step while no worker has it, on the engine's clock.
 
 
 def pack_proposals(
     step: str, waiting: Iterable[Proposal | ForeignProposal], store: Store, ahead_ms: int
 ) -> list[JsonObject]:
-    """Return the proposals of a step for its workflow. `ahead_ms` is how far the engine's clock is ahead."""
+    """Return the proposals of a step for its workflow, on the engine's clock, which is ahead by `ahead_ms`."""
     packed: list[JsonObject] = []
     for proposal in waiting:
         record = None if isinstance(proposal, ForeignProposal) else store.proposals.export(proposal.id)
@@ -178,7 +164,7 @@ def unpack_proposals(packed: Iterable[Mapping[str, Any]], store: Store, ahead_ms
 
 
 def _shift(record: Mapping[str, Any], by_ms: int) -> JsonObject:
-    """Return the record on another clock. A proposal without an end keeps none."""
+    """Return the record on another clock."""
     moved = {
         name: WallTime(record[name] + by_ms).ms
         for name in _INSTANTS
@@ -186,8 +172,6 @@ def _shift(record: Mapping[str, Any], by_ms: int) -> JsonObject:
     }
     return {**record, **moved}
 
-
-# --- search attributes ------------------------------------------------------------------------------------
 
 RUN = SearchAttributeKey.for_keyword("ShotclockRun")
 STATUS = SearchAttributeKey.for_keyword("ShotclockStatus")
@@ -233,7 +217,6 @@ def describe_end(
 def list_updates(
     values: Mapping[SearchAttributeKey[Any], Any], registered: Collection[str], shown: Mapping[str, Any]
 ) -> list[SearchAttributeUpdate[Any]]:
-    """Return the registered attributes whose values differ from the shown ones."""
     return [
         key.value_set(value) if value else key.value_unset()
         for key, value in values.items()

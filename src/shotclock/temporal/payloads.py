@@ -39,10 +39,8 @@ from ..workflow.state import HIDES, JsonObject, record_workflow
 KEY_VARIABLE = "SHOTCLOCK_CODEC_KEY"
 PAYLOADS_VARIABLE = "SHOTCLOCK_PAYLOADS"
 KEY_BYTES = 32
-# Larger payloads are stored outside of history, which keeps every payload. Temporal refuses 2 MB.
-THRESHOLD = 128 * 1024
-# The limit of a step's output, in characters of JSON. Temporal fails the task of a workflow that is busy for two
-# seconds, again and again.
+THRESHOLD = 128 * 1024  # History keeps every payload, so larger ones are stored outside. Temporal refuses 2 MB.
+# In characters of JSON. Temporal fails the task of a workflow that is busy for two seconds, again and again.
 JSON_LIMIT = 10_000_000
 TRANSFER_LIMIT_S = 60.0
 _NONCE_BYTES = 12
@@ -51,7 +49,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def read_key(environ: Mapping[str, str]) -> bytes | None:
-    """Return the key of the environment, if any. Raise Failure if it is malformed."""
     text = environ.get(KEY_VARIABLE, "").strip()
     if not text:
         return None
@@ -94,8 +91,8 @@ class OrderedConverter(CompositePayloadConverter):
 
 
 def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> JsonObject:
-    """Return the file for the engine: whole if payloads are encrypted, refused if it holds secrets and they are not.
-    Raise Failure, also for an agent whose tool is a workflow, because a worker cannot wait for a nested run."""
+    """Return the file for the engine. Refuse secrets without encryption, and an agent whose tool is a workflow,
+    because a worker cannot wait for a nested run."""
     for step_id, step in ai_steps(workflow):
         if any(workflow.tools[name].workflow is not None for name in step.ai.tools):
             message = f"step {step_id}: a workflow cannot be an agent's tool on Temporal"
@@ -142,11 +139,8 @@ class EncryptingCodec(PayloadCodec):
         return Payload.FromString(self._cipher.decrypt(nonce, data, self._key_id))
 
 
-# --- large payloads -----------------------------------------------------------------------------------------
-
-
 def make_driver(environ: Mapping[str, str]) -> StorageDriver:
-    """Return the storage of large payloads: the URL or directory of the environment, else a directory of this user."""
+    """Return the storage of large payloads, by default a directory of this user."""
     place = environ.get(PAYLOADS_VARIABLE, "").strip()
     if place.startswith(("http://", "https://")):
         return HttpDriver(place.rstrip("/"))

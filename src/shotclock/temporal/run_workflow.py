@@ -84,16 +84,12 @@ with workflow.unsafe.imports_passed_through():
     for _name in STEP_TYPES:  # otherwise each would be imported again when a file has such a step
         STEP_TYPES[_name]
 
-# A worker needs this long beyond a step's own time to verify the kill and to reply.
-REPLY_MARGIN_MS = 5_000
-# The backstop above a step is twice its worst case plus this, the most that an operator may add.
-GIFT_MS = 3_600_000
-# The templates of outputs have their own timeout; this is for a worker that dies meanwhile.
-OUTPUTS_LIMIT_S = 60
+REPLY_MARGIN_MS = 5_000  # a worker needs this long beyond a step's own time to verify the kill and to reply
+GIFT_MS = 3_600_000  # the backstop above a step is twice its worst case plus this, the most that an operator may add
+OUTPUTS_LIMIT_S = 60  # the templates of outputs have their own timeout; this is for a worker that dies meanwhile
 # The time for a worker to answer an order. The run does not wait for it, and without an answer it changes nothing.
 ORDER_LIMIT_S = 10
-# The part of the engine's limit of a run that is kept for clean-up.
-CLEAN_UP_MS = 360_000
+CLEAN_UP_MS = 360_000  # the part of the engine's limit of a run that is kept for clean-up
 # The part of the run's time in which a step reports that it had no more.
 LAST_WORD_MS = 1_000
 ONCE = RetryPolicy(maximum_attempts=1)
@@ -104,7 +100,6 @@ T = TypeVar("T")
 @record
 class _StepOnWorker:
     bell: Deadline | None
-    """The deadline of the run, as the worker knows it."""
     end: Deadline | None
     """The instant at which the engine abandons the step, if the run's time decides it. It cannot be moved."""
 
@@ -119,8 +114,6 @@ class _ChildDeadline:
 
 @record
 class _Answers:
-    """The decisions and ended nested runs of a step that waits for them."""
-
     proposals: list[JsonObject]
     nested: dict[str, JsonObject]
     may_park: bool = True
@@ -144,8 +137,7 @@ class RunWorkflow:
         self._plan = plan_of(self._workflow)
         self._ended_by: str | None = None
         self._waiting: dict[str, JsonObject] = {}
-        self._decided: dict[str, JsonObject] = {}
-        """The decided and expired proposals, by id, without their questions."""
+        self._decided: dict[str, JsonObject] = {}  # the decided and expired proposals, by id, without their questions
         self._holders: dict[str, str] = {}
         """The queues of the workers that have steps, for orders. Only steps that have run for a while are here."""
         self._under_way: dict[str, _StepOnWorker] = {}
@@ -163,7 +155,7 @@ class RunWorkflow:
         )
 
     def _find_parent(self) -> Deadline | None:
-        """Return the deadline of the caller or the run around this one. No extension exceeds it."""
+        """Return the deadline of the caller or the run around this one."""
         if self._input["deadline_at"] is not None:
             return Deadline(self._input["deadline_at"] * NS_PER_MS)
         caller_ms = self._input["caller_ms"]
@@ -248,7 +240,7 @@ class RunWorkflow:
                 self._show_progress()
 
     async def _execute_until_over(self, name: str, step: StepPart, state: StepState) -> None:
-        """Let workers carry out a step, until its state is final. A cancellation is passed on."""
+        """Let workers carry out a step, until its state is final."""
         answers = _Answers([], {})
         while True:
             try:
@@ -302,8 +294,7 @@ class RunWorkflow:
         return reply
 
     def _backstops_ms(self, name: str, step: StepPart, left_ms: int | None) -> tuple[int, int]:
-        """Return when a step is abandoned whose worker lives and does not end it: by its own limits, and by the rest of
-        the run's time."""
+        """Return when to abandon a step that its living worker does not end: by its own limits, and by the run's."""
         planned = self._plan.step(name)
         most = MAX_MS
         if planned.worst_ms and not planned.is_per_item:
@@ -343,7 +334,7 @@ class RunWorkflow:
     # --- without a worker ---------------------------------------------------------------------------------
 
     def _is_over_without_worker(self, name: str, step: StepPart, state: StepState, error: ActivityError) -> bool:
-        """Judge a step whose worker is gone, or that no worker has taken. Return whether it is over."""
+        """Judge a step whose worker is gone, or that no worker has taken."""
         cause = error.cause
         if isinstance(cause, TimeoutError) and cause.type is TimeoutType.HEARTBEAT:
             heartbeat: dict[str, int] = cause.last_heartbeat_details[0] if cause.last_heartbeat_details else {}
@@ -366,8 +357,7 @@ class RunWorkflow:
         return True
 
     def _is_over_with_lost_worker(self, step: StepPart, state: StepState, heartbeat: dict[str, int]) -> bool:
-        """Prepare a step to run again in the rest of its time if that is harmless, else interrupt it. `heartbeat` is
-        the last one of its worker."""
+        """Prepare a step to run again in the rest of its time if that is harmless, else interrupt it."""
         now_ms = workflow.time_ns() // NS_PER_MS
         # Without any heartbeat the worker has been silent since the step began.
         began_ms = heartbeat.get("try_began_at", now_ms - self._input["heartbeat_ms"])
@@ -444,7 +434,7 @@ class RunWorkflow:
             self._child_deadlines.pop(run_id, None)
 
     async def _wait_for_people(self, name: str, proposals: list[JsonObject]) -> list[JsonObject]:
-        """Wait until a proposal is decided or expires, or the run's time is over. Return the proposals."""
+        """Wait until a proposal is decided or expires, or the run's time is over."""
         ids = [proposal["id"] for proposal in proposals]
         self._waiting |= {proposal["id"]: proposal for proposal in proposals}
         self._show_progress()
@@ -647,8 +637,7 @@ class RunWorkflow:
         }
 
     def _show_progress(self) -> None:
-        """Set the search attributes: the longer steps, and whether proposals are open. Not every step is shown, because
-        each change is an event in history."""
+        """Set the search attributes. Only longer steps are shown, because each change is an event in history."""
         waiting = {proposal["step"] for proposal in self._waiting.values()}
         running = [name for name, state in self._scheduler.states.items() if state.status is Status.RUNNING]
         steps = [name for name in running if name in waiting or name in self._holders]

@@ -66,19 +66,16 @@ from .messages import (
 )
 from .payloads import JSON_LIMIT, KEY_VARIABLE, read_key, write_workflow
 
-# Heartbeats per heartbeat timeout: a late one does no harm.
-BEATS = 8
+BEATS = 8  # heartbeats per heartbeat timeout: a late one does no harm
 # Parts of the heartbeat timeout: a cut-off step is stopped after the first and killed after the second. After the third
 # the worker ends itself with all of its processes, because that did not help.
 STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
-# The guard kills a worker that has not ended itself by then, because it is frozen.
-GUARD_DELAY_NS = 100 * NS_PER_MS
+GUARD_DELAY_NS = 100 * NS_PER_MS  # the guard kills a worker that has not ended itself by then, because it is frozen
 # The pause before a step of another version is returned, so that the engine does not send it to and fro.
 OTHER_VERSION_PAUSE_S = 0.5
 # The pause before a busy engine is asked again whether a step is still this worker's.
 ASK_AGAIN_S = 0.05
-# The calls of a step that a heartbeat describes. A step may have many items.
-MOST_CALLS = 10
+MOST_CALLS = 10  # The calls of a step that a heartbeat describes. A step may have many items.
 
 
 class EngineClock:
@@ -94,11 +91,9 @@ class EngineClock:
         return self.started_ms + (at_ns - self.at_ns) // NS_PER_MS
 
     def deadline(self, at_ms: int) -> Deadline:
-        """Return an instant of the engine's clock as a deadline of this process."""
         return Deadline(self.at_ns + (at_ms - self.started_ms) * NS_PER_MS)
 
     def ahead_ms(self) -> int:
-        """Return how far the engine's clock is ahead of the wall clock here."""
         return self.now_ms() - wall_time().ms
 
 
@@ -156,10 +151,8 @@ class WorkerServices:
     store: Store
     inbox: Callable[[], Inbox]
     environment: Mapping[str, str]
-    folder: Path | None
-    """The directory of steps whose file's own folder is not on this machine."""
-    own_queue: str
-    """The queue of this worker alone, for orders to its steps."""
+    folder: Path | None  # the directory of steps whose file's own folder is not on this machine
+    own_queue: str  # the queue of this worker alone, for orders to its steps
     leases: Leases
     own_variables: Mapping[str, str]
     """The worker's own credentials. No step sees them, and they are redacted from the output of steps."""
@@ -292,8 +285,7 @@ class _StepWork:
         self._attempts_before, self._used_before_ms = self.state.attempts, self.state.cut_off_ms
         self._context: RunContext | None = None
         self._working: asyncio.Future[None] | None = None
-        self._wanted: dict[str, RunInput] = {}
-        """The nested runs that the workflow has to begin."""
+        self._wanted: dict[str, RunInput] = {}  # the nested runs that the workflow has to begin
         self._is_announced = False
         self._is_ordered_off = False
         self._is_cut_off = False
@@ -381,7 +373,7 @@ class _StepWork:
         return {"state": self.state.to_record(), "is_cancelled": True}
 
     async def obey(self, order: OrderInput) -> JsonObject:
-        """Extend the calls of the step, or wind them down. Return them as they are then. Raise Failure."""
+        """Extend the calls of the step, or wind them down."""
         if "deadline_at" in order:
             return self._follow_run(order["deadline_at"])
         calls = self._own_calls()
@@ -412,10 +404,7 @@ class _StepWork:
             if call.bound.owner == call.name:
                 self.state.timeout_ms = call.bound.limit_ms
 
-    # --- nested runs --------------------------------------------------------------------------------------
-
     def _count_nested(self) -> dict[tuple[str, int], int]:
-        """Return the number of runs that each item of the step has begun in earlier tries."""
         tries = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
         return {(self._input["step"], number): count for number, count in enumerate(tries)}
 
@@ -459,11 +448,10 @@ class _StepWork:
             await nested.stop  # until the step is parked, which is now or when its other items have ended
         raise asyncio.CancelledError
 
-    # --- heartbeats ---------------------------------------------------------------------------------------
-
     async def _is_still_ours(self) -> bool:
         """Return whether the step may begin, and hold its lease. The engine is asked about a late step, which may
-        belong to another worker, and about the first one, whose delay is unknown."""
+        belong to another worker, and about the first one, whose delay is unknown.
+        """
         delay_ns = self._delays.measure(self._clock)
         if delay_ns is not None and delay_ns <= self._limit_ns // BEATS:
             self._heard_ns = self._clock.at_ns - delay_ns
@@ -501,7 +489,6 @@ class _StepWork:
                 return
 
     async def _beat(self, by_ns: int) -> bool:
-        """Send a heartbeat, and return whether it has arrived. Bounded."""
         sent_ns = monotonic_ns()
         within, beat = timedelta(seconds=self._limit_ns / BEATS / 1e9), self._describe_beat()
         try:
@@ -540,7 +527,6 @@ class _StepWork:
                 await handle.signal("hold", [self._input["step"], queue], rpc_timeout=timedelta(seconds=within_s))
 
     def _describe_beat(self) -> JsonObject:
-        """Return the current try, and the limits of its calls, for operators who look at the run."""
         if self._context is None:
             return {**self._describe_try(), "calls": []}
         shown = [control_channel.describe_call(call) for call in self._own_calls()[:MOST_CALLS]]

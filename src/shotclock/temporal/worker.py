@@ -35,16 +35,13 @@ from .run_workflow import RunWorkflow
 from .step_activity import Activities, Leases, WorkerServices
 
 DEFAULT_PARALLEL = 8
-# How long a workflow waits for the worker that has it in memory before another one takes it.
-STICKY_S = 0.5
-# Open polls at the engine. A task that answers the poll of a cut-off worker is lost until its timeout.
-POLLS = 2
+STICKY_S = 0.5  # how long a workflow waits for the worker that has it in memory before another one takes it
+POLLS = 2  # Open polls at the engine. A task that answers the poll of a cut-off worker is lost until its timeout.
 # How long running steps have to end when the worker shuts down. Then other workers take them.
 DEFAULT_DRAIN_MS = 30_000
 # The pause between two checks for overdue steps: a fraction of the time until another worker may start them.
 LEASE_LOOK_MS = 50
-# The exit code of a worker that could not stop a step in time. Its processes die with it.
-EXIT_CUT_OFF = 70
+EXIT_CUT_OFF = 70  # The exit code of a worker that could not stop a step in time. Its processes die with it.
 # The name of a worker in history. Without it the SDK digests all imported modules, which takes a quarter of a second.
 BUILD_ID = f"shotclock-{__version__}"
 # The worker's own credentials, which no step sees.
@@ -57,13 +54,12 @@ class WorkerOptions:
     most_steps: int = DEFAULT_PARALLEL
     drain_ms: int = DEFAULT_DRAIN_MS
     folder: str | None = None
-    """The directory of steps whose file's own folder is not on this machine."""
 
 
 async def serve_worker(
     address: Address, options: WorkerOptions, stop: asyncio.Future[str], on_ready: Callable[[], None]
 ) -> str:
-    """Take work until stopped, and return the name of the signal. Raise Failure if the engine cannot be reached."""
+    """Take work until stopped, and return the name of the signal."""
     kernel.hide_variables(looks_secret)
     async with contextlib.AsyncExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="shotclock-worker-"))
@@ -101,8 +97,7 @@ def _share_approval_key(store: Store) -> None:
 
 
 def _end_when_overdue(leases: Leases, guard: socket.socket | None, is_over: threading.Event) -> None:
-    """End the worker and its processes when a step is overdue, or when its guard is gone. In a thread, so that a
-    blocked event loop cannot prevent it."""
+    """End the worker when a step is overdue or its guard gone. In a thread: a blocked event loop cannot prevent it."""
     poller = select.poll()
     if guard is not None:
         poller.register(guard, select.POLLIN)
@@ -116,7 +111,6 @@ def _end_when_overdue(leases: Leases, guard: socket.socket | None, is_over: thre
 
 
 def make_workers(client: Client, services: WorkerServices, options: WorkerOptions) -> tuple[Worker, Worker]:
-    """Return the worker for workflows and steps, and the worker for orders to the steps of this process."""
     activities = Activities(services)
     steps = Worker(
         client,
