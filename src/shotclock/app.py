@@ -9,7 +9,7 @@
     app.serve_mcp()                         # the same commands as MCP tools
     await app.call("import", path=p)        # the same again, from Python
 
-The composition root: it imports every surface and gives each of them the catalogue of its commands.
+The composition root: it imports every surface.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ RESERVED = {
     *("timeout", "budget", "json", "debug", CONFIRM_FLAG, "validate-only", "idempotency-key"),
     *("heartbeat-interval", "heartbeat-ms", "resume-from", "help"),
 }
-"""Options of every command line. A parameter cannot have one of these names."""
+"""Names that a parameter cannot have: options of every command line."""
 DEFAULT_GRACE = "500ms"
-"""Shorter than that of `exec`: the caller of a tool waits until the grace is over."""
+"""Shorter than that of `exec`: the caller of a tool waits for it."""
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # The characters of MCP tool names.
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}
-"""Every App of this process by its key. A worker that imports the same program has the same keys."""
+"""Every App of this process by its key, the same in a worker that imports the program."""
 
 
 class Declared(TypedDict, total=False):
@@ -106,7 +106,6 @@ class Declared(TypedDict, total=False):
     mcp: bool
 
 
-# The options without a default here are None.
 DEFAULT_OPTIONS: Declared = {
     **{"isolation": "auto", "mutates": True, "idempotent": False, "destructive": False},
     **{"steps": (), "exit_codes": (), "stdin": False, "mcp": True},
@@ -132,14 +131,10 @@ class App:
         debug: bool = False,
         elicitation: bool = False,
     ) -> None:
-        """Make an app without commands.
+        """Make an app without commands. The options are described in docs/reference/app.md.
 
-        `default_timeout` bounds every command that declares no timeout; `grace` is the time that a command has to clean
-        up after its timeout; `operation_timeout` is the MCP server's limit above all of them. `workers` is the number
-        of processes for sync commands that are kept warm. `proposals` gives the server tools with which an agent asks
-        the operator: propose, check-proposal, withdraw-proposal. With `debug`, answers to all callers carry the
-        traceback of an exception; it is on stderr in any case. `elicitation` lets an MCP client ask its own user to
-        approve calls that are not destructive: nothing proves that a person answered."""
+        `elicitation` never covers destructive calls: nothing proves that a person answered.
+        """
         if not _NAME.fullmatch(name):
             raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
         self.name = name
@@ -173,9 +168,9 @@ class App:
     def command(self, function: None = None, /, **declared: Unpack[Declared]) -> Callable[[F], F]: ...
 
     def command(self, function: F | None = None, /, **declared: Unpack[Declared]) -> F | Callable[[F], F]:
-        """Make a function a command. By default it mutates and is not idempotent.
+        """Make a function a command; by default it mutates and is not idempotent. See docs/reference/app.md.
 
-        The function itself is unchanged and can be called directly, without clocks. See docs/reference/app.md.
+        The function itself is unchanged and can be called directly, without clocks.
         """
         names = Declared.__annotations__
         for option in declared.keys() - names.keys():
@@ -272,14 +267,14 @@ class App:
         return None if file is None else os.path.realpath(file)
 
     def handler(self, name: str) -> Callable[..., Any]:
-        """Return the function of a command; with a question mark after the name, the one that only checks arguments."""
+        """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
         if name.endswith("?"):
             return _argument_checker(self._functions[name[:-1]])
         return self._functions[name]
 
     @property
     def program(self) -> Program:
-        """Return the modules that another process has to import to have this app."""
+        """Return the modules of this app for another process."""
         program = Program.running_here() if self._module == "__main__" else Program(imports=(self._module,))
         # Absolute: the other process may run later, in another directory.
         return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))
@@ -287,10 +282,7 @@ class App:
     # --- the surfaces -------------------------------------------------------------------------------------
 
     def __call__(self, argv: list[str] | None = None) -> None:
-        """Run the command line: write one envelope and exit with its code.
-
-        The program ends here: exit hooks have a few seconds, remaining threads none.
-        """
+        """Run the command line: write one envelope and exit. Exit hooks have a few seconds, threads none."""
         if worker_main.inside_worker:
             return  # a worker imports the program for its functions and has no command line
         from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
@@ -320,7 +312,8 @@ class App:
     async def call(self, command: str, /, **arguments: Any) -> Envelope:
         """Call a command on the clock. Inside `async with app:` the workers stay warm between calls.
 
-        A destructive command runs only with `confirm_destructive=True` beside its arguments."""
+        A destructive command runs only with `confirm_destructive=True` beside its arguments.
+        """
         return await self.call_with(command, arguments)
 
     async def call_with(
@@ -334,7 +327,6 @@ class App:
         on_progress: Progress | None = None,
         confirm_destructive: bool = False,
     ) -> Envelope:
-        """Call a command, with options of this call beside its arguments."""
         async with self:  # calls without a context share the running one, too
             return await self._dispatcher.call(
                 CallRequest(
@@ -367,7 +359,7 @@ class App:
         return self
 
     def _operations(self) -> list[Operation]:
-        """Return the operations of the commands: by reference for worker processes, as functions for this process."""
+        """Return the operations: by reference for worker processes, as functions for this process."""
         made = []
         for spec in self._commands.values():
             operation = spec.operation()
@@ -388,7 +380,7 @@ class App:
 
 
 def find_handler(address: str) -> Callable[..., Any]:
-    """Return the function of `app:command`, in a process that has imported the program."""
+    """Return the function of `app:command` in a process that has imported it."""
     key, _, name = address.partition(":")
     if key not in APPS:
         raise LookupError(f"{name!r} is defined in a notebook or a REPL and cannot run in a process; use a module")
@@ -396,7 +388,7 @@ def find_handler(address: str) -> Callable[..., Any]:
 
 
 def describe(attribute: str, module: str) -> dict[str, Any]:
-    """Return the catalogue of the app of that name, in a process that has imported the program. Raises Failure."""
+    """Return the catalogue of an app in a process that has imported it. Raises Failure."""
     found: Any = sys.modules.get(module)
     if found is None:
         raise Failure("TARGET_UNUSABLE", "it could not be imported")
@@ -462,17 +454,14 @@ def _read_clocks(name: str, options: Declared, interruption: Interruption | None
 
 
 class _Documentation(NamedTuple):
-    """Texts of a docstring about a command and its parameters."""
-
     summary: str
     text: str
     parameters: dict[str, str]
 
 
 def _read_documentation(function: Callable[..., Any]) -> _Documentation:
-    """Read the docstring, and separate the texts about parameters."""
     written = (function.__doc__ or "").strip()
-    if "\n" not in written and ":" not in written:  # it has no text about parameters
+    if "\n" not in written and ":" not in written:
         return _Documentation(written, written, {})
     import docstring_parser
 
@@ -483,7 +472,6 @@ def _read_documentation(function: Callable[..., Any]) -> _Documentation:
 
 
 def _read_overtime(name: str, written: object, clocks: Clocks) -> dict[str, Any] | bool | str | None:
-    """Return the overtime of a command for its catalogue."""
     if written is None or written is False:
         return None
     plain: Any = dict(written) if isinstance(written, Mapping) else written
@@ -514,7 +502,7 @@ def _read_interruption(declared: Interruption | Mapping[str, Any] | bool | None)
 
 
 def _in_ms(declared: Mapping[str, Any], *durations: str) -> dict[str, Any]:
-    """Return a declaration with durations in milliseconds: `ttl: "1h"` becomes `ttl_ms`."""
+    """Return a declaration with durations in milliseconds: `ttl` becomes `ttl_ms`."""
     fields = dict(declared)
     for name in durations:
         if name in fields:
@@ -542,7 +530,7 @@ def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None
 
 
 def _read_approved_file(name: str, declared: object, parameters: list[HandlerParameter]) -> ApprovedFile | None:
-    """Read the declaration of an approved file. Raises ValueError unless the operator sees every argument."""
+    """Read an approved file. Raises ValueError unless the operator sees every argument."""
     written = declared.get("file") if isinstance(declared, Mapping) else None
     if written is None:
         return None
@@ -564,7 +552,6 @@ def _read_approved_file(name: str, declared: object, parameters: list[HandlerPar
 
 
 def _read_limit_ms(name: str, written: object, ms: int | None) -> int:
-    """Read a limit of an App: a duration or a number of milliseconds."""
     try:
         return parse_duration_ms(written) if ms is None else parse_duration_ms(ms, bare="ms")
     except DurationError as error:
@@ -618,7 +605,7 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
 
 
 def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that checks arguments instead of running the command."""
+    """Return a function that only checks the arguments."""
 
     @wraps(function)
     def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
@@ -629,7 +616,7 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the schema of the return type, None where it has none."""
+    """Return the schema of the return type, if it has one."""
     annotation = get_type_hints(function, include_extras=True).get("return")
     if annotation is None or annotation is Any:
         return None

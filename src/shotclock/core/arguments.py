@@ -28,12 +28,11 @@ class HandlerParameter(NamedTuple):
 
     name: str
     kind: Literal["by place or name", "by name", "rest"]
-    default: object
-    """`...`: it is required."""
+    default: object  # `...` where it is required
 
 
 def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
-    """Return the parameters of a function. Raises TypeError where one cannot be passed by name."""
+    """Return the parameters of a function. Raises TypeError unless all can be passed by name."""
     found: list[HandlerParameter] = []
     for each in inspect.signature(function).parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) and each.name != CONTEXT_NAME:
@@ -50,11 +49,7 @@ def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
 
 
 class Signature:
-    """Parameters of a function. Build it once per function with `signature_of`.
-
-    Arguments of plain types are checked by `validation`. pydantic checks all others, converts values and explains what
-    is wrong with them.
-    """
+    """Parameters of a function, built once by `signature_of`. pydantic checks the types that `validation` cannot."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = parameters_of(function)
@@ -81,7 +76,7 @@ class Signature:
             self.build_model()
 
     def build_model(self) -> Any:
-        """Return the pydantic model of the arguments, built on first use. Raises TypeError and its subclasses."""
+        """Return the pydantic model of the arguments, built on first use. Raises TypeError."""
         if self._model is None:
             from pydantic import ConfigDict, Field, ValidationError, create_model
 
@@ -99,11 +94,9 @@ class Signature:
 
     @property
     def defaults(self) -> dict[str, object]:
-        """Return the default arguments, before they are converted."""
         return {name: default for name, (_, default) in self._fields.items() if default is not ...}
 
     def json_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the arguments."""
         if not self._is_plain:
             schema: dict[str, Any] = self.build_model().model_json_schema(by_alias=True)
             schema.pop("title", None)
@@ -171,7 +164,7 @@ _PLAIN = frozenset({type(None), bool, int, str})
 
 
 def to_jsonable(value: object) -> Any:
-    """Return the value as JSON data. Half characters stay. Raises NotSerializable with a reason."""
+    """Return the value as JSON data, with half characters. Raises NotSerializable with a reason."""
     if type(value) in _PLAIN and (type(value) is not int or value.bit_length() <= _LONGEST_INTEGER_BITS):
         return value
     plain = _plain(value)
@@ -179,9 +172,7 @@ def to_jsonable(value: object) -> Any:
 
 
 def to_valid_json(value: object) -> tuple[Any, list[str]]:
-    """Return the value as strict JSON data, and a list of the changes: half characters, NaN and infinities, bytes.
-
-    Raises NotSerializable with a reason."""
+    """Return the value as strict JSON data, and a list of its changes. Raises NotSerializable with a reason."""
     kind = type(value)
     if kind in _PLAIN and (
         value.isascii() if kind is str else kind is not int or value.bit_length() <= _LONGEST_INTEGER_BITS  # type: ignore[attr-defined]
@@ -199,7 +190,7 @@ def to_valid_json(value: object) -> tuple[Any, list[str]]:
             raise
         value, plain = whole, to_jsonable(whole)
         changes.append("names of fields: half characters became U+FFFD")
-    if not changes and type(plain) is type(value) and plain == value and is_whole(plain):  # as nearly always
+    if not changes and type(plain) is type(value) and plain == value and is_whole(plain):
         return plain, []
     try:
         _note_changes(_plain(value), _plain(value, "hex"), "", changes)
@@ -282,7 +273,7 @@ def _is_json(plain: Any) -> bool:
 
 
 def _with_named_numbers(plain: Any) -> Any:
-    """Return the value with NaN and infinities as text, which is the nearest that JSON has."""
+    """Return the value with NaN and infinities as text."""
     if isinstance(plain, float):
         return plain if math.isfinite(plain) else str(plain)
     if isinstance(plain, int) and plain.bit_length() > _LONGEST_INTEGER_BITS:
@@ -293,8 +284,6 @@ def _with_named_numbers(plain: Any) -> Any:
         return {key: _with_named_numbers(item) for key, item in plain.items()}
     return plain
 
-
-# --- results ----------------------------------------------------------------------------------------------
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "deprecated", "$defs", "$comment"})
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -309,10 +298,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def misfit(value: object, schema: Mapping[str, Any]) -> str | None:
-    """Return why a result does not fit the schema of its function, or None where it does.
-
-    The common keywords are checked here; jsonschema, which is slow to import, checks the rest and has the reasons.
-    """
+    """Return why a result does not fit its schema, or None. jsonschema, slow to import, checks rare keywords."""
     try:
         if _fits(value, schema, schema.get("$defs", {})):
             return None

@@ -1,7 +1,4 @@
-"""Operations, which can be called, and the catalogue of an App as plain data.
-
-The catalogue is enough to list an App's commands, call them and answer for them without importing it: a server that
-runs no code of the app's works from it, and so do the manifest and the runner of a job.
+"""Operations, and the catalogue of an App as plain data: enough to list and call its commands without importing it.
 
 docs/design.md: R28.
 """
@@ -24,7 +21,7 @@ OvertimeKeys = dict[str, Any] | bool | str | None
 
 
 def hyphenate(name: str) -> str:
-    """Return the name as a command line writes it. Names with the same form are equal."""
+    """Return the name as a command line writes it."""
     return name.replace("_", "-").lower()
 
 
@@ -49,13 +46,11 @@ class Operation:
     handler: Handler
     isolation: Isolation = "auto"
     mutates: bool = True
-    """Whether it may change anything. The default is yes: an envelope must not promise more than was declared."""
+    """The default is yes: an envelope must not promise more than was declared."""
     idempotent: bool = False
     clocks: Clocks = field(default_factory=Clocks)
     overtime: OvertimeKeys = None
-    """As it is written: see `core/overtime.py`."""
     min_time_ms: int = 0
-    """With less than this left it is not started."""
     is_async: bool = field(init=False)
     place: RunsIn = field(init=False)
 
@@ -93,12 +88,11 @@ BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
 
 @value
 class Interruption:
-    """Declaration that a command may outlive its caller's budget."""
+    """Declaration that a command may outlive its caller's budget, as a job."""
 
     detach: bool = True
-    """It becomes a job when the caller's budget ends."""
     resume: bool = False
-    """It saves checkpoints: after a crash, the same call continues from the last."""
+    """After a crash, the same call continues from its last checkpoint."""
     idle_timeout_ms: int = DEFAULT_IDLE_TIMEOUT_MS
     """Without progress for this long it is stalled."""
     max_lifetime_ms: int = DEFAULT_MAX_LIFETIME_MS
@@ -113,7 +107,7 @@ class Interruption:
 
 @value
 class ApprovedFile:
-    """Declaration that the operator approves a file: shown as a diff, and modified as text."""
+    """A file that the operator approves: shown as a diff, and modified as text."""
 
     path: str
     """Absolute. Set by the app, never by the caller."""
@@ -125,8 +119,6 @@ class ApprovedFile:
 
 @value
 class CommandSpec:
-    """Declaration of one command."""
-
     name: str
     handler: HandlerReference
     summary: str = ""
@@ -134,7 +126,7 @@ class CommandSpec:
     input_schema: JsonSchema = field(default_factory=dict)
     output_schema: JsonSchema | None = None
     positionals: tuple[str, ...] = ()
-    """The parameters without a flag on the command line, in order."""
+    """Parameters without a flag, in order."""
     isolation: Isolation = "auto"
     clocks: Clocks = field(default_factory=Clocks)
     mutates: bool = True
@@ -143,17 +135,14 @@ class CommandSpec:
     steps: tuple[str, ...] = ()
     interruption: Interruption | None = None
     error_codes: tuple[str, ...] = ()
-    """Its error codes beyond those of every command."""
     requires_person: str | None = None
     """The text that a person must type before it runs; `{name}` is an argument."""
     approval: Policy | None = None
-    """An operator must approve each call."""
     approved_file: ApprovedFile | None = None
-    """With `approval`: the operator sees the file that the call would write."""
+    """With `approval`: the file that the call would write."""
     single_flight: str | None = None
     """Calls with the same key run one at a time on this machine; `{name}` is an argument."""
     concurrency: int | None = None
-    """Calls that may run at the same time on this machine."""
     reads_stdin: bool = False
     on_mcp: bool = True
     overtime: OvertimeKeys = None
@@ -161,23 +150,20 @@ class CommandSpec:
 
     @property
     def hyphenated(self) -> str:
-        """Return the name on the command line."""
         return hyphenate(self.name)
 
     @property
     def needs_confirmation(self) -> bool:
-        """Return whether the caller must confirm it. Where a person decides, that person confirms."""
+        """Return whether the caller must confirm it; an approval is a confirmation."""
         return self.destructive and self.approval is None and self.requires_person is None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the declaration as JSON data."""
         parts = (self.handler, self.clocks, self.interruption, self.approval, self.approved_file)
         names = ("handler", "clocks", "interruption", "approval", "approved_file")
         plain = {name: part and as_dict(part) for name, part in zip(names, parts, strict=True)}
         return {**as_dict(self), **plain}
 
     def operation(self) -> Operation:
-        """Return its operation."""
         return Operation(
             self.name,
             self.handler,
@@ -191,45 +177,39 @@ class CommandSpec:
 
 
 def semantic_version(written: str) -> str | None:
-    """Return the version in three numbers: `1.2` is 1.2.0. None where that is impossible."""
+    """Return the version in three numbers (`1.2` is 1.2.0), None where that is impossible."""
     padded = written + ".0" * max(0, 2 - written.count("."))
     return next((text for text in (written, padded) if _SEMANTIC_VERSION.fullmatch(text)), None)
 
 
 @value
 class Catalogue:
-    """Description of an App."""
-
     name: str
     version: str
     summary: str = ""
     operation_timeout_ms: int = 120_000
     commands: tuple[CommandSpec, ...] = ()
     clocks: Clocks = field(default_factory=Clocks)
-    """Default clocks of its calls."""
     proposals: bool = False
-    """Whether its server has tools for free proposals to the operator."""
+    """Its server has tools for free proposals to the operator."""
     debug: bool = False
-    """Whether its answers carry tracebacks."""
     is_served: bool = False
-    """Whether clients of a server call it. They get less of exceptions, also from jobs."""
+    """Clients of a server call it: they get less of exceptions, also from jobs."""
     elicitation: bool = False
-    """Whether a client may ask its own user for an approval."""
+    """A client may ask its own user for an approval."""
     file: str | None = None
-    """The real path of its file, to which approvals are bound. None without a file or without approvals."""
+    """Its real path, to which approvals are bound. None without a file or without approvals."""
 
     @property
     def semantic_version(self) -> str | None:
         return semantic_version(self.version)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the catalogue as JSON data."""
         commands = [command.to_plain() for command in self.commands]
         return {**as_dict(self), "commands": commands, "clocks": as_dict(self.clocks)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the catalogue of data from `to_plain`."""
         commands = []
         for spec in plain["commands"]:
             interruption, approval, approved_file = spec["interruption"], spec["approval"], spec["approved_file"]
@@ -252,6 +232,5 @@ class Catalogue:
         return cls(**{**known, "commands": tuple(commands), "clocks": Clocks(**plain.get("clocks", {}))})
 
     def find(self, name: str) -> CommandSpec | None:
-        """Find a command by its name in any spelling."""
         meant = hyphenate(name)
         return next((command for command in self.commands if command.hyphenated == meant), None)

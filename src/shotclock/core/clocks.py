@@ -1,17 +1,13 @@
-"""The clocks of a call: durations, deadlines and their nesting, the record of a clock that fired; and the wall-clock
-times and processes in the store.
+"""The clocks of a call: durations, deadlines and their nesting; wall-clock times and processes in the store.
 
 A duration is whole milliseconds: `500ms`, `30s`, `5m`, `1h30m`, `1.5s`, `2d`, and ISO 8601 `PT1H30M`. A bare number is
 refused unless its unit is known: guessing between seconds and milliseconds turns a minute into sixteen hours. `0` alone
 means "none".
 
-A deadline is an instant on the monotonic clock of this boot. The rules, once, for every kind of work:
-- a child's bell is the earlier of its own timeout and its parent's deadline minus the reserve, never later;
+A deadline is an instant on the monotonic clock of this boot:
+- a child's bell is the earlier of its own timeout and its parent's deadline minus the reserve;
 - the polite stop is sent at the bell, the kill at bell + grace, and never past half the reserve before the
   parent's deadline, so that the child's answer is there before the parent's own bell rings.
-
-Stored times outlive a boot, which a deadline does not. So `WallTime` is another type: the two clocks cannot be
-compared, and the wall clock may step.
 
 docs/design.md: R6, R9.
 """
@@ -39,11 +35,11 @@ _ORDER = ["d", "h", "m", "s", "ms"]
 
 
 class DurationError(ValueError):
-    """A text or number that is not a duration. The message has the reason and an example."""
+    """A text or number that is not a duration."""
 
 
 def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
-    """Return the duration in milliseconds. `bare` names the unit ("ms" or "s") of a number written without one."""
+    """Return the milliseconds of a duration. `bare` is the unit ("ms" or "s") of a number without one."""
     if isinstance(value, bool):
         raise DurationError(f"{value!r} is not a duration: write 30s, 500ms, 1h30m or PT30S")
     if isinstance(value, int | float):
@@ -56,7 +52,7 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
     if len(text) > 64:
         raise DurationError(f"{text[:20]!r}… is too long to be a duration")
     unit = text.lstrip("0123456789")
-    if unit in _UNIT_MS and unit != text:  # nearly always
+    if unit in _UNIT_MS and unit != text:
         return _of_parts(text, [(unit, text.removesuffix(unit))])
     if re.fullmatch(_BARE, text, re.ASCII | re.IGNORECASE):
         number = float(text) if not text.isdecimal() else int(text)
@@ -72,7 +68,7 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """Return the shortest compact form that parses back to the same number of milliseconds."""
+    """Return the shortest form that parses back to the same duration."""
     if ms <= 0:
         return "0ms" if ms == 0 else f"-{format_duration(-ms)}"
     whole, text = ms, ""
@@ -88,7 +84,6 @@ def format_duration(ms: int) -> str:
 
 
 def in_seconds(ms: int) -> str:
-    """Return the duration as text: 1 second, 2.5 seconds."""
     if ms == 1000:
         return "1 second"
     return f"{ms / 1000:g} seconds" if ms < 10**9 else f"{ms // 1000} seconds"
@@ -146,7 +141,7 @@ def _checked(ms: float | int, text: str) -> int:
 
 
 NS_PER_MS = 1_000_000
-# The default reserve of a parent: enough to stop a process tree and return an envelope.
+# Enough to stop a process tree and return an envelope.
 DEFAULT_RESERVE_MS = 500
 # A parent with little time reserves this share of it.
 RESERVE_SHARE = 10
@@ -154,7 +149,7 @@ RESERVE_SHARE = 10
 
 @value
 class Deadline:
-    """An instant on the monotonic clock. Not comparable with a stored, wall-clock time on purpose."""
+    """An instant on the monotonic clock. A stored wall-clock time is another type on purpose: that clock may step."""
 
     at_ns: int
 
@@ -175,17 +170,16 @@ class Deadline:
 
 @value
 class Bound:
-    """The bell of work, when it is asked to stop, its grace until the kill, and the owner of the clock."""
+    """The bell of work, its grace until the kill, and the owner of the clock."""
 
     bell: Deadline | None
     grace_ms: int
-    """From the polite stop to the kill. Near the parent's deadline it shrinks."""
+    """Shrinks near the parent's deadline."""
     limit_ms: int
-    """The time from start to bell; 0 without a bell."""
     owner: str
-    """The owner of the bell: the call itself, or a parent with an earlier deadline."""
+    """The call itself, or a parent with an earlier deadline."""
     source: Deadline | None = None
-    """The deadline that set it: the bell itself, or the parent's. Its identity is that of the clock."""
+    """The deadline that set it, the bell or the parent's. Its identity is that of the clock."""
 
     @property
     def kill_ns(self) -> int | None:
@@ -193,7 +187,6 @@ class Bound:
 
 
 def reserve_ms_for(remaining_ms: int, asked_ms: int | None = None) -> int:
-    """Return the reserve of a parent with this much time left."""
     wanted = DEFAULT_RESERVE_MS if asked_ms is None else asked_ms
     return min(wanted, remaining_ms // RESERVE_SHARE) if asked_ms is None else min(wanted, remaining_ms)
 
@@ -224,15 +217,14 @@ def nest(
 
 
 def latest_bell(parent: Deadline | None, started_ns: int, reserve_ms: int | None = None) -> Deadline | None:
-    """Return the latest bell inside a parent's deadline, as `nest` sets it; None without a parent."""
+    """Return the latest bell inside a parent's deadline, as `nest` sets it."""
     if parent is None:
         return None
     return Deadline(parent.at_ns - reserve_ms_for(parent.remaining_ms(started_ns), reserve_ms) * NS_PER_MS)
 
 
 def move_bell(bound: Bound, by_ms: int, latest: Deadline | None, parent: Deadline | None) -> Bound | None:
-    """Return the bound with a later bell, at most the latest; None where it cannot move. The clock is then the call's
-    own."""
+    """Return the bound with a later bell, owned by the call; None where it cannot move."""
     if bound.bell is None or by_ms <= 0:
         return None
     at_ns = bound.bell.at_ns + by_ms * NS_PER_MS
@@ -264,9 +256,7 @@ class ClockKind(StrEnum):
 
 @value
 class Clocks:
-    """Limits in milliseconds. None: the next level decides. 0: no limit.
-
-    All lists of clocks derive from these fields."""
+    """Limits in milliseconds. None: the next level decides. 0: no limit. Lists of clocks derive from these fields."""
 
     timeout_ms: int | None = None
     soft_ms: int | None = None
@@ -307,7 +297,6 @@ class Clocks:
         return cls(**limits)
 
     def over(self, defaults: Clocks) -> Clocks:
-        """Return these clocks, with defaults for unset ones."""
         mine = _limits_of(self)
         if None not in mine:
             return self
@@ -317,30 +306,26 @@ class Clocks:
 
 _limits_of = attrgetter(*fields_of(Clocks))
 CLOCK_NAMES = tuple(name.removesuffix("_ms") for name in fields_of(Clocks))
-# Clocks of the work itself, for `exec` and steps. The others concern its queue and its caller.
+# The others concern the queue and the caller of the work.
 WORK_CLOCKS = tuple(name for name in CLOCK_NAMES if name not in ("queue", "reserve"))
 
 
 @value
 class Fired:
-    """The clock that fired and its owner."""
-
     kind: ClockKind
     owner: str
     limit_ms: int
     elapsed_ms: int
     source: Deadline | None = None
-    """The deadline that passed, if it was one of this process, for comparison by identity."""
+    """The deadline of this process that passed, compared by identity."""
     kept_ms: int = 0
-    """Time before the limit that was kept for the clean-up of a run."""
+    """Kept before the limit for the clean-up of a run."""
 
     @property
     def kept(self) -> str:
-        """Return the end of a message about time that was kept for clean-up."""
         return f", of which {format_duration(self.kept_ms)} were kept for clean-up" if self.kept_ms else ""
 
     def as_context(self) -> dict[str, object]:
-        """Return the record for the context of an error."""
         return {
             "kind": self.kind.value,
             "owner": self.owner,
@@ -369,7 +354,6 @@ class WallTime:
 
     @classmethod
     def of_ns(cls, ns: int) -> WallTime:
-        """Convert the reading of a nanosecond clock, rounded down."""
         return cls(ns // NS_PER_MS)
 
     def __add__(self, ms: int) -> WallTime:
@@ -380,7 +364,6 @@ class WallTime:
     @overload
     def __sub__(self, other: int) -> WallTime: ...
     def __sub__(self, other: WallTime | int) -> WallTime | int:
-        """Return the milliseconds between two instants, or an earlier instant."""
         if isinstance(other, WallTime):
             return self.ms - other.ms
         return WallTime(self.ms - other) if type(other) is int else NotImplemented
@@ -393,7 +376,6 @@ class WallTime:
         return self.ms < other.ms if isinstance(other, WallTime) else NotImplemented
 
     def iso(self) -> str:
-        """Return the instant as `2026-11-15T00:00:00.000Z`."""
         from datetime import UTC, datetime, timedelta  # slow to import, and `exec` does not need it
 
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.ms)
@@ -405,8 +387,6 @@ class WallTime:
 
 @value
 class ProcessIdentity:
-    """A process, identified uniquely over time."""
-
     host: str
     boot_id: str
     pid: int

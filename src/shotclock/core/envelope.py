@@ -1,4 +1,4 @@
-"""The envelope: the one answer of every call, valid against the response contract, exactly five keys.
+"""The envelope: the one answer of every call, exactly five keys.
 
 docs/design.md: R2.
 """
@@ -21,7 +21,6 @@ SCHEMA_VERSION = "1.0"
 LONGEST_MESSAGE = 4_000
 _MOST_FRAMES = 40
 _LONGEST_TRACEBACK = 32_000
-# Listed changes of a result.
 MOST_CHANGES = 10
 _HALF = "[\ud800-\udfff]"
 
@@ -29,7 +28,6 @@ Warning_ = dict[str, object]
 
 
 def join_problems(problems: Sequence[dict[str, str]]) -> str:
-    """Return all problems, `field: message` each, as one message."""
     return "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
 
 
@@ -62,7 +60,6 @@ class Envelope:
         return str(self.meta["ending"])
 
     def to_dict(self) -> dict[str, object]:
-        """Return the five keys of the answer."""
         return {
             "ok": self.ok,
             "data": self.data,
@@ -72,7 +69,7 @@ class Envelope:
         }
 
     def to_json(self) -> str:
-        """Return one line of strict JSON. Half characters, which are invalid in UTF-8, are replaced."""
+        """Return one line of strict JSON, with half characters replaced."""
         text = json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         if "\\ud" in text and not is_whole(self.to_dict()):  # half of a pair
             changes = list(islice(_find_halves(self.to_dict(), ""), MOST_CHANGES))
@@ -90,7 +87,7 @@ class Envelope:
 
 @value
 class Problem:
-    """Reason why a call did not succeed, before it is an envelope."""
+    """Reason why a call did not succeed."""
 
     code: str
     message: str
@@ -101,21 +98,19 @@ class Problem:
     suggestion: str | None = None
     retry_after_ms: int | None = None
     exit_code: int | None = None
-    """Where it differs from the registered one: of a signal or a child process."""
+    """Of a signal or a child process; None is the registered one."""
     side_effects: SideEffects | None = None
     entry: ErrorEntry | None = None
-    """Where the code is registered in another process only."""
+    """Where only another process registered the code."""
     outside: str | None = None
     """The message for clients of a server, because that of an exception may contain anything. None: the same."""
 
     @property
     def registered(self) -> ErrorEntry:
-        """Return the entry of its code. Raises LookupError for an unregistered one."""
         return self.entry or error_entry(self.code)
 
 
 def warning(code: str, message: str | None = None, **context: object) -> Warning_:
-    """Return a warning of a registered code."""
     made: Warning_ = {"code": code, "message": message or warning_summary(code)}
     if context:
         made["context"] = context
@@ -123,7 +118,7 @@ def warning(code: str, message: str | None = None, **context: object) -> Warning
 
 
 def as_data(value: object) -> dict[str, object] | list[object] | None:
-    """Return data as the contract allows it, an object, an array or null: a bare value is named."""
+    """Return data as the contract allows it: a bare value becomes an object."""
     if value is None or isinstance(value, dict | list):
         return value
     return {"result": value}
@@ -167,7 +162,6 @@ def build_envelope(
 
 
 def shorten(text: str, limit: int = LONGEST_MESSAGE) -> str:
-    """Cut a text, and append the number of characters left out."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
 
 
@@ -180,7 +174,6 @@ def whole_text(text: str) -> str:
 
 
 def is_whole(plain: Any) -> bool:
-    """Return whether JSON data has no half characters."""
     try:
         json.dumps(plain, ensure_ascii=False).encode()
     except (UnicodeEncodeError, ValueError, RecursionError):
@@ -189,7 +182,6 @@ def is_whole(plain: Any) -> bool:
 
 
 def make_whole(plain: Any) -> Any:
-    """Return JSON data with U+FFFD for each half character."""
     if isinstance(plain, str):
         return whole_text(plain)
     if isinstance(plain, list):
@@ -200,7 +192,6 @@ def make_whole(plain: Any) -> Any:
 
 
 def _find_halves(plain: Any, path: str) -> Iterator[str]:
-    """Yield a note for each half character in JSON data."""
     if isinstance(plain, str):
         if whole_text(plain) is not plain:
             yield note_halves(path)
@@ -229,7 +220,6 @@ def whole_keys(value: dict[Any, Any]) -> list[Any]:
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
-    """Return type, message and traceback of an exception, shortened."""
     try:
         text = str(error)
     except Exception:
@@ -266,6 +256,5 @@ STOP_SIGNAL_EXITS = {"SIGHUP": 129, "SIGINT": 130, "SIGQUIT": 131, "SIGTERM": 14
 
 
 def stop_problem(signal_name: str) -> Problem:
-    """Return the problem of a signal that stopped this process, with its exit code."""
     exit_code = STOP_SIGNAL_EXITS.get(signal_name, 143)
     return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)

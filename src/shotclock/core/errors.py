@@ -1,7 +1,6 @@
 """The registry of error and warning codes, with endings, side effects and retries.
 
-Exit codes, HTTP statuses, MCP errors, the reference page and `shotclock errors` all come from here. An unregistered
-code cannot be in an envelope. Apps add their own with a namespace: `ACME_NO_STOCK`.
+All exit codes, HTTP statuses and MCP errors come from here. Apps add codes with a namespace: `ACME_NO_STOCK`.
 
 docs/design.md: R3.
 """
@@ -44,7 +43,6 @@ def side_effects_of(*, ending: Ending, ok: bool, mutates: bool) -> SideEffects:
 
 
 def effects_of_all(parts: Iterable[SideEffects], *, ended_well: bool) -> SideEffects:
-    """Return the combined side effects of several pieces of work: those of the worst."""
     seen = set(parts)
     for worse in (SideEffects.UNKNOWN, SideEffects.PARTIAL):
         if worse in seen:
@@ -66,9 +64,9 @@ class ErrorEntry:
     exit_code: int
     http_status: int
     retryable: bool
-    """Whether the identical call may succeed, before what the operation declares lowers it."""
+    """The identical call may succeed, unless the operation's declaration lowers it."""
     side_effects: SideEffects
-    """Assumed where the operation does not declare whether it mutates."""
+    """Where the operation does not declare whether it mutates."""
     summary: str
     hint: str
 
@@ -346,7 +344,7 @@ _RAISED: tuple[tuple[type[Exception], str], ...] = (
     (FileExistsError, "CONFLICT"),
     (PermissionError, "PERMISSION_DENIED"),
     (ConnectionError, "UNAVAILABLE"),
-    # The handler's own, of a socket or a lock. That one of our clocks rang is never told by an exception.
+    # The handler's own, of a socket or a lock: our clocks never raise it.
     (TimeoutError, "UNAVAILABLE"),
 )
 
@@ -355,12 +353,12 @@ RAISED_CODES = tuple(dict.fromkeys(code for _, code in _RAISED))
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an exception that a handler let pass. What is not in the table is a bug of the handler's."""
+    """Return the code of an exception of a handler. One outside the table is a bug of the handler."""
     return next((code for kind, code in _RAISED if isinstance(error, kind)), "INTERNAL_ERROR")
 
 
 class Failure(Exception):
-    """An error that is meant for the caller, who gets its message on every surface.
+    """An error for the caller, who gets its message on every surface.
 
     A first argument in capitals is a registered code. Any other single argument is a message, under `GENERAL_ERROR`.
     """
@@ -368,7 +366,7 @@ class Failure(Exception):
     # The defaults are for subclasses that do not call `__init__`.
     code: str = "GENERAL_ERROR"
     entry: ErrorEntry = _ERRORS["GENERAL_ERROR"]
-    """Is pickled with the failure: the receiver may not have registered the code."""
+    """Pickled with the failure: the receiver may not have registered the code."""
     data: object = None
     context: dict[str, object] = {}  # noqa: RUF012
     suggestion: str | None = None
@@ -410,7 +408,6 @@ def _rebuild_failure(message: str, state: dict[str, object]) -> Failure:
 
 
 def error_entry(code: str) -> ErrorEntry:
-    """Return the entry of a code. Raises LookupError unless it is registered."""
     try:
         return _ERRORS[code]
     except KeyError:
@@ -419,7 +416,6 @@ def error_entry(code: str) -> ErrorEntry:
 
 
 def warning_summary(code: str) -> str:
-    """Return the summary of a warning. Raises LookupError unless it is registered."""
     try:
         return _WARNINGS[code]
     except KeyError:
@@ -444,7 +440,7 @@ def register_error(
     retryable: bool = False,
     side_effects: SideEffects | Literal["none", "partial", "complete", "unknown"] = UNKNOWN,
 ) -> ErrorEntry:
-    """Register an application's own code. It needs a namespace, and cannot redefine another one."""
+    """Register an application's own code, with a namespace. Raises where it redefines another."""
     side_effects = SideEffects(side_effects)
     entry = ErrorEntry(code, exit_code, http_status, retryable, side_effects, summary, hint)
     if _ERRORS.get(code) == entry:

@@ -1,8 +1,4 @@
-"""Arguments as JSON, the boundary of calls that are approved, repeated under a key or run as a job.
-
-A type of the function may still convert them: text to a path, a number to a float, an object to a model. `Conversions`
-shows the values that the function receives.
-"""
+"""Arguments as JSON, for calls that are approved, repeated under a key or run as a job."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from .arguments import NotSerializable, Signature, to_jsonable
 
 
 def json_arguments(arguments: Mapping[str, object]) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Return a deep copy of arguments that are JSON, and a problem for each one that is not."""
+    """Return a deep copy of arguments that are JSON, and a problem for each other one."""
     copied: dict[str, Any] = {}
     problems: list[dict[str, str]] = []
     for name, given in arguments.items():
@@ -30,16 +26,14 @@ def json_arguments(arguments: Mapping[str, object]) -> tuple[dict[str, Any], lis
 
 
 class Conversions(NamedTuple):
-    """Values that a function receives instead of the arguments of its caller."""
+    """Values that a function receives where its types convert the caller's: text to a path, an object to a model."""
 
     runs_as: dict[str, Any]
-    """The values, as JSON, by the names of the arguments."""
     unsteady: list[str]
     """The arguments whose value is different in every check, so that a person cannot be shown it."""
 
 
 def find_conversions(signature: Signature, given: Mapping[str, object], converted: Mapping[str, object]) -> Conversions:
-    """Compare the arguments of a caller with the values that the function would receive."""
     found = Conversions({}, [])
     again, _ = signature.check(given)
     originals = {**{name: each for name, each in signature.defaults.items() if _has_json(each)}, **given}

@@ -1,7 +1,7 @@
 """Values between steps, read from JSON and written as JSON.
 
-The output of a command is text, unless it is an object or a list. A number in one that cannot be represented exactly
-(`1e999`, `9007199254740993.0`, an integer of thousands of digits) stays text, so that no step uses a changed number.
+A number that cannot be represented exactly (`1e999`, `9007199254740993.0`, an integer of thousands of digits) stays
+text, so that no step uses a changed number.
 """
 
 from __future__ import annotations
@@ -66,23 +66,19 @@ def read_printed(text: str) -> Read:
 
 
 def as_plain(value: Any) -> Read:
-    """Return a value as JSON data. Raises ValueError where that is impossible.
-
-    An iterable becomes a list, infinities and NaN become text.
-    """
+    """Return a value as JSON data: an iterable as a list, infinities and NaN as text. Raises ValueError."""
     kept: list[str] = []
     return Read(_plain(value, kept, 0), tuple(kept))
 
 
 def warn_of_kept(literals: Sequence[str]) -> Warning_:
-    """Return the warning of a value with numbers that stayed text."""
     shown = ", ".join(f"{literal[:20]}…" if len(literal) > 20 else literal for literal in literals[:3])
     more = f" and {len(literals) - 3} more" if len(literals) > 3 else ""
     return warning("NUMBER_KEPT_AS_TEXT", f"{shown}{more}: cannot be kept exactly as a number, so it stays text")
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, and any other value as JSON."""
+    """Return a text unchanged, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else write_json(value, separators=(",", ":"))
@@ -101,9 +97,6 @@ def is_true(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() not in ("", "false", "0", "no", "none", "null")
     return bool(value)
-
-
-# --- numbers ----------------------------------------------------------------------------------------------
 
 
 def _integer(literal: str) -> int | None:
@@ -138,9 +131,6 @@ def _digits_of(number: int) -> str:
     from decimal import Decimal
 
     return format(Decimal(number), "f")
-
-
-# --- shapes -----------------------------------------------------------------------------------------------
 
 
 def _is_too_deep(value: Any) -> bool:

@@ -7,8 +7,10 @@ from importlib.util import find_spec, module_from_spec
 
 
 def import_lazily(package: str) -> None:
-    """Make modules of a package importable without running its `__init__`, which runs when a name of the package itself
-    is first used. A package that is imported already stays as it is. For the MCP SDK: it saves 60 to 110 ms."""
+    """Make modules of a package importable without its `__init__`, which runs when a name of the package is first used.
+
+    For the MCP SDK: it saves 60 to 110 ms.
+    """
     if package in sys.modules:
         return
     spec = find_spec(package)

@@ -12,7 +12,6 @@ from .errors import RAISED_CODES, SideEffects, error_entry
 SCHEMA_VERSION = "3.21"
 CONFIRM_FLAG = CONFIRMATION.replace("_", "-")
 
-# Codes of every command: it is checked, timed, stopped and run in a process.
 COMMON_CODES = (
     "ARG_ERROR",
     "TIMEOUT",
@@ -33,7 +32,6 @@ COMMON_CODES = (
     "STORE_BUSY",
     "STORE_UNUSABLE",
 )
-# Codes of a command that needs an approval.
 APPROVAL_CODES = (
     "INCOMPLETE",
     "PROPOSAL_REJECTED",
@@ -68,7 +66,6 @@ _POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def build_manifest(catalogue: Catalogue, framework_version: str) -> JsonSchema:
-    """Return the manifest of an app: every command, flag, exit code and error."""
     commands = {spec.hyphenated: _command(spec) for spec in catalogue.commands}
     commands["manifest"] = _builtin_command("This list: every command, flag and exit code.")
     if any(spec.interruption for spec in catalogue.commands):
@@ -167,7 +164,6 @@ def flag_name(parameter: str) -> str:
 
 
 def option_flags(spec: CommandSpec) -> JsonSchema:
-    """Return the options that follow from a command's declaration."""
     flags = {
         "validate-only": _flag("boolean", "Check the arguments and run nothing."),
         "idempotency-key": _flag("string", "A repeat with this key gets the first call's answer, and runs nothing."),
@@ -190,7 +186,7 @@ def option_flags(spec: CommandSpec) -> JsonSchema:
 
 
 def data_schema(own: JsonSchema) -> JsonSchema:
-    """Return the schema of an envelope's data from that of the result: a bare value is named `result`."""
+    """Return the schema of an envelope's data: a bare result is named `result`."""
     definitions = own.get("$defs", {})
     shape = _name_bare_value(_without(own, "$defs"), definitions)
     return {**shape, "$defs": definitions} if definitions else shape
@@ -241,7 +237,6 @@ def _flag(kind: str, description: str) -> JsonSchema:
 
 
 def choices_of(schema: JsonSchema) -> list[str] | None:
-    """Return the allowed values, where they are text."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is None or not all(isinstance(value, str) for value in values):
         return None

@@ -1,8 +1,7 @@
-"""Overtime as arithmetic: how much a call may be granted, and the record of its requests.
+"""The arithmetic of overtime: at the soft limit of a call an observer decides whether it may take longer.
 
-At the soft limit of a call an observer decides whether the call may take longer. The timeout stays the ceiling unless
-the policy sets `hard_extends`. The time an observer needs is charged to the budget like the time it grants, so a call
-never takes longer than its soft limit and the budget together.
+The timeout stays the ceiling unless the policy sets `hard_extends`. The time an observer needs is charged to the budget
+like the time it grants, so a call never takes longer than its soft limit and the budget together.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ SOFT_SHARE = (3, 4)
 
 
 class ObserverKind(StrEnum):
-    """The kind of observer that decides whether a call may take longer."""
-
     PROGRESS = "progress"
-    """Grants time while the progress or the output of the call grows."""
+    """Grants time while progress or output grows."""
     COMMAND = "command"
     MODEL = "model"
     PERSON = "person"
     NONE = "none"
-    """Grants nothing, unless the call itself asks for overtime or an operator extends it."""
+    """Grants nothing; only the call itself or an operator asks for overtime."""
 
 
 _DURATIONS = ("budget", "max_per_request", "observer_timeout")
@@ -57,19 +54,15 @@ class OvertimePolicy:
     hard_extends: bool = False
     """Whether each grant also moves the timeout, never past the parent's deadline."""
     target: str | None = None
-    """The shell command of the observer."""
     model: Mapping[str, Any] | None = None
-    """The `ai` block of the observer, if it is not the step's own."""
+    """The `ai` block of the observer; None is the step's own."""
     deciders: tuple[str, ...] = ()
     folder: str | None = None
-    """The directory of the observer's command; None is the current one."""
+    """Of the observer's command; None is the current one."""
 
     @classmethod
     def of(cls, written: object, timeout_ms: int, *, bare: str | None = None) -> OvertimePolicy | None:
-        """Read a policy: true, the name of an observer, a budget, or an object. Return None where it is switched off.
-
-        `bare` is the unit of numbers. Raises OvertimeError.
-        """
+        """Read a policy: true, an observer, a budget or an object. None if switched off. Raises OvertimeError."""
         if written is None or written is False:
             return None
         keys = _as_keys(written, bare)
@@ -104,7 +97,7 @@ class OvertimePolicy:
 
     @property
     def share_ms(self) -> int:
-        """Return the grant of an observer that names no duration: the most allowed, or an equal share of the budget."""
+        """Return the grant where an observer names none: the most allowed, or an equal share of the budget."""
         return self.max_per_request_ms or -(-self.budget_ms // max(1, self.max_requests))
 
     @property
@@ -112,7 +105,7 @@ class OvertimePolicy:
         return self.observer is not ObserverKind.NONE
 
     def soft_ms(self, timeout_ms: int) -> int | None:
-        """Return the soft limit of a call that sets none. None where there is no timeout or no observer."""
+        """Return the default soft limit. None where there is no timeout or no observer."""
         return max(1, timeout_ms * SOFT_SHARE[0] // SOFT_SHARE[1]) if timeout_ms and self.has_observer else None
 
     def describe(self) -> str:
@@ -121,23 +114,19 @@ class OvertimePolicy:
 
 
 def kept_for_wind_down_ms(limit_ms: int, soft_ms: int, wind_down_ms: int) -> int:
-    """Return the time before the timeout that no grant may reach, so that the work can still wind down: its wind-down
-    time, and at most half of the time between soft limit and timeout."""
+    """Return the time before the timeout that no grant may reach, so that the work can still wind down."""
     return min(wind_down_ms, max(0, limit_ms - soft_ms) // 2) if limit_ms else 0
 
 
 class Verdict(StrEnum):
-    """The result of a request for overtime."""
-
     GRANTED = "granted"
     DECLINED = "declined"
-    """By the observer."""
     FAILED = "failed"
     """The observer hung, failed or gave an invalid answer."""
     UNANSWERED = "unanswered"
     """The work ended before the observer answered."""
     EXHAUSTED = "exhausted"
-    """Budget, requests or ceiling left nothing to grant; the observer was not called."""
+    """Nothing was left to grant; the observer was not called."""
 
 
 @value
@@ -151,8 +140,6 @@ class OvertimeDecision:
 
 @value
 class OvertimeRequest:
-    """One request for overtime and its result."""
-
     at_ms: int
     """Since the call began."""
     asked_by: str
@@ -162,10 +149,9 @@ class OvertimeRequest:
     asked_ms: int = 0
     granted_ms: int = 0
     took_ms: int = 0
-    """How long the observer needed."""
     reason: str = ""
     is_gift: bool = False
-    """Given by an operator beside the policy: it counts neither as a request nor against the budget."""
+    """Given by an operator: it counts neither as a request nor against the budget."""
 
     @classmethod
     def by_person(cls, name: str, at_ms: int, asked_ms: int, granted_ms: int) -> OvertimeRequest:
@@ -179,16 +165,16 @@ class OvertimeRequest:
 
 @record
 class Overtime:
-    """The overtime of one call: its policy, its requests, and the budget used. It never exceeds its policy."""
+    """The overtime of one call. It never exceeds its policy."""
 
     policy: OvertimePolicy
     used_ms: int = 0
-    """Of the budget: the grants, and the time observers needed."""
+    """The grants, and the time observers needed."""
     requests: list[OvertimeRequest] = field(default_factory=list)
 
     @classmethod
     def of_person(cls) -> Overtime:
-        """Return the overtime of a call without a policy, which only operators can extend."""
+        """Return the overtime of a call that only operators can extend."""
         return cls(OvertimePolicy(ObserverKind.NONE, 0, 0))
 
     @property
@@ -201,8 +187,7 @@ class Overtime:
         return max(0, self.policy.max_requests - used)
 
     def room_ms(self, ceiling_ms: int | None, took_ms: int = 0) -> int:
-        """Return the largest possible grant. `ceiling_ms` is the time left until the ceiling, None for no ceiling;
-        `took_ms` is the time the observer has needed for this request."""
+        """Return the largest grant, with `ceiling_ms` left (None: no ceiling) after `took_ms` of the observer."""
         if not self.requests_left:
             return 0
         room = max(0, self.policy.budget_ms - self.used_ms - took_ms)
@@ -211,8 +196,7 @@ class Overtime:
         return room if ceiling_ms is None else max(0, min(room, ceiling_ms))
 
     def patience_ms(self, ceiling_ms: int | None) -> int:
-        """Return how long an observer may take: no longer than its grant could last, and a little less than the budget,
-        because stopping the observer takes time as well."""
+        """Return how long an observer may take: less than its grant and the budget, because stopping it takes time."""
         left_ms = self.policy.budget_ms - self.used_ms
         limit_ms = min(self.policy.observer_timeout_ms, left_ms - reserve_ms_for(left_ms))
         return max(1, limit_ms if ceiling_ms is None else min(limit_ms, ceiling_ms))
@@ -226,7 +210,7 @@ class Overtime:
         ceiling_ms: int | None,
         asked_by: str = "soft clock",
     ) -> OvertimeRequest:
-        """Grant as much of the decision as policy and ceiling allow. Record the request and return it."""
+        """Grant as much as policy and ceiling allow. Record the request and return it."""
         granted_ms = 0 if decision.failed else min(max(0, decision.extend_ms), self.room_ms(ceiling_ms, took_ms))
         verdict = Verdict.GRANTED if granted_ms else Verdict.DECLINED
         reason = decision.reason
@@ -266,10 +250,7 @@ class Overtime:
 
 
 def read_decision(answered: object) -> OvertimeDecision:
-    """Read the answer of a command or a model: {"extend": "30s"} (or extend_ms), or {"decline": true}, with a reason.
-
-    A reason alone declines. An invalid answer grants nothing.
-    """
+    """Read {"extend": "30s"} (or extend_ms) or {"decline": true}, with a reason. An invalid answer grants nothing."""
     if not isinstance(answered, dict):
         return OvertimeDecision(failed=True, reason=f"the observer answered {answered!r:.80}, which is not an object")
     reason = answered.get("reason", "")
@@ -286,9 +267,6 @@ def read_decision(answered: object) -> OvertimeDecision:
     if reason and "extend" not in answered:
         return OvertimeDecision(reason=reason)
     return OvertimeDecision(failed=True, reason='the observer answered neither "extend" nor "decline"')
-
-
-# --- reading a policy -------------------------------------------------------------------------------------
 
 
 def _as_keys(written: object, bare: str | None) -> dict[str, Any]:

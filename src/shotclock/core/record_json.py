@@ -1,4 +1,4 @@
-"""Records as JSON and back, by the declared types of their fields: records, enums, times, tuples, and plain JSON."""
+"""Records as JSON and back, by the declared types of their fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from .value_types import as_dict, fields_of
 
 
 def to_json(value: Any) -> Any:
-    """Return a record, or a value of one of its fields, as JSON."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, WallTime):
@@ -27,7 +26,7 @@ def to_json(value: Any) -> Any:
 
 
 def of_json(declared: Any, plain: Any) -> Any:
-    """Return the value of a declared type that `to_json` gave this for."""
+    """Return the value of a declared type from the JSON of `to_json`."""
     declared = without_none(declared)
     if plain is None:
         return None
@@ -42,7 +41,7 @@ def of_json(declared: Any, plain: Any) -> Any:
 
 
 def without_none(declared: Any) -> Any:
-    """Return X for a type that is declared as `X | None`, and other types as they are."""
+    """Return X for `X | None`, and other types unchanged."""
     if typing.get_origin(declared) not in (typing.Union, types.UnionType):
         return declared
     members = [each for each in typing.get_args(declared) if each is not type(None)]
@@ -51,7 +50,6 @@ def without_none(declared: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def hints_of(kind: Any) -> dict[str, Any]:
-    """Return the declared types of the fields of a record, by their names."""
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in fields_of(kind)}
 

@@ -1,7 +1,4 @@
-"""Place of a call in a trace: the ids of W3C Trace Context, passed from caller to child.
-
-They are passed on even where nothing is recorded. An unreadable one is ignored.
-"""
+"""Place of a call in a trace: the ids of W3C Trace Context, passed to children even where nothing is recorded."""
 
 from __future__ import annotations
 
@@ -23,8 +20,6 @@ _SAMPLED = 0x01
 
 @value
 class TraceContext:
-    """One span of a trace, to be the parent of others."""
-
     trace_id: str
     span_id: str = ""
     """Empty where the trace begins here."""
@@ -44,7 +39,7 @@ class TraceContext:
         return TraceContext(self.trace_id, span_id, self.sampled, self.state)
 
     def as_headers(self) -> dict[str, str]:
-        """Return the headers, with names in lower case as in `_meta`."""
+        """Return the headers, in lower case as in `_meta`."""
         carried = {TRACEPARENT: self.traceparent}
         if self.state:
             carried[TRACESTATE] = self.state

@@ -4,9 +4,8 @@
         max: int = field(ge=0)
         backoff: Backoff = Backoff()
 
-A `Part` declares an object of a file; `plain_shape` gives the shape of a plain Python type. Importing pydantic and
-building its models for one file took longer than running a step. A class is analysed when a file first contains such a
-part. Problems and JSON Schemas are those that pydantic would write.
+In place of pydantic, whose import and models took longer than running a step. A class is analysed when a file first
+contains such a part. Problems and JSON Schemas are those that pydantic would write.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _EXACT_AS_FLOAT = 2**53
 
 
 class ValidationError(ValueError):
-    """Error that lists all problems with the shape of a value."""
-
     def __init__(self, name: str, problems: Problems) -> None:
         lines = [f"{'.'.join(map(str, each['loc']))}\n  {each['msg']}" for each in problems]
         super().__init__("\n".join([f"{len(problems)} problems with {name}", *lines]))
@@ -47,8 +44,6 @@ class ValidationError(ValueError):
 
 @value
 class FieldInfo:
-    """A key of a part: its names, its default, and the limits of its value."""
-
     default: Any
     keys: tuple[str, ...]
     limits: Limits
@@ -59,8 +54,6 @@ class FieldInfo:
 
 @value
 class Limits:
-    """Limits of a number, a text or a mapping."""
-
     ge: int | None = None
     le: int | None = None
     min_length: int | None = None
@@ -70,22 +63,22 @@ class Limits:
 
 @value
 class Before:
-    """Function that is called with the written value before its type is checked. Its ValueError is the problem."""
+    """Function that is called with the written value before its type is checked. Raises ValueError."""
 
     function: Callable[[Any], Any]
     written_as: Any = None
-    """The type that a file may have there, for the JSON Schema."""
+    """The type in a file, for the JSON Schema."""
 
 
 @value
 class After:
-    """Function that is called with a value of the right type. Its ValueError is the problem."""
+    """Function that is called with a value of the right type. Raises ValueError."""
 
     function: Callable[[Any], Any]
 
 
 def field(default: Any = MISSING, *, keys: tuple[str, ...] = (), **limits: Any) -> Any:
-    """Declare a key: its names, the preferred one first, and the limits of its value."""
+    """Declare a key: its names, the preferred one first, and its limits."""
     return FieldInfo(default, keys, Limits(**limits))
 
 
@@ -125,7 +118,6 @@ class Part:
 
     @classmethod
     def keys_of(cls, name: str) -> list[str]:
-        """Return the keys of a field in the file, the preferred one first."""
         return list(cls.model_fields[name].keys)
 
     @classmethod
@@ -146,7 +138,7 @@ class Part:
         return part  # type: ignore[no-any-return]
 
     def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]:
-        """Return the part as a file could contain it; with `exclude_unset`, without keys that were not written."""
+        """Return the part as a file could contain it."""
         written = self.__dict__["_written"]
         return {
             info.keys[0]: _dump(self.__dict__[name], exclude_unset)
@@ -163,14 +155,11 @@ def _dump(value: Any, exclude_unset: bool) -> Any:
     return [_dump(item, exclude_unset) for item in value] if type(value) is list else value
 
 
-# --- shapes ---------------------------------------------------------------------------------------------------
-
-
 class Shape:
-    """Shape that a value must have. `check` returns the value, or _WRONG after it has added a problem."""
+    """Shape of a value. `check` returns the value, or _WRONG after it has added a problem."""
 
     has_title = True
-    """Whether a key of this shape has a title in the JSON Schema."""
+    """A key of this shape has a title in the JSON Schema."""
 
     def check(self, value: object, loc: Loc, problems: Problems) -> object:
         raise NotImplementedError
@@ -273,7 +262,7 @@ class _Nullable(Shape):
 
 
 class _Either(Shape):
-    """One of several shapes. A value that has none of them has the problems of each."""
+    """One of several shapes. A value with none of them has the problems of each."""
 
     def __init__(self, members: list[Shape]) -> None:
         self._members = members
@@ -394,8 +383,6 @@ def _call(function: Callable[[Any], Any], value: object, loc: Loc, problems: Pro
 
 
 class _Tagged(Shape):
-    """One of several parts, chosen by the value of one of its keys."""
-
     def __init__(self, key: str, parts: Mapping[str, type[Part]]) -> None:
         self._key, self._parts = key, parts
 
@@ -419,7 +406,7 @@ class _Tagged(Shape):
 
 @value
 class OneOf:
-    """Annotation: the value is one of several parts, chosen by the value of one of its keys."""
+    """One of several parts, chosen by the value of one of its keys."""
 
     key: str
     parts: Mapping[str, type[Part]]
@@ -443,7 +430,7 @@ class _PartShape(Shape):
 
     @cached_property
     def _fields(self) -> dict[str, Shape]:
-        """Return the shapes of the keys, analysed when a file first contains the part."""
+        """Analyse the keys when a file first contains the part."""
         hints = read_hints(self.part)
         shapes = {name: (_shape(hints[name]), info.limits) for name, info in self.part.model_fields.items()}
         return {name: shape if limits == Limits() else shape.limit(limits) for name, (shape, limits) in shapes.items()}
@@ -505,7 +492,6 @@ class _PartShape(Shape):
 
 
 def describe_key(shape: Shape, key: str, definitions: Definitions, *default: object) -> Schema:
-    """Return the schema of a key, with its title and its default if it has one."""
     described = shape.schema(definitions)
     if default:
         described = {**described, "default": default[0]}
@@ -519,7 +505,7 @@ def _shape_of_part(part: type[Part]) -> _PartShape:
 
 
 def _shape(hint: Any) -> Shape:
-    """Return the shape of an annotation in a part. Raises TypeError for an unsupported one."""
+    """Return the shape of an annotation in a part. Raises TypeError."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return _Anything()
@@ -545,7 +531,7 @@ def _shape(hint: Any) -> Shape:
 
 
 def plain_shape(hint: Any) -> Shape:
-    """Return the shape of a type that needs no pydantic, for arguments. Raises TypeError for all others."""
+    """Return the shape of a type that needs no pydantic. Raises TypeError for others."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return _Anything()
@@ -574,7 +560,7 @@ def _shape_of_annotated(hint: Any, notes: tuple[Any, ...]) -> Shape:
 
 
 def json_schema_of(part: type[Part]) -> dict[str, Any]:
-    """Return the JSON Schema of a part, with those of the parts inside it in `$defs`."""
+    """Return the JSON Schema of a part, with the parts inside it in `$defs`."""
     definitions: dict[str, Any] = {}
     schema = _shape_of_part(part).own_schema(definitions)
     return {**schema, "$defs": dict(sorted(definitions.items()))}

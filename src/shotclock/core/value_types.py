@@ -1,8 +1,7 @@
 """Records: classes with typed fields, slots, an `__init__` and a repr.
 
-`@record` is mutable, `@value` is frozen and hashable, `@entity` compares by identity. They stand in for
-`dataclasses`, whose import and method generation double the CPU time of `shotclock exec` (8 ms to 18 ms). Only
-`__init__` is compiled here, when the first object of a class is made: most programs use few of the classes.
+They replace `dataclasses`, whose import and method generation double the CPU time of `shotclock exec` (8 ms to 18 ms).
+`__init__` is compiled when the first object of a class is made: most programs use few of the classes.
 
 docs/design.md: R24.
 """
@@ -17,8 +16,6 @@ _ABSENT: Any = object()
 
 
 class _Field:
-    """Settings of one field."""
-
     __slots__ = ("compare", "default", "factory", "init")
 
     def __init__(
@@ -38,7 +35,7 @@ def field(
     init: bool = True,
     compare: bool = True,
 ) -> Any:
-    """Declare a field: its default, whether `__init__` takes it, and whether equality compares it."""
+    """Declare a field."""
     return _Field(default, default_factory, init, compare)
 
 
@@ -67,7 +64,7 @@ def entity(cls: type[T] | None = None, /, *, frozen: bool = False) -> Any:
 
 
 def fields_of(kind: object) -> tuple[str, ...]:
-    """Return the names of the fields that `__init__` of a record takes, in order."""
+    """Return the names of the parameters of a record's `__init__`, in order."""
     names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
     return names
 
