@@ -2,7 +2,7 @@
 
 The agent loop runs in a worker process (`ai_agent`), which can be killed and is the only one that imports pydantic-ai.
 It asks this process for every tool call (`ai_tools`). The model's text is streamed here, so that it is kept however the
-step ends. The key of a model comes from the environment (`ai_models`) and goes to that worker alone.
+step ends. The key of a model goes to that worker alone.
 
 docs/design.md: R52.
 """
@@ -64,8 +64,6 @@ from .provider import (
 
 INSTALL = "pip install 'shotclock[ai]'"
 
-# --- schema ---------------------------------------------------------------------------------------------------
-
 Cost = int | float
 
 
@@ -96,9 +94,7 @@ class AiServer(Part):
     url: str | None = None
     headers: dict[str, Scalar] = field(default={})
     tools: list[str] | None = None
-    """The tools that the agent may call; by default all."""
     timeout: Milliseconds | None = None
-    """Of one call of a tool."""
     connect_timeout: Milliseconds | None = None
     transport: Literal["stdio", "http"] | None = None
 
@@ -107,8 +103,7 @@ class AiServer(Part):
 
 
 DEFAULT_RETRY = Retry(max=2, backoff=Backoff(mode="exponential", delay_ms=500, max_delay_ms=30_000, jitter=True))
-# Requests to a model by default: more is a loop.
-DEFAULT_REQUESTS = 50
+DEFAULT_REQUESTS = 50  # more is a loop
 
 
 class AiPart(AiModel):
@@ -117,10 +112,9 @@ class AiPart(AiModel):
     system_prompt: str | None = None
     timeout: Milliseconds | None = None
     ai_timeout: Milliseconds | None = None
-    """The soft limit: the model is asked to finish."""
+    """The soft limit."""
     mcp_servers: dict[str, AiServer] = field(default={})
     tools: Annotated[list[str], Before(as_list, str | list[str])] = field(default=[])
-    """Tools of the file's own `tools`."""
     max_iterations: int | None = field(default=None, ge=1)
     limits: AiLimits = AiLimits()
     retry: Retry = DEFAULT_RETRY
@@ -142,7 +136,6 @@ class AiStep(StepPart):
     type: Literal["ai"]
     prompt: str | None = None
     prompt_file: str | None = None
-    """A file whose text is the prompt, with its templates."""
     ai: AiPart = AiPart()
     output_schema: Annotated[dict[str, Any] | None, Before(_schema, dict[str, Any] | str | None)] = field(
         default=None, keys=("output_schema", "schema")
@@ -187,12 +180,10 @@ AI: StepType = StepType(
 STEP_TYPES = (AI,)
 
 
-# From the request to finish to the hard stop, by default.
-DEFAULT_WIND_DOWN_MS = 45_000
+DEFAULT_WIND_DOWN_MS = 45_000  # from the request to finish to the hard stop
 
 
 def read_overtime(ai: AiPart) -> dict[str, Any] | None:
-    """Return the overtime of an `ai` block as the keys of `overtime`; None where it has none."""
     if ai.timeout_behavior != "negotiated":
         return None
     durations = {"budget": ai.negotiated_timeout_budget, "max_per_request": ai.negotiated_timeout_max_per_request}
@@ -205,12 +196,12 @@ def read_overtime(ai: AiPart) -> dict[str, Any] | None:
     return {key: written for key, written in keys.items() if written is not None}
 
 
-# Of a prompt in a file: no model takes more.
+# Bytes; no model takes more.
 PROMPT_LIMIT = 4_000_000
 
 
 def read_prompt(file: Path) -> str:
-    """Return the text of a prompt file. Raises Failure where it is missing or not text."""
+    """Return the text of a prompt file. Raises Failure."""
     try:
         # Only files are read: a pipe or a device may never end.
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -229,9 +220,6 @@ def read_prompt(file: Path) -> str:
         raise Failure("FILE_UNREADABLE", f"{str(file)!r} is not UTF-8, or cannot be the name of a file") from None
 
 
-# --- checks before a run --------------------------------------------------------------------------------------
-
-
 class AiFlaw(NamedTuple):
     rule: str
     message: str
@@ -243,8 +231,7 @@ class AiFlaw(NamedTuple):
 def find_flaws(
     step: AiStep, tools: Collection[str], environment: Mapping[str, str], own: Mapping[str, str]
 ) -> Iterator[AiFlaw]:
-    """Yield why an `ai` step cannot run here: a missing package, key, tool or price. `environment` is the user's, `own`
-    the variables that the file adds."""
+    """Yield why an `ai` step cannot run here. `own` are the variables that the file adds to the `environment`."""
     yield from _find_unknown_tools(step.ai, tools)
     models: list[AiModel] = [step.ai, *step.ai.fallback]
     for number, each in enumerate(models):
@@ -290,7 +277,6 @@ def _find_missing(package: str) -> str | None:
 
 
 def has_price(chosen: ChosenModel) -> bool:
-    """Return whether the price of a model is known."""
     from genai_prices import Usage, calc_price
 
     try:
@@ -299,8 +285,6 @@ def has_price(chosen: ChosenModel) -> bool:
         return False
     return True
 
-
-# --- steps --------------------------------------------------------------------------------------------------
 
 _AGENT_MODULE = f"{__package__}.ai_agent"
 _OBSERVER_PROMPT = """\
@@ -327,20 +311,17 @@ _ASK_MODEL = Operation(
 
 
 class AiProvider(Provider):
-    """Provider of models and agents."""
-
     step_type = AI
     preloaded: ClassVar[Preloaded | None] = None
-    """The zygote of agents that all runs of this process share; without one, each run has its own."""
+    """The zygote that all runs of this process share; None: each run has its own."""
 
     def __init__(self, services: RunServices) -> None:
-        """Start nothing: the processes of agents start with the first step."""
         self._services = services
         self._agents: Runtime | None = None
         self._warming: asyncio.Task[bool] | None = None
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Ask the model. Its text is kept however it ends; its process and the servers of its tools are gone after."""
+        """Ask the model. Its text is kept however it ends; its processes and servers are gone after."""
         ai = AiPart.model_validate(step.settings["ai"])
         named: list[AiModel] = [ai, *ai.fallback]
         models = [choose_model(each, self._services.environment, step.own_env) for each in named]
@@ -370,14 +351,13 @@ class AiProvider(Provider):
         return _make_result(call, outcome, listener)
 
     async def warm(self, model: Mapping[str, Any] | None) -> None:
-        """Start the processes of agents for a model that observes, without waiting for them."""
+        """Start the processes for a model that observes, without waiting for them."""
         with contextlib.suppress(Failure):
             chosen = choose_model(AiModel.model_validate(dict(model or {})), self._services.environment)
             agents = await self._open_agents([chosen])
             self._warming = asyncio.ensure_future(agents.warm_up())
 
     async def observe_overtime(self, call: Call, summary: dict[str, Any]) -> OvertimeDecision:
-        """Ask an independent model whether a call may take longer: it sees only the summary. Raises Failure."""
         assert call.overtime is not None
         policy = call.overtime.policy
         written = AiModel.model_validate(dict(policy.model or {}))
@@ -400,15 +380,13 @@ class AiProvider(Provider):
         return read_decision(answered["output"])
 
     async def close(self) -> None:
-        """Stop the processes of the agents."""
         if self._warming is not None:
             self._warming.cancel()
         if self._agents is not None:
             await self._agents.close()
 
     async def _open_agents(self, models: list[ChosenModel]) -> Runtime:
-        """Return the runtime of the agents. Its workers are forked from a process that has imported pydantic-ai, so
-        that only the first step waits for the import."""
+        """Return the runtime of the agents, forked from a process that has pydantic-ai: only the first step waits."""
         if self._agents is None:
             preload = (_AGENT_MODULE, *dict.fromkeys(f"pydantic_ai.models.{each.provider}" for each in models))
             # Without keys: the key of a model goes to its agent alone.
@@ -421,7 +399,6 @@ class AiProvider(Provider):
 
 
 def _not_begun(call: Call, failure: Failure) -> Outcome:
-    """Return the outcome of a step whose model was never asked."""
     bell, now_ns = call.bound.bell, monotonic_ns()
     if bell is not None and bell.has_passed(now_ns):
         late = timeout_problem(call, now_ns - call.started_ns)
@@ -450,7 +427,7 @@ def _describe_task(
 
 
 def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepResult:
-    """Make the result of a step: the answer, or the text until the model was stopped."""
+    """Make the result: the answer, or the text until the model was stopped."""
     answered = outcome.value if outcome.problem is None and isinstance(outcome.value, dict) else None
     data = outcome.data if isinstance(outcome.data, dict) else {}
     details: dict[str, Any] = {**listener.details, **{key: data[key] for key in _DETAILS if key in data}}

@@ -1,9 +1,8 @@
 """The agent of an `ai` step, in a process of its own. Its caller runs the tools.
 
-The supervisor of this process holds the clocks. At the soft limit, an unfinished answer is cut and the model is asked
-to answer with what it has; running tools may end, and no further one is called. A failed request is repeated, or sent
-to the next model, with the whole conversation, so that no tool runs twice. A silent model is not asked again while
-another one is left.
+At the soft limit, an unfinished answer is cut and the model is asked to answer with what it has; running tools may end,
+and no further one is called. A failed request is repeated, or sent to the next model, with the whole conversation, so
+that no tool runs twice.
 """
 
 from __future__ import annotations
@@ -73,17 +72,16 @@ LEAVE_LIMIT_S = 1.0
 CORRECTIONS = 2
 # A request may take this much longer than the remaining time, so that the call's own clock ends it and is named.
 LATE_REQUEST_S = 1.0
-# Tools of one agent that run at the same time.
+# Per agent.
 MOST_TOOLS_AT_ONCE = 8
-# Characters of one conversation, with tool calls and results. No model accepts so much.
+# Characters, with tool calls and results. No model accepts so much.
 CONVERSATION_LIMIT = 16_000_000
-# Causes of an error that are examined.
 MOST_REASONS = 10
 # The size of each part beside its text: a model can also call tools endlessly.
 PART_SIZE = 2_000
-# Bytes of memory of this process, where an SDK keeps more than the limits above. Its modules take 80 MiB.
+# Bytes of this process, where an SDK keeps more than the limits above. Its modules take 80 MiB.
 MEMORY_LIMIT = 1024**3
-# Characters of a provider's message in ours.
+# Characters of a provider's message.
 MESSAGE_SHOWN = 2_000
 
 WIND_DOWN = (
@@ -91,7 +89,6 @@ WIND_DOWN = (
 )
 NOT_RUN = "not run: time is nearly up. Answer now, with what you have."
 
-# The codes of a provider's errors, by the first match.
 _CODES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((ModelAuthenticationError,), "MODEL_AUTH_FAILED"),
     ((ModelRateLimitError,), "MODEL_RATE_LIMITED"),
@@ -120,17 +117,15 @@ _STATUSES = {
     429: "MODEL_RATE_LIMITED",
 }
 _FAILURES = tuple(kind for kinds, _ in _CODES for kind in kinds)
-# Codes after which the same model is tried again.
 _PASSING = ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE")
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 # The message is the only difference to other errors of pydantic-ai's class.
 _NEVER_FITS = "Exceeded maximum output retries"
-# The limit in the message of pydantic-ai's error.
 _LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_tokens|cost)_limit")
 
 
 async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
-    """Run an agent and return its answer. Bounds the memory of this process. Raises Failure with a MODEL_ code."""
+    """Run an agent and return its answer. Bounds the memory of this process. Raises Failure."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     most = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
@@ -150,7 +145,7 @@ class _Silent(ConnectionError):
 
 
 class AgentRun:
-    """One run of an agent: its models, one after the other, and the one conversation with them."""
+    """One run of an agent: one conversation, with its models one after the other."""
 
     def __init__(self, ctx: Context, task: dict[str, Any], models: list[Model], *, tells_end: bool = True) -> None:
         """`tells_end`: every answer of the model ends with its finish reason, as over HTTP."""
@@ -158,27 +153,24 @@ class AgentRun:
         self._history: list[ModelMessage] | None = None
         self._usage = RunUsage()
         self._is_usage_known = True
-        """Every answer so far reported its tokens."""
         self._retries = 0
         self._is_winding_down = False
         self._heard_at = 0.0
-        """When the model last sent anything, by the clock of the loop."""
+        """When the model last sent anything, in loop time."""
         self._stops_at: float | None = None
         """The end of the wind-down, which may be before the deadline."""
         self._waiting = len(models)
-        """Models that are left, including the current one."""
+        """Models left, including the current one."""
         self._corrected = 0
-        """Answers that did not fit the schema and were requested again."""
+        """Answers requested again because they did not fit the schema."""
         self._failed: list[dict[str, object]] = []
-        """Models that were replaced by the next, and why."""
         self._size = 0
-        """Size of the current answer."""
+        """Of the current answer."""
         self._kept = 0
-        """Size of the conversation before it."""
+        """Of the conversation before it."""
         self._requests = 0
-        """Sent, failed ones included."""
         self._tool_calls = 0
-        """Requested by the model, failed ones included."""
+        """Failed ones included."""
         limits = task["limits"]
         cost = limits.get("cost")
         self._most_requests: int | None = limits.get("requests")
@@ -236,7 +228,7 @@ class AgentRun:
         )
 
     async def answer(self) -> dict[str, Any]:
-        """Return the model's answer. Raises Failure, with the usage until then in its data."""
+        """Return the model's answer. Raises Failure with the usage in its data."""
         for model in self._models:
             try:
                 return await self._ask(model)
@@ -277,7 +269,7 @@ class AgentRun:
             await self._begin_again()
 
     async def _converse(self, model: Model) -> dict[str, Any]:
-        """Continue the conversation to its end. Raises the exceptions of pydantic-ai and the SDKs."""
+        """Continue the conversation to its end. Raises exceptions of pydantic-ai and the SDKs."""
         prompt = self._task["prompt"] if self._history is None else None
         going = self._agent.iter(
             prompt,
@@ -343,14 +335,13 @@ class AgentRun:
         self._size = 0
 
     def _count_tool_calls(self, response: ModelResponse) -> None:
-        """Count the tool calls of an answer before they run."""
         requested = self._find_calls(response)
         if self._most_tool_calls is not None and self._tool_calls + requested > self._most_tool_calls:
             raise self._limit_reached("tool_calls")
         self._tool_calls += requested
 
     def _find_calls(self, response: ModelResponse) -> int:
-        """Count the tool calls in an answer, without that of the output tool."""
+        """Count the tool calls in an answer, without the output tool."""
         return sum(part.tool_name != self._output_tool for part in response.tool_calls)
 
     def _count_result(self, result: object) -> None:
@@ -360,19 +351,17 @@ class AgentRun:
             raise self._limit_reached("characters")
 
     def _check_end(self, response: ModelResponse) -> None:
-        """Raise _Truncated where an answer has no finish reason of its provider; `finish_reason` may be a guess."""
+        """Raise _Truncated for an answer without its provider's finish reason; `finish_reason` may be a guess."""
         reason = (response.provider_details or {}).get("finish_reason")
         is_ended = reason or response.finish_reason == "content_filter" or response.state == "suspended"
         if self._tells_end and not is_ended:
             raise _Truncated("the connection was lost before the model had ended its answer")
 
     def _take_time(self, reply: object) -> None:
-        """Store the end of the wind-down from the caller's reply."""
         if isinstance(reply, dict) and reply.get("stops_in_ms") is not None:
             self._stops_at = asyncio.get_running_loop().time() + reply["stops_in_ms"] / 1000
 
     def _left_s(self) -> float | None:
-        """Return the time until the step is stopped; None where it has no limit."""
         remaining_ms = self._ctx.remaining_ms()
         left_s = [] if remaining_ms is None else [remaining_ms / 1000]
         if self._stops_at is not None:
@@ -410,8 +399,7 @@ class AgentRun:
         patience.reschedule(loop.time())
 
     def _most_silence_s(self) -> float | None:
-        """Return how long a model may be silent: the idle limit, or its share of the remaining time. None for the last
-        model, which the step's clocks end."""
+        """Return how long a model may be silent; None for the last one, which the step's clocks end."""
         if self._waiting < 2 or not self._may_send:
             return None
         idle_ms: int | None = self._task.get("idle_ms")
@@ -420,7 +408,7 @@ class AgentRun:
         return min([*shares, *([] if left_s is None else [left_s / self._waiting])], default=None)
 
     def _settings(self, ctx: RunContext[None]) -> ModelSettings:
-        """Return the settings of the next request: without the SDK's retries, and bounded by the call's clock."""
+        """Return settings without the SDK's retries, bounded by the call's clock."""
         left_s = self._left_s()
         timeout_s = LONGEST_REQUEST_S if left_s is None else left_s + LATE_REQUEST_S
         settings = ModelSettings(max_retries=0, timeout=timeout_s)
@@ -429,7 +417,6 @@ class AgentRun:
         return settings
 
     def _wind_down(self, parts: Any) -> None:
-        """Ask the model once to finish."""
         if not self._is_winding_down:
             self._is_winding_down = True
             left_s = self._left_s()
@@ -437,7 +424,6 @@ class AgentRun:
             parts.append(UserPromptPart(WIND_DOWN.format(left=left)))
 
     def _note(self, event: object) -> None:
-        """Forward the model's text. Any other event is a sign of life."""
         text = ""
         if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
             text = event.part.content
@@ -450,7 +436,7 @@ class AgentRun:
             raise AnswerTooLong(f"its answer is longer than {CONVERSATION_LIMIT} characters, and was given up")
 
     def _check_limits(self, model: Model, response: ModelResponse) -> None:
-        """Raise Failure where a limit cannot be checked, without reported tokens or a known price."""
+        """Raise Failure where a limit cannot be checked: no reported tokens, or no known price."""
         if not response.usage.total_tokens:
             self._is_usage_known = False
             limited = [name for name in (*_TOKENS, "cost") if self._task["limits"].get(name) is not None]
@@ -486,7 +472,7 @@ class AgentRun:
         return Failure(code, message[:MESSAGE_SHOWN], context=context, retry_after_ms=wait_ms)
 
     def _pause_s(self, retry: dict[str, Any], tries: int, failure: Failure) -> float | None:
-        """Return the pause before the next try; None where no time would be left for it."""
+        """Return the pause before the next try; None where no time would be left."""
         backoff = retry["backoff"]
         growth: dict[str, int] = {"linear": tries + 1, "exponential": 2 ** min(tries, 60)}
         delay_ms = int(backoff["delay_ms"]) * growth.get(backoff["mode"], 1)
@@ -501,7 +487,7 @@ class AgentRun:
         return delay_ms / 1000
 
     async def _rest(self, pause_s: float) -> None:
-        """Wait before the next try with signs of life, at most until the soft limit."""
+        """Wait with signs of life, at most until the soft limit."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s
         while (left_s := until - loop.time()) > 0 and not self._ctx.stopping:
@@ -512,7 +498,6 @@ class AgentRun:
         await self._ctx.ask("request", {"again": True, "retries": self._retries})
 
     def _describe(self, model: str) -> dict[str, Any]:
-        """Return the model and the usage so far."""
         used, is_known = self._usage, self._is_usage_known and self._usage.total_tokens > 0
         usage: dict[str, Any] = {
             "requests": self._requests,
@@ -530,7 +515,7 @@ class AgentRun:
 
 
 def _without_unfinished(messages: list[ModelMessage], *, is_void: bool, is_cut: bool) -> list[ModelMessage]:
-    """Return the conversation up to the unanswered request. The text of an answer that was cut stays in it."""
+    """Return the conversation up to the unanswered request, with the text of an answer that was cut."""
     last = messages[-1] if messages else None
     if is_void and isinstance(last, ModelResponse):
         messages = messages[:-1]
@@ -543,7 +528,7 @@ def _without_unfinished(messages: list[ModelMessage], *, is_void: bool, is_cut: 
 
 
 def _read_answer(response: ModelResponse) -> Any:
-    """Return an answer that never fitted its schema: its value if it is JSON, else its text."""
+    """Return an answer that never fitted its schema."""
     answer = response.tool_calls[0].args if response.tool_calls else response.text
     text = answer if isinstance(answer, str) else json.dumps(answer)
     try:
@@ -553,7 +538,7 @@ def _read_answer(response: ModelResponse) -> Any:
 
 
 def _find_too_long(error: BaseException) -> BaseException | None:
-    """Return the AnswerTooLong that caused an error: an SDK reports it as a lost connection."""
+    """Return the AnswerTooLong behind an error: an SDK reports it as a lost connection."""
     reason: BaseException | None = error
     for _ in range(MOST_REASONS):
         if reason is None or isinstance(reason, AnswerTooLong):
@@ -573,14 +558,12 @@ def _find_reason(error: BaseException) -> str:
 
 
 def _output_names() -> Iterator[str]:
-    """Yield names for the output tool."""
     yield "final_result"
     for number in count(2):
         yield f"final_result_{number}"
 
 
 def _size_of(event: object) -> int:
-    """Return the size of an event's content."""
     if isinstance(event, PartStartEvent):
         kept = [getattr(event.part, name, None) for name in ("content", "args", "tool_name")]
         return PART_SIZE + sum(len(part) if isinstance(part, str) else len(str(part or "")) for part in kept)
@@ -591,7 +574,7 @@ def _size_of(event: object) -> int:
 
 
 class _Tools(AbstractToolset[None]):
-    """The tools of the agent. Its caller runs them."""
+    """The tools of the agent, which its caller runs."""
 
     def __init__(self, ctx: Context, tools: list[dict[str, Any]], count: Callable[[object], None]) -> None:
         """`count` is called with each result, and raises where the conversation is full."""
@@ -622,7 +605,7 @@ class _Tools(AbstractToolset[None]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
     ) -> Any:
-        """Call a tool. Raises ToolFailed with a message for the model, and Failure where the conversation is full."""
+        """Call a tool. Raises ToolFailed for the model, and Failure where the conversation is full."""
         async with self._turns:
             result = await self._ask_for(name, tool_args)
         self._count(result)

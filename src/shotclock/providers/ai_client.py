@@ -11,10 +11,8 @@ from .http_transport import CountedBody
 
 # Where the step has no timeout, the run or the caller ends it.
 LONGEST_REQUEST_S = 24 * 3600.0
-# Bytes of one event of a stream, and of a body that is not a stream. SDKs keep an event until its end and search it
-# again with each packet: four times the size takes sixteen times as long.
+# Bytes. SDKs keep an event until its end and search it with each packet: four times the size takes 16 times longer.
 EVENT_LIMIT = 4 * 1024 * 1024
-# For the connection to a model's server.
 CONNECT_S = 5.0
 
 
@@ -25,7 +23,6 @@ class AnswerTooLong(ValueError):
 # A worker serves one step after another and keeps its connections.
 @lru_cache(maxsize=16)
 def build_model(provider: str, model: str, base_url: str | None, key: str) -> Model:
-    """Return a model of pydantic-ai. Imports the SDK of its provider."""
     if provider == "anthropic":
         from pydantic_ai.models.anthropic import AnthropicModel
         from pydantic_ai.providers.anthropic import AnthropicProvider

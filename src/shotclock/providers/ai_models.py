@@ -21,15 +21,14 @@ class ModelProvider(NamedTuple):
     """A provider of models, and its variables in the environment."""
 
     keys: tuple[str, ...]
-    """The variables of the key; the first that is set counts."""
+    """The first that is set counts."""
     url_variable: str
     package: str
-    """Its SDK."""
     default_model: str
     names: str
-    """The beginnings of its model names."""
+    """The beginnings of model names."""
     host: str
-    """Its domain, with subdomains."""
+    """With subdomains."""
 
 
 PROVIDERS = {
@@ -65,7 +64,6 @@ TIMEOUTS_MS = (
 
 
 def default_timeout_ms(model: str | None) -> int:
-    """Return the default timeout of a step with this model."""
     for family, timeout_ms in TIMEOUTS_MS:
         if model is not None and family.search(model):
             return timeout_ms
@@ -73,8 +71,6 @@ def default_timeout_ms(model: str | None) -> int:
 
 
 class ChosenModel(NamedTuple):
-    """A model, for the agent process."""
-
     provider: str
     model: str
     base_url: str | None
@@ -97,15 +93,15 @@ class AiModel(Part):
     model: str | None = None
     base_url: str | None = None
     api_key_env: Annotated[str, Before(_secret_name)] | None = None
-    """The variable with the key of this server."""
+    """Names the variable with the key of this server."""
 
 
 def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[str, str] | None = None) -> ChosenModel:
-    """Return the model with its key. Raises Failure where the key is not set, or no model is named and no key is set.
-    `environment` is the user's, `own` the variables that the file adds.
+    """Return the model with its key. Raises Failure where no key is set. `own` are the variables that the file adds.
 
     The provider is that of the file; or OpenAI's protocol for a `base_url`; or the one whose models have such names; or
-    the first whose key is set. The model is that of the file, or SHOTCLOCK_AI_MODEL, or the provider's default."""
+    the first whose key is set. The model is that of the file, or SHOTCLOCK_AI_MODEL, or the provider's default.
+    """
     variables = {**environment, **(own or {})}
     wanted = written.model or variables.get(MODEL_VARIABLE) or None
     provider: str | None = written.provider
@@ -146,7 +142,7 @@ _NOT_PLAIN = re.compile(r"[\\@\s\x00-\x20]")
 
 
 def _is_own(url: str, provider: ModelProvider) -> bool:
-    """Return whether an address is one of the provider's hosts by https, or of this machine."""
+    """Return whether an address is the provider's by https, or on this machine."""
     if _NOT_PLAIN.search(url):  # parsers of addresses disagree about the host
         return False
     try:
@@ -163,8 +159,7 @@ def _is_own(url: str, provider: ModelProvider) -> bool:
 
 
 def _read_named_key(name: str, variables: Mapping[str, str], foreign: str | None) -> str:
-    """Return the key of a variable that the file names. Raises Failure where it is not set, or is the key of a provider
-    for a server of others (`foreign`)."""
+    """Return the key of a variable. Raises Failure if it is not set, or is a provider's key for a `foreign` server."""
     if foreign is not None and name in KEY_NAMES:
         message = f"{name} is not sent to {host_of(foreign)}: it is the key of a provider of models"
         raise Failure("PRECONDITION", message, suggestion=NAME_KEY)
@@ -189,6 +184,6 @@ def host_of(url: str) -> str:
 
 
 def withheld_key(chosen: ChosenModel, variables: Mapping[str, str]) -> str | None:
-    """Return the variable whose key is not sent to a server that has no key of its own; None where none is set."""
+    """Return the variable whose key is not sent to a server without a key of its own."""
     keys = PROVIDERS[chosen.provider].keys
     return next((name for name in keys if variables.get(name)), None) if not chosen.key else None

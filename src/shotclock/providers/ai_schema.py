@@ -8,7 +8,7 @@ from typing import Any
 
 
 def find_schema_flaw(schema: Mapping[str, Any]) -> str | None:
-    """Return why a value is not a JSON Schema or has a broken reference; None where it is valid."""
+    """Return why a value is not a JSON Schema, or None."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from referencing import Registry
@@ -40,7 +40,7 @@ def find_schema_flaw(schema: Mapping[str, Any]) -> str | None:
 
 
 def find_value_flaw(schema: Mapping[str, Any], value: object) -> str | None:
-    """Return the worst flaw of a value and its path; None where it fits the schema."""
+    """Return the worst flaw of a value and its path, or None."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
@@ -61,7 +61,8 @@ def _objects_in(value: object) -> Iterator[dict[str, Any]]:
 def as_object(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return a schema for a model, and whether the answer is wrapped as `result`: a structured answer is an object.
 
-    Its definitions are in `$defs`, where every provider expects them. Raises ValueError for other references."""
+    Definitions move to `$defs`, where every provider expects them. Raises ValueError for other references.
+    """
     written: dict[str, Any] = _with_defs(schema)
     definitions = {**written.pop("definitions", {}), **written.pop("$defs", {})}
     is_wrapped = written.get("type") != "object"

@@ -1,9 +1,7 @@
 """The tools of an agent, in the process that runs the workflow.
 
-The agent asks for each tool call from its own process. A tool of the file runs as a `tool` step would; one of an MCP
-server uses a connection that stays open for the agent's run. Each is a call inside the deadline of the step, and the
-model gets its result with the remaining time. When the step winds down, running calls and the servers are asked to
-stop; their late results go to the model and into the step's result.
+A tool of the file runs as a `tool` step would; one of an MCP server uses a connection that stays open for the agent's
+run. When the step winds down, running calls and servers are asked to stop; late results still go to the model.
 """
 
 from __future__ import annotations
@@ -40,15 +38,14 @@ if TYPE_CHECKING:
     from .ai import AiPart, AiServer
     from .mcp_client import ServerConversation
 
-# One call of a server's tool, by default.
 TOOL_TIMEOUT_MS = 60_000
-# For closing a connection. A server that hangs is cut off, and killed if it was started here.
+# A server that hangs is cut off, and killed if it was started here.
 LEAVE_LIMIT_S = 0.5
-# Characters of a tool's result for the model, which pays for them again with every request.
+# Characters: the model pays for them again with every request.
 RESULT_LIMIT = 200_000
-# Characters of a model's text in the result of its step.
+# Characters in the result of a step.
 TEXT_LIMIT = 1024 * 1024
-# Characters in the name of a tool that every provider of models accepts.
+# Characters that every provider of models accepts.
 NAME_LIMIT = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -56,8 +53,6 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @value
 class _Tool:
-    """A tool under its name for the model."""
-
     name: str
     own_name: str
     description: str
@@ -68,20 +63,16 @@ class _Tool:
 
 @entity
 class _Server:
-    """An MCP server of the agent's tools."""
-
     name: str
     written: AiServer
     conversation: ServerConversation | None = None
     process: InteractiveProcess | None = None
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """Resources to release when the agent has ended."""
     request_ids: list[str] = field(default_factory=list)
-    """Of its running calls."""
 
 
 class AgentTools:
-    """The tools of one agent. The context connects their servers, and stops them with all their processes."""
+    """The tools of one agent. The context connects their servers, and stops all their processes."""
 
     def __init__(self, step: StepCall, ai: AiPart, call: Call, runtime: Runtime) -> None:
         self._step, self._ai, self._call, self._runtime = step, ai, call, runtime
@@ -93,7 +84,6 @@ class AgentTools:
         self._running: set[asyncio.Task[Any]] = set()
         self._stopping: list[asyncio.Future[None]] = []
         self.late_results: list[dict[str, Any]] = []
-        """Of the tools that ended after the wind-down began."""
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
         self.has_left_doubt = False
@@ -101,14 +91,13 @@ class AgentTools:
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """Return the tools for the agent process."""
         return [
             {"name": each.name, "description": each.description, "input_schema": dict(each.input_schema)}
             for each in self._tools.values()
         ]
 
     async def __aenter__(self) -> Self:
-        """Connect all servers at once and list their tools. Raises Failure where one cannot be used."""
+        """Connect all servers at once and list their tools. Raises Failure."""
         found = [await self._describe_own(name) for name in self._ai.tools]
         try:
             if self._servers:
@@ -132,7 +121,6 @@ class AgentTools:
         await self._close()
 
     async def _close(self) -> None:
-        """End the running calls and stop the servers, bounded."""
         await run_shielded(self._end_calls())
         await run_shielded(self._leave_servers())
         for server in self._servers:
@@ -143,7 +131,7 @@ class AgentTools:
                 self.warnings += judged.warnings
 
     async def _end_calls(self) -> None:
-        """Cancel the tools that still run, and wait until they are gone."""
+        """Cancel the running tools, and wait until they are gone."""
         for asking in self._stopping:
             asking.cancel()
         for task in self._running:
@@ -169,7 +157,6 @@ class AgentTools:
         return _Tool(name, name, tool.description, tool.input_schema)
 
     async def _open(self, server: _Server, client: ModuleType) -> list[_Tool]:
-        """Connect a server and return its tools. Raises Failure."""
         written = server.written
         talk: ServerConversation = client.ServerConversation(self._call.trace)
         server.conversation = talk
@@ -201,7 +188,6 @@ class AgentTools:
         raise Failure("CONNECT_FAILED", f"the MCP server {server.name!r} cannot be used: {why}{self._describe(server)}")
 
     def _describe(self, server: _Server) -> str:
-        """Return the last line of stderr of a server that was started here."""
         report = None if server.process is None else server.process.report
         if server.process is None or report is None:
             return ""
@@ -221,7 +207,7 @@ class AgentTools:
     # --- calls --------------------------------------------------------------------------------------------
 
     def ask_to_stop(self, until_ns: int) -> None:
-        """Ask every server that supports it to end its calls early. The step's control asks the tools of the file."""
+        """Ask the servers to end their calls early. The step's control asks the tools of the file."""
         within_ms = max(1, (until_ns - monotonic_ns()) // NS_PER_MS)
         for server in () if self._stopping else self._servers:
             if server.conversation is not None:
@@ -277,7 +263,7 @@ class AgentTools:
         return self._call.winding_down is not None
 
     def remaining_ms(self) -> int | None:
-        """Return the time until the step is stopped, by its timeout or the end of its wind-down."""
+        """Return the time until the timeout or the end of the wind-down."""
         bell, winding_down, now_ns = self._call.bound.bell, self._call.winding_down, monotonic_ns()
         ends_ns = [] if bell is None else [bell.at_ns]
         if winding_down is not None:
@@ -328,8 +314,6 @@ class AgentTools:
 
 
 class _ServerWork(Work):
-    """A call of a tool on a server."""
-
     def __init__(self, asking: asyncio.Future[Any]) -> None:
         self._asking = asking
         self.is_stopped = False
@@ -347,7 +331,7 @@ async def _take_leave(talk: ServerConversation, talking: asyncio.Future[None]) -
 
 
 def _read_tools(server: _Server, tools: list[mcp_types.Tool]) -> Iterator[_Tool]:
-    """Yield the tools of a server that the agent may call. Raises Failure for a missing one."""
+    """Yield the tools that the agent may call. Raises Failure for a missing one."""
     allowed = server.written.tools
     names = {tool.name for tool in tools}
     if len(names) < len(tools):
@@ -363,7 +347,7 @@ def _read_tools(server: _Server, tools: list[mcp_types.Tool]) -> Iterator[_Tool]
 
 
 def _name_apart(found: list[_Tool]) -> dict[str, _Tool]:
-    """Return the tools by their names for the model. A name that several servers have begins with the server's."""
+    """Return the tools by name. A name that several servers have begins with the server's."""
     counts = Counter(tool.own_name for tool in found)
     named: dict[str, _Tool] = {}
     for tool in found:
@@ -390,7 +374,7 @@ def _cut_middle(text: str, limit: int) -> str:
 
 
 class AgentListener(CallListener):
-    """Listener to one agent: keeps the model's text, and answers its tool calls."""
+    """Listener to one agent: keeps its text, and answers its tool calls."""
 
     def __init__(self, tools: AgentTools) -> None:
         self._tools = tools
@@ -413,12 +397,10 @@ class AgentListener(CallListener):
 
     @property
     def late_results(self) -> list[dict[str, Any]]:
-        """Return the results of tools that ended after the wind-down began."""
         return self._tools.late_results
 
     @property
     def has_left_doubt(self) -> bool:
-        """Return whether a tool failed and may have had side effects."""
         return self._tools.has_left_doubt
 
     def wrote(self, text: str) -> None:
@@ -436,8 +418,7 @@ class AgentListener(CallListener):
         return super().ask(question, value)
 
     async def _note_request(self, details: dict[str, Any]) -> dict[str, Any]:
-        """Record a request to the model. With `again`, the text since the last request is void. Return the time until
-        the step is stopped, where it winds down."""
+        """Record a request; with `again`, the text since the last one is void. Return the time left in a wind-down."""
         if self.on_begin is not None:
             begin, self.on_begin = self.on_begin, None
             begin()
@@ -449,14 +430,14 @@ class AgentListener(CallListener):
 
 
 class RequestListener(CallListener):
-    """Listener to a model that is asked one question, without tools."""
+    """Listener to a model without tools."""
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
         return asyncio.sleep(0) if question == "request" else super().ask(question, value)
 
 
 class AgentWork(Work):
-    """The agent of a step: winds down and extends with the step."""
+    """The agent of a step, which winds down and extends with it."""
 
     def __init__(self, call: Call, tools: AgentTools, listener: AgentListener) -> None:
         self._call, self._tools, self._listener = call, tools, listener
@@ -465,7 +446,7 @@ class AgentWork(Work):
 
     @property
     def is_queued(self) -> bool:
-        """Return whether its processes and servers are still being started."""
+        """Return whether its processes and servers are still starting."""
         return self._listener.on_begin is not None
 
     def _begin(self) -> None:
@@ -473,7 +454,6 @@ class AgentWork(Work):
             self._call.control.begin_work()
 
     def begin(self, part: Call) -> None:
-        """Record the start: `part` is the call in the agent's process."""
         part.work, self._part = self._starting, part
 
     @property

@@ -25,8 +25,7 @@ SHELLS = ("sh", "dash", "ash", "bash")
 
 
 def shell_argv(words: list[str] | None) -> list[str]:
-    """Return the argv of a shell that ends at the first failure (`-e`), in `bash` also inside pipes. Later options can
-    change that."""
+    """Return the argv of a shell that ends at the first failure (`-e`), in `bash` also inside pipes."""
     shell, *options = words or SHELL
     strict = ["-e", "-o", "pipefail"] if shell.rpartition("/")[2] == "bash" else ["-e"]
     # bash requires long options first.
@@ -43,7 +42,6 @@ def _known_shell(words: list[str]) -> list[str]:
     return words
 
 
-# The shell of a command, with its options.
 Shell = Annotated[
     list[str],
     Before(as_list, str | list[str]),
@@ -58,7 +56,6 @@ class CommandStep(StepPart):
     stdin: str | None = None
     output_format: Literal["auto", "json", "text"] = "auto"
     stop_signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
-    """The signal for winding down."""
 
 
 class ToolStep(StepPart):
@@ -89,8 +86,6 @@ STEP_TYPES = (COMMAND, TOOL)
 
 
 class CommandProvider(Provider):
-    """Provider of shell commands."""
-
     def __init__(self, step_type: StepType = COMMAND) -> None:
         self.step_type = step_type
 
@@ -127,7 +122,7 @@ class CommandProvider(Provider):
 
 
 def _make_result(envelope: Envelope) -> StepResult:
-    """Return the result with the whole output, from its file where the envelope has only a part."""
+    """Return the result with the whole output, which may be in a file."""
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
     total = data.get("stdout_bytes")
     if total is None:
@@ -152,7 +147,7 @@ def _make_result(envelope: Envelope) -> StepResult:
 
 @contextlib.contextmanager
 def _spool(text: Any) -> Iterator[str | None]:
-    """Keep the text in a file while the command runs. Yields its path, None without a text."""
+    """Keep the text in a file while the command runs, and yield its path."""
     if text is None:
         yield None
         return

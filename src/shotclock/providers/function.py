@@ -51,7 +51,7 @@ STEP_TYPES = (FUNCTION,)
 
 
 def locate_target(written: str, folder: Path) -> str:
-    """Return a target with the real path of its file; a module is found when it is imported."""
+    """Return a target with the real path of its file."""
     file, colon, attribute = written.partition(":")
     if file.endswith(".py") or os.sep in file:
         with contextlib.suppress(ValueError):  # a NUL, which is reported when the file is opened
@@ -60,7 +60,7 @@ def locate_target(written: str, folder: Path) -> str:
 
 
 def names_in(program: bytes) -> set[str]:
-    """Return the names that a program may bind; `*` where they are unknown. Raises SyntaxError or ValueError."""
+    """Return the names that a program may bind; `*`: unknown. Raises SyntaxError or ValueError."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,7 +1,6 @@
 """Calls of an App's commands for `function` steps.
 
-The App is imported in processes of its own, never here, and stays for the whole run: the first step of a target pays
-for the import, the others only for their call.
+The App is imported in processes of its own, never here, and stays for the run: only the first step waits for it.
 """
 
 from __future__ import annotations
@@ -39,19 +38,17 @@ from .provider import (
     remaining_limit_ms,
 )
 
-# Idle Apps that are kept; the same App with another environment is another one.
+# The same App with another environment is another one.
 MOST_IDLE_APPS = 8
 
 
 @entity
 class _RunningApp:
-    """An App in processes of its own."""
-
     target: str
     folder: Path
     env: Mapping[str, str]
     own_env: Mapping[str, str] | None
-    """The part of `env` that the file sets: approvals of nested calls are bound to it."""
+    """Of `env`, set by the file: approvals of nested calls are bound to it."""
     opening: asyncio.Task[Dispatcher]
     calls: int = 0
 
@@ -66,14 +63,10 @@ class _RunningApp:
 
 
 class FunctionProvider(Provider):
-    """Provider of calls to Apps. Failure rules are `function/…`, and `approval/…` for a command that needs one.
-
-    A command never becomes a job here: it ends with its step. The working directory is the run's; `cwd` is only the
-    folder of the target.
-    """
+    """Provider of calls to Apps. A command never becomes a job here. `cwd` is only the folder of the target."""
 
     def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
-        """Start without Apps. `inbox` is the inbox for approvals, by default that of the store."""
+        """Start without Apps. `inbox` is by default that of the store."""
         self._inbox = inbox
         self._apps: list[_RunningApp] = []
         """The longest unused first."""
@@ -113,12 +106,9 @@ class FunctionProvider(Provider):
         return _make_result(step, call, envelope)
 
     async def close(self) -> None:
-        """Stop every App, and all that it started."""
         apps, self._apps = self._apps, []
         await asyncio.gather(*map(_close_app, apps))
         self._import_guard.close()
-
-    # --- Apps ---------------------------------------------------------------------------------------------
 
     def _find_app(self, step: StepCall) -> _RunningApp:
         apps = self._apps
@@ -153,7 +143,6 @@ class FunctionProvider(Provider):
         return StepResult(outcome)
 
     async def _close_idle(self) -> None:
-        """Close the longest unused Apps until MOST_IDLE_APPS are left."""
         idle = [app for app in self._apps if not app.calls and app.opening.done()]
         surplus = idle[: max(0, len(self._apps) - MOST_IDLE_APPS)]
         self._apps = [app for app in self._apps if app not in surplus]
@@ -180,7 +169,7 @@ async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call) -> E
 
 
 def _surroundings(step: StepCall) -> StepSurroundings:
-    """Return what the file decides about a call beside its arguments: the App's name and the variables."""
+    """Return the App's name and the variables, which the file decides."""
 
     async def describe(inbox: Inbox) -> dict[str, Any]:
         found: dict[str, Any] = {"app": parse_attribute(str(step.settings["target"]))}
@@ -195,7 +184,7 @@ def _surroundings(step: StepCall) -> StepSurroundings:
 
 
 async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | None) -> Dispatcher:
-    """Import an App in processes of its own and return its dispatcher. Raises Failure if that is impossible."""
+    """Import an App in processes of its own and return its dispatcher. Raises Failure."""
 
     target = await asyncio.to_thread(_target, written, step.folder)  # a disk may not answer
     program = target.program
@@ -215,7 +204,6 @@ async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | N
 
 
 def _remaining_clocks(call: Call) -> Clocks:
-    """Return the rest of the step's clocks."""
     return replace(
         call.clocks,
         timeout_ms=remaining_limit_ms(call),
@@ -224,7 +212,6 @@ def _remaining_clocks(call: Call) -> Clocks:
 
 
 def _target(written: str, folder: Path) -> Target:
-    """Return the target, relative to the folder. Raises Failure where there is none."""
     try:
         os.stat(os.path.join(folder, "."))  # follows a link, and checks the right to enter
     except (OSError, ValueError) as error:
@@ -239,9 +226,6 @@ async def _close_app(app: _RunningApp) -> None:
     await asyncio.wait([app.opening])  # closes its own runtime, which is bounded
     if not app.opening.cancelled() and app.opening.exception() is None:
         await app.opening.result().__aexit__(None, None, None)
-
-
-# --- results ----------------------------------------------------------------------------------------------
 
 
 def _make_result(step: StepCall, call: Call, envelope: Envelope) -> StepResult:

@@ -1,8 +1,8 @@
 """`git-checkout`: a repository at a branch, tag or commit in a folder, every git process inside one deadline.
 
 It does not use `git clone`: the remote resolves the ref first, so that a shallow fetch fetches the right commit. A new
-checkout is made beside its place and moved there when it is complete, so a step that is stopped leaves nothing,
-and one whose process is killed leaves a `.NAME.part` folder, which the next one removes.
+checkout is moved to its place when it is complete: a step that is stopped leaves nothing, and one whose process is
+killed leaves a `.NAME.part` folder, which the next one removes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ CHECKOUT = StepType(
 )
 STEP_TYPES = (CHECKOUT,)
 
-# Characters of git's message.
-MESSAGE_LENGTH = 500
+MESSAGE_LENGTH = 500  # characters
 
 # git must not ask questions, and must not run anything of the repository or of the user's configuration.
 SETTINGS = (
@@ -103,8 +102,6 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
 class GitProvider(Provider):
-    """Provider of checkouts."""
-
     step_type = CHECKOUT
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
@@ -130,8 +127,6 @@ class GitProvider(Provider):
 
 @value
 class CheckoutRequest:
-    """The settings of a step, checked."""
-
     repository: Repository
     ref: str | None
     depth: int
@@ -140,7 +135,6 @@ class CheckoutRequest:
 
     @classmethod
     def of(cls, step: StepCall) -> CheckoutRequest:
-        """Read the settings of a step. Raises InvalidRepository."""
         settings = step.settings
         if settings.get("repository") is None:
             raise InvalidRepository(NO_REPOSITORY)
@@ -160,8 +154,6 @@ class CheckoutRefused(Exception):
 
 
 class GitFailed(Exception):
-    """A git process that failed, with its answer."""
-
     def __init__(self, verb: str, envelope: Envelope) -> None:
         super().__init__(f"git {verb}: {envelope.code}")
         self.verb = verb
@@ -169,7 +161,7 @@ class GitFailed(Exception):
 
 
 class Git:
-    """The git program, with one deadline over all of its processes."""
+    """The git program, with one deadline over its processes."""
 
     def __init__(self, runtime: Runtime, admission: Call, env: Mapping[str, str]) -> None:
         self._runtime = runtime
@@ -202,7 +194,6 @@ class Git:
         raise GitFailed(verb, envelope)
 
     def _clocks(self) -> Clocks:
-        """Return the rest of each clock for the next process."""
         return replace(
             self._admission.clocks,
             timeout_ms=remaining_limit_ms(self._admission),
@@ -213,17 +204,15 @@ class Git:
 
     @property
     def progress(self) -> list[str]:
-        """Return the option that makes a working fetch visible to the idle limit."""
+        """Return the option that shows a working fetch to the idle limit."""
         return ["--progress"] if self._admission.clocks.idle_ms else ["--quiet"]
 
 
 @value
 class ResolvedRef:
-    """The meaning of a ref to the remote: a branch, a tag or a commit."""
-
     shown: str
     full_name: str | None = None
-    """None for (the beginning of) a commit id."""
+    """None for the beginning of a commit id, or all of it."""
 
     @property
     def branch(self) -> str | None:
@@ -232,7 +221,7 @@ class ResolvedRef:
 
 
 class Checkout:
-    """The git processes that bring a ref of a repository into a folder."""
+    """The git processes of one checkout."""
 
     def __init__(self, git: Git, request: CheckoutRequest) -> None:
         self._git = git
@@ -241,7 +230,7 @@ class Checkout:
         self._depth = request.depth
 
     async def create(self, folder: Path) -> dict[str, object]:
-        """Make the checkout in an empty folder, and return its commit and ref."""
+        """Make the checkout in an empty folder; return its commit and ref."""
         await self._git(folder, "init", "--quiet", "--template=")
         await self._git(folder, "config", "remote.origin.url", self._repository.stored)
         await self._git(folder, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*")
@@ -255,7 +244,7 @@ class Checkout:
         return {"commit": commit, "ref": resolved.shown}
 
     async def update(self, folder: Path) -> dict[str, object]:
-        """Update a checkout of the same repository. Raises CheckoutRefused where local work would be lost."""
+        """Update a checkout. Raises CheckoutRefused where local work would be lost."""
         url = await self._git(folder, "config", "--get", "remote.origin.url", may_fail=True)
         if url is None or not self._repository.is_at(url.strip()):
             raise CheckoutRefused(f"{folder} is not empty, and not a checkout of {self._repository.shown}")
@@ -278,7 +267,7 @@ class Checkout:
         return {"commit": commit, "ref": resolved.shown}
 
     async def _resolve_ref(self, folder: Path) -> ResolvedRef:
-        """Return the ref as the remote resolves it: a branch, a tag, another name, or a commit, in this order."""
+        """Return the ref as the remote resolves it: branch, tag, other name, commit, in this order."""
         ref = self._ref
         patterns = ["HEAD"] if ref is None else [f"refs/heads/{ref}", f"refs/tags/{ref}", ref]
         listed = await self._git(folder, "ls-remote", "--symref", "--", self._repository.url, *patterns)
@@ -303,7 +292,6 @@ class Checkout:
         raise CheckoutRefused(f"{self._repository.shown} has no branch, tag or commit {ref!r}")
 
     async def _fetch_ref(self, folder: Path, resolved: ResolvedRef) -> str:
-        """Fetch a ref and return its commit."""
         if resolved.full_name is None:
             return await self._fetch_commit(folder, resolved.shown.lower())
         name = resolved.full_name
@@ -379,7 +367,7 @@ async def _check_out(git: Git, request: CheckoutRequest, admission: Call) -> Out
 
 
 def _problem(failed: GitFailed, admission: Call, repository: Repository) -> tuple[Problem, Ending]:
-    """Return the problem of a failed process, by the step's own clocks where they stopped it."""
+    """Return the problem of a failed process, or of the step's clock that stopped it."""
     envelope = failed.envelope
     error: Any = envelope.error
     ending = Ending(envelope.ending)
@@ -404,7 +392,6 @@ def _stderr(envelope: Envelope) -> str:
 
 
 def _extract_reason(stderr: str) -> str:
-    """Return the lines with errors, without git's advice."""
     lines = [line.strip() for line in stderr.replace("\r", "\n").splitlines() if line.strip()]
     wrong = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-2:]
     return "; ".join(wrong)[:MESSAGE_LENGTH]

@@ -1,4 +1,4 @@
-"""The repository and the folder of a checkout. It is made beside its folder and moved there when it is complete."""
+"""The repository and the folder of a checkout."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from ..core.redaction import hide_credentials, hide_values
 from ..core.value_types import value
 from ..runtime.command_runner import run_shielded
 
-# How long the answer waits for the removal of a failed checkout: a large tree on a slow disk may take longer. It is
-# removed all the same; the answer then reports partial side effects.
+# A large tree on a slow disk may take longer: it is still removed, and the answer reports partial side effects.
 REMOVAL_LIMIT_S = 10.0
 LONGEST_PREFIX = 100
 
@@ -38,12 +37,12 @@ class CheckoutFolder:
         self._moved: list[Path] = []
         self._staging: Path | None = None
         self._held = -1
-        """The staging folder, locked as long as this process lives: one without a lock was left by a killed process."""
+        """Locked as long as this process lives: a staging folder without a lock was left by a killed process."""
         self._is_free = False
         self._is_taken = False
 
     def is_free(self) -> bool:
-        """Return whether the target is missing or an empty folder. Raises InTheWay."""
+        """Return whether the target is missing or empty. Raises InTheWay."""
         target = self.target
         if not os.path.lexists(target):
             self._is_free = True
@@ -56,7 +55,7 @@ class CheckoutFolder:
         return self._is_free
 
     async def prepare(self) -> Path:
-        """Make an empty folder beside the target and return it. Raises InTheWay while another checkout uses it."""
+        """Make an empty folder beside the target. Raises InTheWay while another checkout uses it."""
         staging = self._make_staging()
         if os.listdir(staging):  # left by a checkout whose process was killed
             clearing = asyncio.ensure_future(asyncio.to_thread(_clear, staging))
@@ -88,8 +87,7 @@ class CheckoutFolder:
         self._is_taken = True
 
     async def clean_up(self) -> SideEffects | None:
-        """Remove the files of a failed checkout, bounded and shielded from cancellation. Return the side effects; None
-        where they are unknown."""
+        """Remove a failed checkout, bounded and shielded from cancellation. Return the side effects; None: unknown."""
         if not self._is_free:
             return None
         removing = asyncio.ensure_future(asyncio.to_thread(self._remove))
@@ -133,7 +131,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder until this process ends, and return its descriptor. Raises InTheWay if it is locked."""
+    """Lock a folder until this process ends; return its descriptor. Raises InTheWay if it is locked."""
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,8 +142,6 @@ def _lock(folder: Path) -> int:
         pass
     return held
 
-
-# --- repositories -----------------------------------------------------------------------------------------
 
 SCHEMES = ("file", "git", "http", "https", "ssh", "git+ssh", "ssh+git")
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
@@ -163,10 +159,9 @@ class InvalidRepository(Exception):
 
 @value
 class Repository:
-    """The address of a repository: for git, for storing and for showing."""
+    """The address of a repository."""
 
     url: str
-    """For git."""
     stored: str
     """For .git/config, without a password."""
     shown: str
@@ -174,7 +169,6 @@ class Repository:
 
     @classmethod
     def of(cls, written: Any, folder: Path) -> Repository:
-        """Read the address of a repository. Raises InvalidRepository."""
         text = str(written).strip()
         if not text or _CONTROL.search(text):
             raise InvalidRepository("repository: it is empty, or has a control character in it")
@@ -228,7 +222,7 @@ NO_REPOSITORY = "repository: it is missing, GITHUB_REPOSITORY is not set, and th
 
 
 def find_repository(environment: Mapping[str, str], folder: Path) -> str | None:
-    """Return the default repository: GITHUB_REPOSITORY, else the one that contains the workflow file."""
+    """Return GITHUB_REPOSITORY, else the repository that contains the workflow file."""
     if name := environment.get("GITHUB_REPOSITORY"):
         return f"{environment.get('GITHUB_SERVER_URL') or 'https://github.com'}/{name}"
     folder = Path(os.path.abspath(folder))
@@ -236,7 +230,7 @@ def find_repository(environment: Mapping[str, str], folder: Path) -> str | None:
 
 
 def find_unusable(settings: Mapping[str, Any], is_template: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a step without templates that are invalid, and why."""
+    """Yield the invalid keys of a step without templates, and why."""
     repository, ref = settings.get("repository"), settings.get("ref")
     if repository is not None and not is_template(repository):
         try:
@@ -248,7 +242,6 @@ def find_unusable(settings: Mapping[str, Any], is_template: Callable[[str], bool
 
 
 def _normalize(url: str) -> str:
-    """Return the canonical form of an address."""
     found = _URL.fullmatch(url)
     if found is not None and found["scheme"].lower() == "file":
         url = found["rest"]
@@ -260,7 +253,7 @@ def _normalize(url: str) -> str:
 
 
 def ref_problem(ref: str) -> str | None:
-    """Return why a text cannot be a branch, a tag or a commit; None if it can."""
+    """Return why a text cannot be a branch, a tag or a commit, or None."""
     if not ref:
         return "it is empty"
     if ref.startswith("-"):

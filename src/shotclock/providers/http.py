@@ -79,8 +79,8 @@ HTTP = StepType(
 STEP_TYPES = (HTTP,)
 REMAINING_HEADER = "Shotclock-Remaining-Ms"
 MOST_REDIRECTS = 10
-# For a cancelled request to end. It closes its sockets without waiting, so only a blocked loop or a slow worker
-# exceeds this; the answer then says `abandoned`.
+# A cancelled request closes its sockets without waiting, so only a blocked loop or a slow worker exceeds this; the
+# answer then says `abandoned`.
 STOP_LIMIT_S = 1.0
 # However close the caller's deadline is: closing a socket takes one or two turns of the loop.
 SHORTEST_STOP_S = 0.05
@@ -89,8 +89,6 @@ _UNAVAILABLE = (502, 503, 504)
 
 
 class HttpProvider(Provider):
-    """Provider of HTTP requests."""
-
     def __init__(self) -> None:
         self._names: tuple[Runtime, Names] | None = None
         self._tls: dict[tuple[str | None, str | None], ssl.SSLContext] = {}
@@ -122,8 +120,6 @@ class HttpProvider(Provider):
     async def close(self) -> None:
         for task in self._abandoned:
             task.cancel()
-
-    # --- the clock ----------------------------------------------------------------------------------------
 
     async def _run_bounded(self, exchange: HttpExchange, fetching: Any) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -167,10 +163,8 @@ class HttpProvider(Provider):
         elif not work.cancelled():
             work.exception()  # marks it as retrieved: the timeout is the answer
 
-    # --- the request --------------------------------------------------------------------------------------
-
     async def _fetch(self, exchange: HttpExchange, step: StepCall, scope: Scope, names: Names) -> None:
-        """Send the request and fill the response of the exchange. Raises any error."""
+        """Send the request and fill the response. Raises any error."""
         env = step.env
         current_scope.set(scope)  # of this task only: the lookup ends with the request
         wanted = exchange.request
@@ -205,7 +199,7 @@ class HttpProvider(Provider):
             await transport.aclose()
 
     def _tls_for(self, env: Mapping[str, str]) -> ssl.SSLContext:
-        """Return the TLS context of the step's environment, as for curl, else the system's."""
+        """Return the TLS context of the step's environment, as for curl."""
         key = env.get("SSL_CERT_FILE") or None, env.get("SSL_CERT_DIR") or None
         if key not in self._tls:
             own = ssl.create_default_context(cafile=key[0], capath=key[1]) if any(key) else None
@@ -219,8 +213,6 @@ class HttpProvider(Provider):
 
 
 class HttpExchange(Work):
-    """One request, its response and its outcome."""
-
     def __init__(self, request: HttpRequest, response: Response, admission: Call) -> None:
         self.request = request
         self.response = response
@@ -238,12 +230,12 @@ class HttpExchange(Work):
             request.headers.update(self.admission.trace.as_headers())
 
     async def trace(self, event: str, _: Mapping[str, Any]) -> None:
-        """Record a stage of the client as a sign of life, and whether the request was sent."""
+        """Record a stage as a sign of life, and whether the request was sent."""
         self._is_sent = self._is_sent or event.endswith("send_request_headers.started")
         self.sign_of_life()
 
     def begin_clocks(self, loop: asyncio.AbstractEventLoop, rang: asyncio.Future[ClockKind]) -> None:
-        """Start the idle clock. `rang` gets the clock that fired, unless that is the timeout."""
+        """Start the idle clock. `rang` gets the clock that fired, except the timeout."""
         self._rang, self.admission.work = rang, self
         if idle_ms := self.admission.clocks.idle_ms:
             self._idle = IdleClock(loop, idle_ms, lambda: self._ring(ClockKind.IDLE))
@@ -278,8 +270,6 @@ class HttpExchange(Work):
                         break
                     await asyncio.sleep(0)  # a thousand unpacked chunks must not delay the timeout
         self.response.finish(self.admission.request_id)
-
-    # --- outcomes -----------------------------------------------------------------------------------------
 
     def timeout_outcome(self, kind: ClockKind, ending: Ending) -> Outcome:
         data = self.response.data()
@@ -340,7 +330,7 @@ class HttpExchange(Work):
         return outcome_of_error(error)
 
     def _with_effects(self, problem: Problem) -> Problem:
-        """Add that there were no side effects, where the request was never sent."""
+        """Add that there were no side effects, if the request was never sent."""
         if self._is_sent:
             return problem
         return Problem(problem.code, problem.message, fired=problem.fired, side_effects=SideEffects.NONE)
@@ -349,8 +339,7 @@ class HttpExchange(Work):
 def _prepare_redirect(
     request: httpx2.Request, following: httpx2.Request, content: bytes | None, holds_secret: Callable[[str], bool]
 ) -> httpx2.Request:
-    """Return the request of a redirect without secrets for another server: headers that have the name or the value of a
-    secret are left out. Raises HTTPError where the body holds one."""
+    """Return the request of a redirect without headers that hold a secret. Raises HTTPError if the body holds one."""
     if (why := unfetchable(following.url)) is not None:
         raise httpx2.UnsupportedProtocol(f"it redirects to an address that cannot be used: {why}")
     if following.url.origin != request.url.origin:
@@ -367,7 +356,7 @@ def _prepare_redirect(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the operating system or of TLS, if one of them is the cause."""
+    """Return the message of the operating system or of TLS, if it is the cause."""
     at: BaseException | None = error
     for _ in range(8):  # causes may form a circle
         if isinstance(at, ssl.SSLCertVerificationError):

@@ -1,5 +1,4 @@
-"""Requests and responses of `http_client` steps. A request is checked before anything is sent; a response is counted
-while it is received, and kept in memory or in a file.
+"""Requests and responses of `http_client` steps.
 
 Both received and unpacked bytes are counted: a megabyte of gzip can be a gigabyte of zeros, and bytes after the end of
 a gzip stream unpack to nothing.
@@ -26,8 +25,6 @@ from ..core.redaction import hide_credentials, hide_values
 from ..core.value_types import value
 from ..process.command_task import make_private_directory, prune_spills, spill_path
 
-# --- requests ---------------------------------------------------------------------------------------------
-
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 # RFC 9110 §9.2.2.
 IDEMPOTENT_METHODS = {*SAFE_METHODS, "PUT", "DELETE"}
@@ -45,8 +42,6 @@ class InvalidRequest(Exception):
 
 @value
 class HttpRequest:
-    """A request, checked and ready to be sent."""
-
     method: str
     url: str
     params: dict[str, Any]
@@ -162,13 +157,13 @@ def _read_headers(written: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def _text(value: Any) -> str:
-    """Return a text as it is, and any other value as JSON."""
+    """Return a text unchanged, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else write_json(value)
 
 
-# Bytes of a failed or incomplete response that are kept for the reader.
+# Bytes of a failed or incomplete response.
 KEPT_OF_FAILURE = 65_536
 # A longer Retry-After is cut to this.
 LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
@@ -186,7 +181,7 @@ class Unwritable(Exception):
 
 
 class Response:
-    """The response to one request, as far as it was received."""
+    """The response as far as it was received."""
 
     def __init__(self, request: HttpRequest, folder: Path) -> None:
         self._request = request
@@ -215,13 +210,12 @@ class Response:
         return self.status >= 400
 
     def count_bytes(self, part: bytes) -> None:
-        """Count received bytes. Raises BodyTooLarge."""
         self._received_bytes += len(part)
         if self._received_bytes > self._request.max_body_bytes and not self._is_error:
             raise BodyTooLarge(self._request.max_body_bytes)
 
     def add(self, chunk: bytes) -> bool:
-        """Keep a part of the body. Returns False once no more is needed. Raises BodyTooLarge, Unwritable."""
+        """Keep a part of the body; return False once no more is needed. Raises BodyTooLarge, Unwritable."""
         self.size += len(chunk)
         if self._is_error:
             self._body += chunk[: KEPT_OF_FAILURE - len(self._body)]
@@ -263,7 +257,7 @@ class Response:
                 part.unlink()
 
     def finish(self, request_id: str) -> None:
-        """Mark the response as complete. A body that is not text is saved beside the long output of commands."""
+        """Mark the response as complete. A body that is not text is saved to a file."""
         self._is_whole = True
         if self._saved is None and not self._is_error and self._text is None:
             path = spill_path(f"{request_id}.body")
@@ -278,7 +272,7 @@ class Response:
 
     @property
     def output(self) -> Any:
-        """Return the output of the step: the path of the saved body, or its text."""
+        """Return the path of the saved body, or its text."""
         if self._saved is not None:
             return {**self._saved, "status": self.status, "content_type": self.headers.get("content-type", "")}
         if not self.status or (self._request.output_file is not None and not self._is_error):
@@ -289,7 +283,7 @@ class Response:
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether a body with a JSON content type ends in the middle."""
+        """Return whether a JSON body ends in the middle."""
         kind = self.headers.get("content-type", "").lower().partition(";")[0].strip()
         text = (self._text or "").rstrip()
         if not text or not (kind == "application/json" or kind.endswith("+json")):
@@ -316,7 +310,7 @@ class Response:
 
     @functools.cached_property
     def _text(self) -> str | None:
-        """Return the whole body as text; None if it is not text."""
+        """Return the whole body; None if it is not text."""
         kind = self.headers.get("content-type", "").lower()
         with contextlib.suppress(UnicodeDecodeError, LookupError, ValueError):
             return self._body.decode(self._charset or "utf-8-sig")
@@ -335,7 +329,7 @@ def _target(path: Path) -> Path:
 
 
 def retry_after_ms(headers: Mapping[str, str], now_s: float) -> int | None:
-    """Return the milliseconds of a Retry-After header, in seconds or as a date; None without one."""
+    """Return the milliseconds of a Retry-After header, in seconds or as a date."""
     written = headers.get("retry-after", "").strip()
     if written.isascii() and written.isdecimal():
         return min(int(written[:12]) * 1000, LONGEST_RETRY_AFTER_MS)

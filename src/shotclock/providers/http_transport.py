@@ -1,7 +1,7 @@
 """The transport of HTTP requests, with killable name lookups, which closes every socket.
 
 httpx2 looks names up in threads that cannot be stopped, and leaves a socket to the garbage collector when its TLS
-handshake is cancelled. Its network backend decides both, so this is one of ours.
+handshake is cancelled. Its network backend decides both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
 
 
-# Lookups at the same time: each occupies a worker.
+# Each lookup occupies a worker.
 LOOKUPS_AT_ONCE = 16
 
 # Without a clock of its own: it ends with the deadline of its caller.
@@ -50,14 +50,12 @@ class Unresolved(Exception):
 
 
 class Names:
-    """The name lookup of one runtime."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._places = asyncio.Semaphore(LOOKUPS_AT_ONCE)
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Return at least one address, best first. Bounded by the scope it is called in. Raises Unresolved."""
+        """Return at least one address, best first, bounded by the current scope. Raises Unresolved."""
         if _is_address(host):
             return [host]
         async with self._places:
@@ -92,9 +90,9 @@ def _is_address(host: str) -> bool:
 
 # Before the next address of a host is tried beside a silent one (RFC 8305).
 NEXT_ADDRESS_S = 0.25
-# Addresses of one name that are tried. A name with more is load-balanced, and any of them will do.
+# A name with more addresses is load-balanced, and any of them will do.
 MOST_ADDRESSES = 8
-# Bytes of one read. They are parsed at once, and a flood of tiny messages must not delay the timeout.
+# Parsed at once: a flood of tiny messages must not delay the timeout.
 READ_BYTES = 16_384
 # Bytes before a response begins: its headers, and any number of "100 Continue".
 MOST_BYTES_BEFORE_ANSWER = 1_000_000
@@ -138,7 +136,7 @@ class Backend(httpcore2.AsyncNetworkBackend):
         self._before_answer: int | None = None
 
     def expect(self, answer: bool) -> None:
-        """Set whether the next bytes belong to a response head or to a body."""
+        """Set whether a response head or a body is next."""
         self._before_answer = 0 if answer else None
 
     def count_bytes(self, size: int) -> None:
@@ -166,7 +164,7 @@ class Backend(httpcore2.AsyncNetworkBackend):
         return await self._first_of(addresses[:MOST_ADDRESSES], port)
 
     async def _first_of(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
-        """Return the connection to the first address that accepts. Each has a head start over the next."""
+        """Return the first connection. Each address has a head start over the next."""
         left = list(addresses)
         trying: set[asyncio.Task[httpcore2.AsyncNetworkStream]] = set()
         error: BaseException | None = None
@@ -194,7 +192,6 @@ class Backend(httpcore2.AsyncNetworkBackend):
         return CountedStream(stream, self)
 
     async def aclose(self) -> None:
-        """Close every connection."""
         while self._opened:
             with contextlib.suppress(Exception):
                 await self._opened.pop().aclose()
@@ -262,7 +259,7 @@ class Transport(httpx2.AsyncBaseTransport):
 
 
 class CountedBody(httpx2.AsyncByteStream):
-    """A body that calls `on_part` with each part. It may raise."""
+    """A body that calls `on_part` with each part, which may raise."""
 
     def __init__(self, stream: typing.AsyncIterable[bytes], on_part: Callable[[bytes], None]) -> None:
         self._stream = stream

@@ -1,7 +1,6 @@
 """`human-input`: a question to a person, at the terminal or, without one, in the inbox.
 
-In the inbox it has a key of its run and step, so that a process that resumes the run finds it and its answer. The clock
-of the run does not stop.
+In the inbox it has a key of its run and step, so that a process that resumes the run finds it and its answer.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import Aside, Provider, StepCall, StepPart, StepResult, StepType, bounded_by_run
 
-# Characters of an answer, pasted text included.
+# Characters, pasted text included.
 ANSWER_LIMIT = 1_000_000
 END_OF_ANSWER = "."
 
@@ -43,7 +42,6 @@ class HumanStep(StepPart):
     allow_empty: bool = False
     multiline: bool = False
     choices: list[str] = field(default=[])
-    """The only valid answers."""
 
 
 HUMAN = StepType(
@@ -68,12 +66,10 @@ class InputEnded(Exception):
 
 
 class HumanProvider(Provider):
-    """Provider of questions."""
-
     step_type = HUMAN
 
     def __init__(self, inbox: Callable[[], Inbox], stdin: int = 0, aside: Aside = contextlib.nullcontext) -> None:
-        """`aside` is entered while a question is open: other output to the terminal stops."""
+        """`aside` is entered while a question is open: other output stops."""
         self._inbox = inbox
         self._stdin = stdin
         self._aside = aside
@@ -99,8 +95,7 @@ class HumanProvider(Provider):
             os.close(terminal)
 
     async def _wait_for_turn(self) -> bool:
-        """Wait until no other question is open; return False where the run's deadline passes first. The
-        question's own limit starts when it is asked."""
+        """Wait for other questions; return False at the run's deadline. The question's limit starts later."""
         scope = current_scope.get()
         deadline = None if scope is None else scope.deadline
         limit_s = None if deadline is None else deadline.remaining_ns(monotonic_ns()) / 1e9
@@ -176,14 +171,12 @@ def _make_request(step: StepCall, call: Call) -> ProposalRequest:
 
 
 def _had_all_its_time(proposal: Proposal, step: StepCall) -> bool:
-    """Return whether it was open for the step's whole timeout, not only until the run's deadline."""
+    """Return whether it was open for the step's whole timeout."""
     own_ms = step.clocks.timeout_ms or 0
     return bool(own_ms) and proposal.expires_at.since_ms(proposal.created_at) >= own_ms
 
 
 class Question:
-    """One question on a terminal."""
-
     def __init__(self, terminal: int, settings: Any) -> None:
         self._terminal = terminal
         self._prompt = _printable(str(settings["prompt"]))
@@ -195,7 +188,7 @@ class Question:
         self._typed = b""
 
     async def ask(self) -> str:
-        """Ask until there is a valid answer, and return it. Raises InputEnded."""
+        """Ask until there is a valid answer. Raises InputEnded."""
         await self.say(self._format_prompt())
         while True:
             answer, is_end = await (self._lines() if self._is_multiline else self._line())
@@ -237,7 +230,7 @@ class Question:
                 raise InputEnded(f"the answer is longer than {ANSWER_LIMIT} characters")
 
     async def _line(self) -> tuple[str, bool]:
-        """Return a line, and whether the input ended there by Ctrl-D."""
+        """Return a line, and whether Ctrl-D ended the input there."""
         while b"\n" not in self._typed:
             part = await self._read()
             self._typed += part
@@ -258,8 +251,7 @@ class Question:
                 raise InputEnded(f"the terminal is gone: {error.strerror}") from None
 
     async def say(self, text: str) -> None:
-        """Write to the terminal. While Ctrl-S stops it, the wait is inside the question's clock; a last newline is not
-        waited for."""
+        """Write to the terminal, within the question's clock if Ctrl-S stops it. A last newline is not waited for."""
         loop = asyncio.get_running_loop()
         left = text.encode("utf-8", "replace")
         while left:
@@ -274,8 +266,10 @@ class Question:
 
 
 def _open_terminal(stdin: int) -> int | None:
-    """Open the terminal of stdin anew: a non-blocking mode on the shared descriptor would confuse the shell. None
-    without a terminal, and in its background, where reading would stop this process."""
+    """Open the terminal of stdin anew: a non-blocking mode on the shared descriptor would confuse the shell.
+
+    None without a terminal, and in its background, where reading would stop this process.
+    """
     try:
         if not os.isatty(stdin):
             return None
@@ -309,7 +303,7 @@ def _printable(text: str) -> str:
 
 
 def _result_without_answer(call: Call, default: object, fired: Fired | None = None) -> StepResult:
-    """Return the result of a question without an answer. `fired` is set where an earlier process started it."""
+    """Return the result without an answer. `fired` is set where an earlier process asked."""
     fired = fired or call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
     seconds = in_seconds(fired.limit_ms)
     if default is not None and fired.owner == call.name:  # the default does not apply at the end of the run

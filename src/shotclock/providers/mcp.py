@@ -1,7 +1,6 @@
 """`mcp`: a call of an MCP tool, on a server that is started for it or reached by URL.
 
-Connecting, listing and calling each have their bound, under one deadline; a server that was started is gone with all
-its processes when the step is over. The step never relies on the SDK to end.
+A server that was started is gone with all its processes when the step is over. The step never relies on the SDK to end.
 """
 
 from __future__ import annotations
@@ -86,15 +85,15 @@ MCP = StepType(
     other_rule="connect_error",
 )
 STEP_TYPES = (MCP,)
-# For closing a session by URL with a DELETE. A server that hangs gets none.
+# For a DELETE by URL. A server that hangs gets none.
 CLOSE_LIMIT_S = 0.5
-# For loading the SDK where a step has no timeout: from a cold disk it takes about a second.
+# From a cold disk, loading the SDK takes about a second.
 IMPORT_LIMIT_S = 30.0
 # Between calls of a tool that waits for a person in a foreign inbox, where the run is never parked.
 LOOK_AGAIN_S = 5.0
 # A longer retry_after_ms is cut to this.
 LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
-# Characters of a failed tool's text in the message.
+# Characters of a failed tool's text.
 MESSAGE_SHOWN = 2000
 _ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
 _CODE = re.compile("[A-Z][A-Z0-9_]+")
@@ -103,8 +102,6 @@ _DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "
 
 
 class McpProvider(Provider):
-    """Provider of MCP tool calls."""
-
     def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
         """Load nothing yet. `inbox` is the run's, which a server on this machine may share."""
         self._inbox = inbox
@@ -112,7 +109,7 @@ class McpProvider(Provider):
     step_type = MCP
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Call the tool. Where it needs an approval, wait for the decision and repeat the identical call."""
+        """Call the tool. Where it needs an approval, wait and repeat the identical call."""
         while True:
             result, proposal = await self._call_tool(step, call, runtime)
             if proposal is None or not step.key:
@@ -129,8 +126,7 @@ class McpProvider(Provider):
             call.restart_clocks()
 
     async def _wait(self, proposal: ForeignProposal, step: StepCall, bell: Deadline | None) -> None:
-        """Wait for the decision where the server uses the inbox of this run; elsewhere for a pause, or until the run is
-        parked."""
+        """Wait for the decision in a shared inbox; elsewhere for a pause, or until the run is parked."""
         with contextlib.suppress(Failure):
             inbox = None if self._inbox is None else self._inbox()
             ours = None if inbox is None else await inbox.get(proposal.id)
@@ -144,7 +140,7 @@ class McpProvider(Provider):
     async def _call_tool(
         self, step: StepCall, call: Call, runtime: Runtime
     ) -> tuple[StepResult, ForeignProposal | None]:
-        """Return the result of one call of the tool, and the proposal that it waits for."""
+        """Return the result, and the proposal that the tool waits for."""
         client = await load_client(call)
         if client is None and call.bound.bell is not None:
             fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
@@ -161,7 +157,7 @@ class McpProvider(Provider):
 
 
 async def load_client(call: Call) -> ModuleType | None:
-    """Import `mcp_client` in a thread, within the deadline of a call; return None where that passes first."""
+    """Import `mcp_client` in a thread; return None where the call's deadline passes first."""
     loading = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, _CLIENT))
     try:
         while not loading.done():
@@ -176,7 +172,7 @@ async def load_client(call: Call) -> ModuleType | None:
 
 
 class _ToolCall(Work):
-    """One call of a tool, from the start of its server to its result."""
+    """One call of a tool, from the start of its server."""
 
     def __init__(self, client: ModuleType, step: StepCall, admission: Call, runtime: Runtime) -> None:
         """`client` is the module `mcp_client`."""
@@ -193,7 +189,7 @@ class _ToolCall(Work):
         self._stopping: asyncio.Task[None] | None = None
         self._server: InteractiveProcess | None = None
         self.proposal: ForeignProposal | None = None
-        """The proposal that the tool waits for before it begins."""
+        """The tool waits for it before it begins."""
 
     def _remaining_ms(self) -> int | None:
         bell = self._admission.bound.bell
@@ -212,7 +208,7 @@ class _ToolCall(Work):
             self._unwound.set_result(None)
 
     def move_bell(self) -> bool:
-        """Pass the new timeout on to a server that was started. The waiter reads it when the old one rings."""
+        """Pass the new timeout on to a started server. The waiter reads it when the old one rings."""
         bound = self._admission.bound
         if self._server is not None and bound.bell is not None and bound.kill_ns is not None:
             self._server.move_bell(bound.bell.at_ns, bound.kill_ns)
@@ -303,7 +299,7 @@ class _ToolCall(Work):
     # --- the clocks ---------------------------------------------------------------------------------------
 
     async def _hold_conversation(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
-        """Hold the conversation until it is settled; return the problem where a clock fires first."""
+        """Hold the conversation; return the problem where a clock fires first."""
         talk = self._conversation
         talking = asyncio.ensure_future(talk.talk(transport))
         try:
@@ -328,7 +324,6 @@ class _ToolCall(Work):
                 talking.cancel()
 
     def _alarms(self) -> list[tuple[int, ClockKind, int]]:
-        """Return the next clocks: when they fire, their kind and their limit."""
         talk, bound, idle_ms = self._conversation, self._admission.bound, self._admission.clocks.idle_ms
         alarms = [] if bound.bell is None else [(bound.bell.at_ns, ClockKind.TIMEOUT, bound.limit_ms)]
         if not talk.has_begun:  # starting may be silent
@@ -355,7 +350,6 @@ class _ToolCall(Work):
         )
 
     def _describe_stray(self) -> str:
-        """Return the server's output that is not MCP, for a message."""
         stray = self._conversation.stray.decode("utf-8", "replace").strip()
         return f"; what it prints is not MCP: {stray!r}" if stray else ""
 
@@ -382,7 +376,7 @@ class _ToolCall(Work):
         return Outcome(Ending.FINISHED, data=data, warnings=notes), output
 
     def _with_report(self, outcome: Outcome, server: InteractiveProcess) -> Outcome:
-        """Add the supervisor's report on the server process."""
+        """Add the supervisor's report on the server."""
         report = server.report
         assert report is not None
         judged = commands.judge(self._admission, server.task, report)
@@ -407,7 +401,7 @@ class _ToolCall(Work):
 
 
 def _find_unsendable(arguments: object) -> str | None:
-    """Return why arguments are not JSON; None if they are."""
+    """Return why arguments are not JSON, or None."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -426,7 +420,7 @@ _RULES = {
 
 
 def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
-    """Return the proposal that a tool of a Shotclock server waits for before it begins."""
+    """Return the proposal that a tool of a Shotclock server waits for."""
     error, data, ending = theirs["error"], theirs["data"], theirs["meta"].get("ending")
     if error is None or error["code"] != "INCOMPLETE" or ending != Ending.NOT_STARTED or not isinstance(data, dict):
         return None
@@ -440,7 +434,7 @@ _PROPOSAL_FIELDS = ("status", "proposal_id", "notes", "title", "expires_at")
 
 
 def _ending_before_call(stopped_as: Ending) -> Ending:
-    """Return the ending of a call that was stopped before the tool began. A server that was started may have acted."""
+    """Return the ending before the tool began. A server that was started may have acted."""
     return Ending.NOT_STARTED if stopped_as is Ending.CANCELLED else stopped_as
 
 
@@ -457,7 +451,6 @@ def _is_envelope(output: Any) -> bool:
 
 
 def _has_code_and_message(detail: Any) -> bool:
-    """Return whether a value has the code and message of an error or warning."""
     if not isinstance(detail, dict):
         return False
     code, message = detail.get("code"), detail.get("message")
@@ -465,8 +458,7 @@ def _has_code_and_message(detail: Any) -> bool:
 
 
 def _adopt_answer(ours: Envelope, theirs: Mapping[str, Any]) -> Envelope:
-    """Return the envelope of a Shotclock server as the step's: its data is the output. Values of a wrong type are
-    ignored."""
+    """Return the envelope of a Shotclock server as the step's. Values of a wrong type are ignored."""
     meta, their_meta, data = dict(ours.meta), theirs["meta"], theirs["data"]
     if their_meta.get("ending") in set(Ending):
         meta["ending"] = their_meta["ending"]

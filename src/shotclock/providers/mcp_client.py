@@ -1,7 +1,6 @@
-"""One conversation with an MCP server by the official SDK: connect, list the tools, call one.
+"""One conversation with an MCP server by the official SDK. Imported only where it is used, because the SDK is heavy.
 
-Nothing in here is trusted to end: its caller waits for `settled`, reads the stage, and holds the clocks. Imported only
-where it is used, because the SDK is heavy.
+Nothing in here is trusted to end: its caller waits for `settled`, reads the stage, and holds the clocks.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ from .http_transport import CountedBody
 
 REMAINING = "shotclock.dev/remainingMs"
 STOP_TOOL = "graceful_stop"
-"""The tool of a server that ends a call early with a partial result."""
+"""Ends a call early with a partial result."""
 STOP_AGAIN_S = 0.1
-# Bytes of one message. Reading a larger one would block the loop.
+# Bytes. Reading a larger message would block the loop.
 MESSAGE_LIMIT = 16_000_000
 # For a server that has refused the handshake: it is running, and answers this at once if at all.
 DISCOVER_S = 2.0
-# Bytes on stdout beside messages until the program is not an MCP server.
+# Bytes on stdout beside messages: more is not an MCP server.
 STRAY_LIMIT = 16_000_000
 STRAY_SHOWN = 200
-# Pages of a list of tools; more is an endless list.
+# More is an endless list.
 MOST_PAGES = 100
 NAMES_SHOWN = 15
 
@@ -83,24 +82,21 @@ class Conversation:
         self.stage = Stage.CONNECTING
         self.stage_began_ns = self.heard_ns = monotonic_ns()
         self.granted: tuple[int, int] | None = None
-        """When the server was called, and the remaining milliseconds that it got."""
+        """When the server was called, and the milliseconds that it got."""
         self.lost = False
-        """The connection ended before an answer."""
         self.stray = b""
-        """The beginning of the server's output that is not MCP."""
+        """The beginning of the output that is not MCP."""
         self.on_sign: Callable[[], None] | None = None
         """Called as bytes are read: on a late loop it takes several turns until they count as progress."""
         self.on_progress: Callable[[float, float | None, str | None], None] | None = None
-        """Called with the tool's progress."""
         self.kept: tuple[str, ...] = ()
         """Numbers that cannot be represented exactly and stay text."""
         self._stop_tool: types.Tool | None = None
         self._calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
-        """The session in which the tool is called, once it is."""
+        """The session of the tool call, once it is made."""
 
     @property
     def has_begun(self) -> bool:
-        """Return whether the tool was called."""
         return self.stage in (Stage.CALLING, Stage.ANSWERED)
 
     @property
@@ -117,7 +113,7 @@ class Conversation:
             self.on_sign()
 
     async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
-        """Hold the whole conversation. Errors become the result of `settled`; only a cancellation is raised."""
+        """Hold the whole conversation. Errors go to `settled`; only a cancellation is raised."""
         stand_at(self._trace)  # the parent of the SDK's spans, which it sends to the server
         try:
             async with transport as (incoming, outgoing), self._session(incoming, outgoing) as session:
@@ -158,8 +154,7 @@ class Conversation:
         )
 
     async def ask_to_stop(self, request_ids: Sequence[str], within_ms: int) -> None:
-        """Ask the server to end these calls early, where it has a tool for that: each call if the tool takes a
-        request_id, else once. Bounded."""
+        """Ask the server's stop tool, if any, to end these calls: each if it takes a request_id, else once."""
         with contextlib.suppress(Exception):  # the waiter sees whether the call ends
             async with asyncio.timeout(within_ms / 1000):
                 session = await asyncio.shield(self._calling)
@@ -192,7 +187,7 @@ class Conversation:
         return tools
 
     async def _find_missing_tool(self, session: ClientSession) -> Problem | None:
-        """Return why the tool cannot be called; None where it exists or the server lists no tools."""
+        """Return why the tool cannot be called, or None."""
         try:
             names = [tool.name for tool in await self._list_tools(session)]
         except MCPError as error:
@@ -313,19 +308,17 @@ class Conversation:
 
 
 class ServerConversation(Conversation):
-    """A conversation that stays open: the tools are listed once, then called until `close`.
-
-    `settled` holds the problem where it ended before."""
+    """A conversation that stays open for calls until `close`. `settled` holds the problem where it ended before."""
 
     def __init__(self, trace: TraceContext) -> None:
         super().__init__("", {}, lambda: None, trace)
         self.listed: asyncio.Future[list[types.Tool]] = asyncio.get_running_loop().create_future()
-        """The tools of the server. Cancelled where the conversation ends before."""
+        """Cancelled where the conversation ends before."""
         self._closing = asyncio.Event()
         self._talking: ClientSession | None = None
 
     async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
-        """Connect, list the tools, and stay until it is closed. Only a cancellation is raised."""
+        """Connect, list the tools, and stay until `close`. Only a cancellation is raised."""
         try:
             await super().talk(transport)
         finally:
@@ -346,7 +339,7 @@ class ServerConversation(Conversation):
     async def call(
         self, tool: str, arguments: Mapping[str, Any], remaining_ms: int | None, trace: TraceContext
     ) -> types.CallToolResult:
-        """Call a tool. Its caller bounds it. Raises Failure where the server does not answer."""
+        """Call a tool, bounded by the caller. Raises Failure where the server does not answer."""
         if self._talking is None:
             problem = self.settled.result() if self.settled.done() else None
             why = problem.message if isinstance(problem, Problem) else "it has left"
@@ -358,7 +351,6 @@ class ServerConversation(Conversation):
             raise Failure(problem.code, problem.message) from error
 
     def close(self) -> None:
-        """End the conversation, and close the session."""
         self._closing.set()
 
 
@@ -379,13 +371,11 @@ async def _cap_body(response: httpx2.Response) -> None:
 
 class _Session(ClientSession):
     async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
-        """Check nothing: regular expressions in the server's schema may take for ever. A step has its own
-        output_schema."""
+        """Check nothing: regular expressions in the server's schema may take for ever."""
 
 
 async def _connect(session: ClientSession) -> None:
-    """Connect by `initialize`, which every server knows: some never answer an unknown method. A server that refuses it
-    uses a later revision."""
+    """Connect by `initialize`: some never answer an unknown method. One that refuses it is of a later revision."""
     try:
         await session.initialize()
     except MCPError as refused:
@@ -399,7 +389,7 @@ async def _connect(session: ClientSession) -> None:
 
 
 def _is_lost(error: MCPError) -> bool:
-    """Return whether the connection ended. Servers use the same code for their own errors, so the text counts too."""
+    """Return whether the connection ended. Servers use the same code, so the text counts too."""
     return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -418,8 +408,7 @@ async def _write_messages(
 
 
 def _parse_message(line: bytes) -> tuple[Any, tuple[str, ...]]:
-    """Return the message, None for other output, and the numbers in it that stay text. Raises ValueError for an
-    unreadable answer: no other one will follow."""
+    """Return the message (None: other output), and its numbers that stay text. Raises ValueError if it is broken."""
     if not line.lstrip().startswith(b"{"):
         return None, ()
     adapter = types.jsonrpc_message_adapter

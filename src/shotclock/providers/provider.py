@@ -1,8 +1,7 @@
 """Step types and their providers: the keys of every step, the registry of types, and the interface of a provider.
 
-A new type is one file in this package, which declares a `StepType` with the schema of its steps and their provider, and
-one line in `MODULES`. The file is imported when a workflow has a step of its type, also by commands that only read the
-workflow. The engine does order, retries, templates and the record of a run.
+A new type is one file in this package, with its `StepType`, and one line in `MODULES`. It is imported when a workflow
+has such a step, also by commands that only read the workflow.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from .workflow import RunFile
 
 
-# The modules that declare the step types: in this package, or anywhere by full name.
 MODULES = {
     "command": ".command",
     "http_client": ".http",
@@ -54,7 +52,6 @@ Unit = Literal["s", "ms"]
 
 
 def duration_ms(written: object, unit: Unit) -> int:
-    """Return the milliseconds of a duration or of a bare number in the unit. Raises DurationError."""
     return parse_duration_ms(written, bare=unit)
 
 
@@ -111,7 +108,7 @@ class Backoff(Part):
 
 class Retry(Part):
     max: int = field(ge=0, le=1000)
-    """Tries after the first."""
+    """After the first."""
     backoff: Backoff = Backoff()
 
 
@@ -128,7 +125,7 @@ ERROR_CODE = re.compile("[A-Z][A-Z0-9_]*")
 
 class StepRetry(Retry):
     on: Annotated[list[int | str], Before(_failures)] = field(default=[])
-    """The exit codes and error codes after which the step is retried; by default all."""
+    """Exit codes and error codes to retry after; by default all."""
 
 
 class Reaction(Part):
@@ -145,7 +142,7 @@ class Approval(Part):
     ttl: Seconds = "24h"
     remind: Seconds | None = None
     when_expired: Literal["reject", "default"] = "reject"
-    """Without a decision in time: the step fails, or runs as if approved."""
+    """Without a decision in time, the step fails, or runs as if approved."""
     deciders: Names = field(default=[])
     destructive: bool = False
 
@@ -189,7 +186,7 @@ class StepPart(Part):
     overtime: OvertimeKey = None
     approval: Approval | bool = False
     runs_on: str | None = field(default=None, min_length=1)
-    """The Temporal queue whose workers run the step, by default that of the run. Ignored without Temporal."""
+    """The Temporal queue of the step, by default the run's. Ignored without Temporal."""
     description: str | None = None
 
     @classmethod
@@ -201,7 +198,7 @@ class StepPart(Part):
 
 @cache  # a file may have thousands of clocks
 def _read_unit(schema: type[StepPart]) -> Unit:
-    """Return the unit of bare numbers in the clocks of this type of step."""
+    """Return the unit of bare numbers in the clocks."""
     (kind,) = get_args(read_hints(schema)["type"])
     return STEP_TYPES[kind].unit
 
@@ -226,50 +223,48 @@ class StepType:
 
     name: str
     summary: str
-    """For the reference."""
     schema: type[StepPart]
     make_provider: Callable[[RunServices], Provider]
     default_ms: int | None
-    """The default timeout; 0 is none, None is that of the run."""
+    """0 is none, None is that of the run."""
     default_for: Callable[[Any], int] | None = None
-    """The default timeout where it depends on other keys of the step."""
+    """Where it depends on other keys of the step."""
     unit: Unit = "s"
-    """Unit of a bare number in its clocks."""
+    """Of a bare number in its clocks."""
     timeout_key: str = "timeout"
-    """The key of the timeout, with a dot inside a part of the step."""
+    """With a dot inside a part of the step."""
     takes_slot: bool = True
-    """Whether it counts for `max_parallelism`. Waiting for a person does not."""
+    """Counts for `max_parallelism`. Waiting for a person does not."""
     has_typed_output: bool = False
-    """Whether its output has types: text in it is not read as JSON."""
+    """Text in its output is not read as JSON."""
     prints_text: bool = False
-    """Whether its output is text unless it is read as JSON."""
+    """Its output is text unless it is read as JSON."""
     can_repeat: bool = False
-    """Whether an interrupted step can be repeated: it finds its own progress."""
+    """An interrupted step can be repeated: it finds its own progress."""
     can_extend: bool = True
-    """Whether overtime can move its timeout."""
+    """Overtime can move its timeout."""
     waits_when_approved: bool = False
-    """Whether it can wait for a person after its approval. Other steps must not begin twice."""
+    """It can wait for a person after its approval. Other steps must not begin twice."""
     asks_before_start: bool = False
-    """Whether it may request its own approval, under the key of its try, before it begins."""
+    """It may request its own approval, under the key of its try."""
     value_keys: frozenset[str] = frozenset()
-    """Its keys that hold values of any type. The others hold text."""
+    """Keys with values of any type. The others hold text."""
     rules: Mapping[str, str] = MappingProxyType({})
-    """Failure rules (error.context.rule) by error code; without a slash, of this type."""
+    """Failure rules by error code; without a slash, of this type."""
     other_rule: str = "failed"
 
     @property
     def own_keys(self) -> tuple[str, ...]:
-        """Return the keys of the provider. The others are the engine's and never templates."""
+        """Return the provider's keys. The others are never templates."""
         return _own_keys(self.schema)  # type: ignore[arg-type]  # a class can be hashed
 
     def timeout_ms(self, written: object, step: StepPart | None = None) -> int | None:
-        """Return the written timeout in milliseconds, or the default; 0 is none. Raises DurationError."""
+        """Return the timeout or the default; 0 is none. Raises DurationError."""
         if written is None and step is not None and self.default_for is not None:
             return self.default_for(step)
         return self.default_ms if written is None else duration_ms(written, self.unit)
 
     def rule_for(self, code: str | None) -> str | None:
-        """Return the rule of a failure with this code."""
         if code is None:
             return None
         rule = self.rules.get(code) or _RULES.get(code) or self.other_rule
@@ -308,7 +303,7 @@ class StepTypes(Mapping[str, StepType]):
 
     @property
     def loaded(self) -> Iterable[StepType]:
-        """Return the types that were imported so far."""
+        """Return the types imported so far."""
         return self._loaded.values()
 
 
@@ -319,8 +314,6 @@ STEP_TYPES = StepTypes(MODULES)
 
 @value
 class ForeignProposal:
-    """A proposal in the inbox of another server."""
-
     id: str
     shown: Mapping[str, object]
 
@@ -330,67 +323,58 @@ Waits = Callable[[str, Proposal | ForeignProposal], AbstractContextManager[Any]]
 
 @value
 class FileTool:
-    """A tool of the file's `tools`, for its caller."""
-
     name: str
     description: str
     input_schema: Mapping[str, Any]
 
 
 class FileTools(Protocol):
-    """The tools of the file of a step."""
-
     async def describe(self, name: str) -> FileTool:
-        """Return a tool. Raises KeyError for an unknown name, and Failure where it cannot run."""
+        """Return a tool. Raises KeyError for an unknown name, Failure where it cannot run."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:
-        """Call a tool as a step would, inside the current call. Return its envelope and output. The arguments are
-        values, never templates."""
+        """Call a tool as a step would, and return its envelope and output. The arguments are never templates."""
         ...
 
 
 @value
 class StepCall:
-    """One try of one step, with rendered settings and the step's clocks, inside the run's deadline."""
+    """One try of one step, with the step's clocks inside the run's deadline."""
 
     step_id: str
     settings: Mapping[str, Any]
-    """The step's own keys, with their templates replaced."""
+    """With their templates replaced."""
     clocks: Clocks
     env: Mapping[str, str]
-    """The environment of child processes."""
     folder: Path
-    """The base of relative paths: the step's `cwd`, else the directory of the file."""
+    """The step's `cwd`, else the directory of the file."""
     key: str = ""
-    """Identifies this try, also in a process that resumes the run."""
+    """Identifies this try, also where the run is resumed."""
     run_began_at: WallTime | None = None
     """A proposal under the key from before this time belongs to another run."""
     waits: Waits = dataclass_field(default=lambda key, proposal: nullcontext())
     """Entered while the step waits for a person."""
     item: tuple[int, int] = (0, 1)
-    """The item of `for_each`, counted from 0, and the number of items."""
+    """Of `for_each`: the index from 0, and the number of items."""
     parks: bool = False
     """The run is parked when it waits long for people."""
     values: Mapping[str, str] = dataclass_field(default_factory=dict)
-    """Variables with the values that were interpolated into a shell command."""
+    """Variables with the values interpolated into a shell command."""
     own_env: Mapping[str, str] | None = None
-    """The part of `env` that the file sets. None: unknown."""
+    """Of `env`, set by the file. None: unknown."""
     holds_secret: Callable[[str], bool] = lambda text: False
-    """Returns whether a text contains a secret of the run."""
     run_file: RunFile | None = None
     """Runs another workflow inside this run."""
     redact: Callable[[str], str] = lambda text: text
     """Removes the secrets of the run from a text."""
     overtime: OvertimePolicy | None = None
     min_time_ms: int = 0
-    """With less remaining time it is not started."""
+    """With less left it is not started."""
     tools: FileTools | None = None
-    """The tools of the file, for a step that calls them."""
     used_ms: int = 0
-    """Time of this try that a process used before it died."""
+    """Used by a process that died."""
     is_approved: bool = False
-    """An operator has approved this step."""
 
     @property
     def name(self) -> str:
@@ -399,19 +383,17 @@ class StepCall:
 
 @value
 class StepResult:
-    """The result of one try."""
-
     outcome: Outcome | Envelope
-    """The outcome; an envelope where the runtime has already answered the call."""
+    """An envelope where the runtime has already answered the call."""
     output: Any = None
     rule: str | None = None
-    """The failure rule, such as `command/timeout`, where it does not follow from the code."""
+    """Such as `command/timeout`, where it does not follow from the code."""
     rewrite: Callable[[Envelope], Envelope] | None = None
     """Merges the envelope of a Shotclock server into the step's."""
     details: Mapping[str, Any] | None = None
-    """Details stored with the output: the model and its usage, `partial`."""
+    """Stored with the output: the model and its usage, `partial`."""
     cut: str | None = None
-    """Why the output is incomplete. An incomplete output is never passed on."""
+    """Why the output is incomplete. Such an output is never passed on."""
 
 
 class Provider(Protocol):
@@ -420,48 +402,43 @@ class Provider(Protocol):
     step_type: StepType
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Run one try, bounded by the clocks of its call, which the caller answers.
-
-        Raises Failure where it cannot begin. A cancellation may carry a result (`hand_over`)."""
+        """Run one try within its call's clocks. A cancellation may carry a result (`hand_over`). Raises Failure."""
         ...
 
     async def close(self) -> None:
-        """Stop everything that is kept between steps."""
         return
 
 
 def hand_over(cancelled: asyncio.CancelledError, result: StepResult) -> None:
-    """Attach the result of a cancelled step to its cancellation."""
+    """Attach a step's result to its cancellation."""
     cancelled.step_result = result  # type: ignore[attr-defined]
 
 
 def result_left_by(cancelled: asyncio.CancelledError) -> StepResult | None:
-    """Return the result of a cancelled step, if its provider attached one."""
+    """Return the result that `hand_over` attached."""
     result = getattr(cancelled, "step_result", None)
     return result if isinstance(result, StepResult) else None
 
 
 def envelope_left_by(cancelled: asyncio.CancelledError) -> Envelope | None:
-    """Return the envelope of a cancelled call, if the runtime attached one."""
     envelope = getattr(cancelled, "envelope", None)
     return envelope if isinstance(envelope, Envelope) else None
 
 
 def cancelled_outcome(ending: Ending) -> Outcome:
-    """Return the outcome of a cancelled step."""
     from ..runtime.call import Outcome
 
     return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
 
 
 def remaining_limit_ms(call: Call) -> int:
-    """Return the rest of a step's limit for a nested call; 0 is no limit."""
+    """Return the rest of a step's limit; 0 is no limit."""
     limit_ms = call.clocks.timeout_ms or 0
     return limit_ms and max(1, limit_ms - (monotonic_ns() - call.started_ns) // NS_PER_MS)
 
 
 def bounded_by_run(call: Call) -> Call:
-    """Return the call bounded by its run alone: the step's clock stops while a person decides."""
+    """Return the call bounded by its run: the step's clock stops while a person decides."""
     waiting = replace(call, clocks=replace(call.clocks, timeout_ms=0))
     waiting.restart_clocks()
     return waiting
@@ -472,19 +449,14 @@ Aside = Callable[[], AbstractContextManager[Any]]
 
 @value
 class RunServices:
-    """The parts of a run that its providers use."""
-
     inbox: Callable[[], Inbox]
-    """The inbox of the run."""
     aside: Aside = nullcontext
     """Entered while a question is open at the terminal: other output stops."""
     environment: Mapping[str, str] = dataclass_field(default_factory=lambda: os.environ)
-    """The whole environment, with secrets that child processes do not get."""
+    """With secrets that child processes do not get."""
 
 
 class Providers:
-    """The providers of a run and its nested runs, created on use."""
-
     def __init__(self, services: RunServices) -> None:
         self._services = services
         self._made: dict[str, Provider] = {}
@@ -495,7 +467,6 @@ class Providers:
         return self._made[step_type]
 
     async def close(self) -> None:
-        """Close all providers."""
         async with AsyncExitStack() as stack:  # closes all, even if one fails
             for provider in self._made.values():
                 stack.push_async_callback(provider.close)

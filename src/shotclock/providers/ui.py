@@ -1,4 +1,4 @@
-"""`ui` steps: an execution on a browser or a phone, on the device that `shotclock ui` keeps too."""
+"""`ui` steps: an execution on a browser or a phone, on the device of `shotclock ui`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ RESULT_MS = RESULT_MARGIN_MS + KILL_MARGIN_MS
 class UiStep(StepPart):
     type: Literal["ui"]
     execution: dict[str, Any] | None = None
-    """A whole payload."""
     actions: list[Any] | None = None
-    """The actions alone; the step's `timeout` is their timeoutMs."""
+    """The step's `timeout` is their timeoutMs."""
     mode: str = "direct"
     device: str = DEFAULT_DEVICE
 
@@ -52,7 +51,7 @@ class UiStep(StepPart):
             raise ValueError("; ".join(problems))
 
     def _find_problems(self) -> list[str]:
-        """Return the problems of the execution, if it holds no template."""
+        """Return the problems of an execution without templates."""
         problems: list[str] = []
         most_ms, timeout_ms = max_timeout_ms(self.mode), duration_ms(self.timeout, "ms") if self.timeout else 0
         if self.actions is not None and timeout_ms > most_ms:
@@ -68,7 +67,7 @@ class UiStep(StepPart):
 
 
 def _default_ms(step: Any) -> int:
-    """Return the timeout of a step that has none: its execution's own, and the margin for the result."""
+    """Return the execution's own timeout, and the margin for the result."""
     written: Any = (getattr(step, "execution", None) or {}).get("timeoutMs")
     is_number = type(written) in (int, float) and 0 < written <= BEST_EFFORT_MAX_TIMEOUT_MS
     return (int(written) if is_number else DEFAULT_TIMEOUT_MS) + RESULT_MS
@@ -99,10 +98,7 @@ STEP_TYPES = (UI,)
 
 
 class UiProvider(Provider):
-    """Provider of executions. The output is the result, with the data of the steps under their ids in `steps`.
-
-    The rule of a failure is `ui/` with `timeout`, `wait`, `device`, `conflict`, `invalid`, `cancelled` or `failed`.
-    """
+    """Provider of executions. The output is the result, with the data of the steps under their ids in `steps`."""
 
     step_type = UI
 
@@ -130,7 +126,7 @@ class UiProvider(Provider):
 
 
 def _payload_of(actions: Any, mode: str, timeout: Any, task: str = "check") -> dict[str, Any]:
-    """Return a payload of these actions. `timeout` is the step's, in milliseconds or as written."""
+    """Return a payload. `timeout` is the step's, in milliseconds or as written."""
     timeout_ms = duration_ms(timeout, "ms") if timeout else DEFAULT_TIMEOUT_MS
     return {
         **new_head("step", "shotclock-workflow"),

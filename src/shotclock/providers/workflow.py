@@ -1,7 +1,4 @@
-"""`workflow`: another workflow file, as a run of its own inside the deadline of this one.
-
-The engine, a layer above, passes the function that runs a file with each step.
-"""
+"""`workflow`: another workflow file, as a run of its own inside the deadline of this one."""
 
 from __future__ import annotations
 
@@ -48,22 +45,19 @@ WORKFLOW = StepType(
 )
 STEP_TYPES = (WORKFLOW,)
 
-# For stopping a nested run beyond the grace of its steps: kills, verification, the record, and its clean-up, whose own
-# limit (CLEAN_UP_LIMIT_MS) is shorter.
+# Beyond the grace of its steps: kills, verification, the record, and the clean-up, whose limit (CLEAN_UP_LIMIT_MS) is
+# shorter.
 STOP_LIMIT_S = 320.0
 
 
 @value
 class NestedRun:
-    """A workflow to be run inside another."""
-
     file: Path
     inputs: Mapping[str, Any]
     env: Mapping[str, str]
-    """The environment of its steps."""
     step_id: str
     item: tuple[int, int]
-    """The item of the step, and the number of items."""
+    """Of the step, and the number of items."""
     stop: asyncio.Future[str]
     """Stops the run, once it holds the reason."""
 
@@ -73,7 +67,7 @@ RunFile = Callable[[NestedRun], Awaitable[Envelope]]
 
 
 class WorkflowProvider(Provider):
-    """Provider of nested workflows. The output is the file's `outputs`, or the outputs of its steps."""
+    """Provider of nested workflows. The output is the file's `outputs`, or those of its steps."""
 
     step_type = WORKFLOW
 
