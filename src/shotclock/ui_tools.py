@@ -95,10 +95,7 @@ for _name in ("open", "snapshot", "click", "type", "wait", "screenshot"):
 
 @app.command(isolation="shared")
 async def ui_execute(
-    execution: dict[str, Any],
-    ctx: Context,
-    timeout_ms: int | None = None,
-    device: str = DEFAULT_DEVICE,
+    execution: dict[str, Any], ctx: Context, timeout_ms: int | None = None, device: str = DEFAULT_DEVICE
 ) -> dict[str, Any]:
     """Run an execution: {commandId, taskId, source, expectedFormat, timeoutMs, mode?, actions: [{id, type, params?}]}.
 

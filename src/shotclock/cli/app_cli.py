@@ -212,7 +212,6 @@ def _describe_schema(schema: dict[str, Any], required: bool) -> str:
 
 
 def _read_call(spec: CommandSpec, line: ParsedLine) -> CallRequest:
-    """Return the call that the words describe. Adds its mistakes to the line's."""
     typed = line.typed
     resume_from = typed.get("resume_from")
     if resume_from is not None and resume_from not in spec.steps:
@@ -335,7 +334,6 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line:
 
 
 def _find_other_mistakes(line: ParsedLine, envelope: Envelope) -> Mistakes:
-    """Return the mistakes that the worker found in values that were understood here."""
     found: Any = (envelope.error or {}).get("errors", []) if envelope.code == "ARG_ERROR" else []
     names = [*(mistake["field"] for mistake in line.mistakes), *line.suggested]
     unread = {name.lstrip("-").replace("-", "_") for name in names} - line.typed.keys()
@@ -385,7 +383,6 @@ def _ask_person(spec: CommandSpec, arguments: Mapping[str, object]) -> Problem |
 
 
 def own_command() -> list[str]:
-    """Return the command line that starts this program again."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
@@ -401,7 +398,6 @@ def _tool(catalogue: Catalogue) -> Tool:
 def _answer(
     catalogue: Catalogue, name: str, outcome: Outcome, clocks: Clocks | None = None, *, mutates: bool = True
 ) -> Envelope:
-    """Return an answer without a call, with the command's clocks, from the start of this process."""
     spec = catalogue.find(name)
     defaults = catalogue.clocks if spec is None else spec.clocks
     return answer_at_once(name, outcome, clocks or Clocks(), defaults=defaults, mutates=mutates, tool=_tool(catalogue))

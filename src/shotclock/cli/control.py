@@ -67,8 +67,6 @@ def control_run(
     reason: str = "",
     on: Address | None = None,
 ) -> ChildWork:
-    """Extend a run or one of its steps, or wind it down if no time is named."""
-
     def body() -> Outcome:
         import asyncio
 

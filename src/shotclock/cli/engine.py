@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def temporal_engine(on: Address, queue: str | None = None, heartbeat_ms: int | None = None) -> TemporalEngine:
-    """Return the engine at an address, if the package of Temporal is installed."""
     from ..temporal.connection import require_sdk
 
     require_sdk()
@@ -42,7 +41,6 @@ def temporal_engine(on: Address, queue: str | None = None, heartbeat_ms: int | N
 
 @contextlib.contextmanager
 def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int | None = None) -> Iterator[Engine]:
-    """Open the engine of this machine, or the one at an address."""
     if on is not None:
         yield temporal_engine(on, queue, heartbeat_ms)
     else:

@@ -124,8 +124,6 @@ def _run_show(proposal_id: str, on: Address | None) -> Start:
 
 
 def _find(this: InboxCall, id: str) -> Outcome:
-    """Return the proposal with all its data and its comparison as the value."""
-
     async def find(inbox: Inbox) -> Outcome:
         proposal = await inbox.get(id)
         if proposal is None:
@@ -270,7 +268,6 @@ def _proposal_in(found: Outcome) -> Proposal:
 
 
 def _confirm(found: Outcome) -> str | None:
-    """Return the confirmation that a person typed for a destructive proposal."""
     proposal = _proposal_in(found)
     if not proposal.ask.policy.destructive:
         return None

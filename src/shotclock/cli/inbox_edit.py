@@ -48,7 +48,7 @@ _AGAIN = "edit it again, or pass the new text with --file"
 @record
 class Edit:
     decision: Decision
-    kept: str | None  # the file with the text, until it is decided
+    kept: str | None
     is_done: bool = False
 
 
@@ -58,7 +58,7 @@ class _InvalidEdit(Exception):
 
 @contextlib.contextmanager
 def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
-    """Yield the checked decision of the operator. The copy is removed once it `is_done`."""
+    """Yield the checked decision. The copy is removed once it `is_done`."""
     _must_be_modifiable(proposal)
     if file is not None:
         try:
@@ -148,7 +148,6 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
-    """Open the editor until the text is valid or the person gives up."""
     while True:
         _run_editor(proposal, copy)
         try:
@@ -217,7 +216,6 @@ def _wants_to_go_on() -> bool:
 
 
 def _new_copy(proposal: Proposal) -> Path:
-    """Make a private copy, with a suffix for the editor."""
     ending = re.search(r"\.[A-Za-z0-9]{1,10}$", proposal.ask.file.path) if proposal.ask.file is not None else None
     suffix = ".json" if proposal.ask.file is None else ending[0] if ending else ".txt"
     with Store.open() as store:

@@ -82,7 +82,6 @@ Begin = Callable[[Inbox, CallWait, Callable[[Proposal], None]], Coroutine[Any, A
 
 
 def _wait(begin: Begin, asked_ms: int | None, call: Call, key: str | None) -> Outcome:
-    """Wait within the time asked for, or the response budget, and the caller's deadline."""
     budget_ms = read_response_budget_ms()  # also with --wait: a malformed variable is reported at once
     _, wait_ms = JobClient.patience(call, budget_ms if asked_ms is None else asked_ms)
     wait = CallWait(call.started_ns, wait_ms, key)
@@ -154,7 +153,7 @@ async def _watch(store: Store, limit_s: float | None, as_json: bool) -> Outcome:
 
 
 async def _write_changes(inbox: Inbox, writer: _ChangeWriter) -> None:
-    """Write the waiting proposals, the oldest first, and then each change once, until the reader has left."""
+    """Write the waiting proposals, the oldest first, and then each change once."""
     latest = await inbox.list(limit=1)
     seq = latest[0].seq if latest else 0
     for proposal in reversed(await inbox.list(status=ProposalStatus.PENDING, limit=WAITING_SHOWN)):

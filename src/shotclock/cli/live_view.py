@@ -56,7 +56,7 @@ class View:
         self._graph: dict[str, Groups] = graph_of(workflow)
         self._per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
         self._begun = asyncio.Event()
-        self._news: dict[str, dict[str, Any]] = {}  # the last decision about the time of each running step
+        self._news: dict[str, dict[str, Any]] = {}
         self._states: dict[str, StepState] = {}
         self._clocks: dict[str, _TryClock] = {}
         self._running: dict[str, None] = {}
@@ -118,7 +118,6 @@ class View:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave the terminal free for a question to a person."""
         drawing, self._drawing = self._drawing, None
         self._stop()
         try:
@@ -171,7 +170,6 @@ class View:
         return Group(*lines)
 
     def _choose_steps(self, room: int) -> list[str]:
-        """Return the latest failed, the last finished, the running and the next steps that fit."""
         running = list(self._running)[: max(1, room * 2 // 3)]
         latest = list(reversed(self._finished))
         bad = [name for name in latest if self._states[name].status.is_bad][: max(1, room // 4)]
@@ -307,7 +305,6 @@ class _TryClock:
 
 
 def _find_reactions(workflow: WorkflowFile) -> set[str]:
-    """Return the steps that only reactions start."""
     reactions = [each for step in workflow.steps.values() for each in (step.on_fail, step.on_success) if each]
     waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
     return {name for reaction in reactions for name in reaction.run} - waited_for

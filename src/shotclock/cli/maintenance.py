@@ -102,7 +102,6 @@ def _run_prune(
 
 
 def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
-    """Delete old records, by the limits of the environment with these changes."""
     from ..dispatch.job_client import JobClient  # imports asyncio
 
     try:

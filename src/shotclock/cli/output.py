@@ -51,7 +51,6 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def emit(envelope: Envelope, heard: Sized = ()) -> int:
-    """Write the envelope alone on stdout."""
     return emit_text(envelope.to_json() + "\n", envelope.exit_code, heard)
 
 
@@ -122,8 +121,7 @@ def _point_to_null(stream: TextIO) -> None:
 
 
 def _stderr_at_line_start() -> bool:
-    """Return whether stderr is at the start of a line. Only a regular file has a readable last byte; elsewhere an empty
-    line is the lesser evil."""
+    """Return whether stderr is at the start of a line, which only a regular file shows."""
     try:
         status = os.fstat(2)
         if stat.S_ISCHR(status.st_mode):
@@ -192,7 +190,6 @@ class Outlet:
         return not self._rest
 
     def _drain(self, wait_ms: int) -> None:
-        """Write as long as the reader takes something within `wait_ms`."""
         while self._rest and self._poller.poll(wait_ms):
             try:
                 del self._rest[: os.write(self._fd, self._rest[:PIPE_ROOM])]
@@ -247,7 +244,6 @@ class Screen(Outlet):
 
 
 def confirm(name: str, expected: str) -> Problem | None:
-    """Have a person type the expected text, or return the refusal."""
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
         message = f"{name} runs only after a person has typed {expected!r} at a terminal"
         return Problem("PERSON_REQUIRED", message, "validation", context={"expected": expected})

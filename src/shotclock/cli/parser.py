@@ -27,8 +27,8 @@ class Option:
     metavar: str = ""  # the placeholder of its value; a flag has none
     default: Any = None  # a text is read as if it were typed
     choices: tuple[str, ...] = ()
-    repeats: bool = False  # its value is a list of all that were given
-    negatable: bool = False  # `--no-name` exists as well
+    repeats: bool = False
+    negatable: bool = False
     by_place: bool = False  # its name may be left out
     missing: str = ""  # the message where it is left out; without one it is optional
     needs: str = ""  # an option without which this one has no meaning
@@ -142,7 +142,6 @@ class ParsedLine:
         self.mistakes.append({"field": field, "message": message})
 
     def refuse_unknown(self, name: str, known: Iterable[str], hint: str) -> str | None:
-        """Report an unknown option. Returns the nearest known one."""
         nearest = nearest_of(name, known)
         self.refuse(name, f"unknown option; {hint if nearest is None else f'did you mean {nearest}?'}")
         if nearest is not None:

@@ -22,7 +22,7 @@ from ..workflow.state import Status
 from .output import describe_page
 
 STEPS_SHOWN = 60  # steps shown on a terminal; of a longer run only failed, running, repeated and critical ones
-NEWS_SHOWN = 10  # decisions about the time of one step
+NEWS_SHOWN = 10
 
 COLOURS = {
     Status.SUCCEEDED: "green",
@@ -279,7 +279,6 @@ RUN_STATES = {
 
 
 def draw_text(render: Callable[[Console], None], to_stderr: bool = False) -> str:
-    """Return a drawing as the terminal on that stream would show it."""
     console = Console(highlight=False, stderr=to_stderr)
     with console.capture() as captured:
         render(console)

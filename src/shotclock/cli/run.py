@@ -72,7 +72,7 @@ class RunOptions:
     output: str | None = None
     output_file: str | None = None
     budget_ms: int | None = None  # the wait for a person; 0 is without limit
-    on: Address | None = None  # the engine that runs it; None runs it here
+    on: Address | None = None
     queue: str | None = None
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
@@ -133,7 +133,6 @@ def _control(
 
 
 def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:
-    """Run a workflow and deliver its answer. `envelope_only`: without lines."""
     try:
         done = _perform(options, alone=envelope_only or options.output == "json", as_json=as_json)
     except Signalled as signalled:
@@ -213,7 +212,6 @@ class _Watch(NamedTuple):
 async def _show_changes(
     engine: Engine, request: RunRequest | str, events: _Events, alone: bool, stop: asyncio.Future[str]
 ) -> AsyncIterator[_Watch]:
-    """Show changes in the file of events and to a person, by a view of an embedded run or line by line."""
     run_id, name, workflow = request if isinstance(request, str) else request.run_id, "", None
     if isinstance(request, RunRequest):
         name, workflow = request.name, request.workflow

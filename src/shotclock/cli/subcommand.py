@@ -118,7 +118,7 @@ def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: 
 
 
 def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | Callable[[bool], int] | None:
-    """Call the body with the values, which returns the work to do. Adds the mistakes that it finds to the line's."""
+    """Call the body, which returns the work to do. Adds its mistakes to the line's."""
     values = line.values
     values.pop("json", None)
     line.mistakes += settle_engine(values)
@@ -208,7 +208,6 @@ def settle_engine(values: dict[str, Any]) -> Mistakes:
 
 
 def perform(work: ChildWork, as_json: bool) -> int:
-    """Do the work in a child, within its timeout and our caller's."""
     call = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
 
     def body() -> Outcome:
@@ -243,7 +242,6 @@ def admit_call(
     tool: Tool = OURSELVES,
     since_start: bool = False,
 ) -> Call:
-    """Start the clock of a subcommand, within our caller's deadline."""
     inherited = inherited_deadline(os.environ, monotonic_ns())
     clocks = Clocks(timeout_ms=timeout_ms)
     call = admit(name, clocks, parent=inherited.deadline, mutates=mutates, idempotent=idempotent, tool=tool)
@@ -276,7 +274,6 @@ def answer_at_once(
     mutates: bool = True,
     tool: Tool = OURSELVES,
 ) -> Envelope:
-    """Return the answer for an outcome that is known before any call has begun."""
     call = admit(name, clocks, defaults=defaults, mutates=mutates, tool=tool)
     call.began_ns = process_began_ns()
     return answer(call, outcome)

@@ -107,7 +107,6 @@ def _run_verb(name: str, verb: str, values: dict[str, Any], as_json: bool) -> in
 
 
 def _read(verb: str, values: dict[str, Any]) -> Execution:
-    """Return the execution. Raises Failure with every problem of the payload."""
     if verb == "exec":
         written = values["file"] or values["execution"]
         return read_execution(_read_payload(written), timeout_ms=values["timeout"])

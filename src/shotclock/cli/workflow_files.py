@@ -52,7 +52,6 @@ def _plan(flow: str, timeout_ms: int | None) -> Outcome:
 
 
 def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | None]:
-    """Return the repository of each git-checkout step that names none."""
     checkouts = [(name, step) for name, step in workflow.steps.items() if step.type == "git-checkout"]
     unnamed = [name for name, step in checkouts if getattr(step, "repository", None) is None]
     if not unnamed:

@@ -41,8 +41,7 @@ CONNECT_LIMIT_S = 10.0  # the engine may be starting, and a name may have to be 
 # The development server creates its database first, and the machine may be busy.
 START_LIMIT_S = 60.0
 LOOK_S = 0.1
-# Of the development server's output, to explain a failed start.
-OUTPUT_KEPT = 2_000
+OUTPUT_KEPT = 2_000  # of the development server's output, to explain a failed start
 
 
 @value
@@ -66,8 +65,7 @@ SERVER_NAME = Setting("--tls-server-name", "TEMPORAL_TLS_SERVER_NAME")
 API_KEY = Setting("--api-key-file", "TEMPORAL_API_KEY")
 SETTINGS = (TLS, CA, CERT, KEY, SERVER_NAME, API_KEY)
 _YES, _NO = ("1", "true", "yes"), ("", "0", "false", "no")
-# A longer file is not a certificate or a key.
-LONGEST_FILE = 1_000_000
+LONGEST_FILE = 1_000_000  # a longer file is not a certificate or a key
 
 
 @value
@@ -88,20 +86,16 @@ class Address:
 
     @property
     def on_command_line(self) -> str:
-        """Return the options by which another command reaches the same engine."""
         return shlex.join(["--on", str(self), *self.options])
 
 
 class AddressError(ValueError):
-    """All mistakes in an address and its options."""
-
     def __init__(self, mistakes: list[dict[str, str]]) -> None:
         super().__init__("; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes))
         self.mistakes = mistakes
 
 
 def parse_address(text: str) -> tuple[str, int, str]:
-    """Return host, port and namespace of a URL."""
     found = _URL.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:80]!r} is not a Temporal URL: write temporal://HOST:PORT[/NAMESPACE]")
@@ -234,7 +228,6 @@ def _sdk_runtime() -> SdkRuntime:
 
 
 async def connect(address: Address) -> Client:
-    """Connect to the engine, within a few seconds."""
     from temporalio.client import Client, TLSConfig
     from temporalio.service import RPCError
 

@@ -76,8 +76,7 @@ EXTENSION_ROOM_MS = 86_400_000  # the engine ends a run without a worker this lo
 # After this a workflow whose worker died in the middle of a decision continues on another worker.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
-# The newest runs that are searched for a proposal.
-MOST_SEARCHED = 50
+MOST_SEARCHED = 50  # the newest runs that are searched for a proposal
 # For queries, which a worker answers: without a worker the caller must not wait for long.
 SEEN_LIMIT = timedelta(seconds=5)
 # An order travels to the worker of its step and back: longer than ORDER_LIMIT_S in run_workflow.py.
@@ -181,7 +180,6 @@ class TemporalEngine:
         return await self._wait_for_end(request.run_id, caller, limit_ms)
 
     async def resume(self, run_id: str, caller: RunCaller) -> Envelope:
-        """Wait for the end of a run, for as long as a run that begins now may take."""
         try:
             limit_ms = int(await _read_memo(await self._describe(run_id), "limit_ms", 0))
         except Failure as failure:
@@ -363,7 +361,6 @@ class TemporalEngine:
         return summary
 
     async def list_runs(self, most: int, *, active_only: bool = False) -> list[RunSummary]:
-        """Return the runs, the newest first, without nested ones."""
         query = f"WorkflowType = '{RUN_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if active_only else "")
         found: list[WorkflowExecution] = []
         client = await self.client()
@@ -631,7 +628,6 @@ async def _read_limit_ms(handle: Handle) -> int:
 
 
 async def _read_end(handle: Handle) -> Envelope:
-    """Wait for the end of a run, bounded by the caller."""
     while True:
         try:
             return read_envelope(await handle.result())

@@ -257,7 +257,6 @@ class FrontEnd:
         return proposal
 
     async def list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:
-        """Return the running runs with their calls, and the number of runs that do not answer."""
         return await self._within(LOOK_LIMIT_S, self._list_runs(most))
 
     async def _list_runs(self, most: int) -> tuple[list[RunAndCalls], int]:

@@ -67,8 +67,7 @@ class RunInput(TypedDict):
 
 class StepInput(TypedDict):
     version: int
-    run: JsonObject
-    """run_id, name, file, folder, files, trace_id, inputs, env, queue, began_at, limit_ms, deadline_at."""
+    run: JsonObject  # run_id, name, file, folder, files, trace_id, inputs, env, queue, began_at, limit_ms, deadline_at
     workflow: JsonObject
     step: str
     state: JsonObject
@@ -164,7 +163,6 @@ def unpack_proposals(packed: Iterable[Mapping[str, Any]], store: Store, ahead_ms
 
 
 def _shift(record: Mapping[str, Any], by_ms: int) -> JsonObject:
-    """Return the record on another clock."""
     moved = {
         name: WallTime(record[name] + by_ms).ms
         for name in _INSTANTS

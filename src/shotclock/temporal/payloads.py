@@ -140,7 +140,6 @@ class EncryptingCodec(PayloadCodec):
 
 
 def make_driver(environ: Mapping[str, str]) -> StorageDriver:
-    """Return the storage of large payloads, by default a directory of this user."""
     place = environ.get(PAYLOADS_VARIABLE, "").strip()
     if place.startswith(("http://", "https://")):
         return HttpDriver(place.rstrip("/"))

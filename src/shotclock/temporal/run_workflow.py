@@ -155,7 +155,6 @@ class RunWorkflow:
         )
 
     def _find_parent(self) -> Deadline | None:
-        """Return the deadline of the caller or the run around this one."""
         if self._input["deadline_at"] is not None:
             return Deadline(self._input["deadline_at"] * NS_PER_MS)
         caller_ms = self._input["caller_ms"]
@@ -240,7 +239,6 @@ class RunWorkflow:
                 self._show_progress()
 
     async def _execute_until_over(self, name: str, step: StepPart, state: StepState) -> None:
-        """Let workers carry out a step, until its state is final."""
         answers = _Answers([], {})
         while True:
             try:
@@ -434,7 +432,6 @@ class RunWorkflow:
             self._child_deadlines.pop(run_id, None)
 
     async def _wait_for_people(self, name: str, proposals: list[JsonObject]) -> list[JsonObject]:
-        """Wait until a proposal is decided or expires, or the run's time is over."""
         ids = [proposal["id"] for proposal in proposals]
         self._waiting |= {proposal["id"]: proposal for proposal in proposals}
         self._show_progress()

@@ -124,7 +124,6 @@ class Leases:
         """Wakes the worker's guard, a process of its own, when the worker should have ended itself."""
 
     def hold(self, step: object, heard_ns: int, limit_ns: int) -> None:
-        """Extend the lease of a step whose last heartbeat arrived at `heard_ns`."""
         self._exits[step] = heard_ns + int(limit_ns * EXIT_SHARE)
         self._arm()
 
@@ -373,7 +372,6 @@ class _StepWork:
         return {"state": self.state.to_record(), "is_cancelled": True}
 
     async def obey(self, order: OrderInput) -> JsonObject:
-        """Extend the calls of the step, or wind them down."""
         if "deadline_at" in order:
             return self._follow_run(order["deadline_at"])
         calls = self._own_calls()
@@ -472,7 +470,6 @@ class _StepWork:
         return True
 
     async def _hold(self, working: asyncio.Future[None]) -> None:
-        """Send heartbeats, and stop the step if none has arrived for too long."""
         pause_s = self._limit_ns / BEATS / 1e9
         while True:
             stop_ns = self._heard_ns + int(self._limit_ns * STOP_SHARE)

@@ -59,7 +59,6 @@ class WorkerOptions:
 async def serve_worker(
     address: Address, options: WorkerOptions, stop: asyncio.Future[str], on_ready: Callable[[], None]
 ) -> str:
-    """Take work until stopped, and return the name of the signal."""
     kernel.hide_variables(looks_secret)
     async with contextlib.AsyncExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="shotclock-worker-"))

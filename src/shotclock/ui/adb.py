@@ -69,7 +69,6 @@ class Phone:
         return self.state == "device"
 
     def describe(self) -> str:
-        """Return its model; for an unusable phone, its state with advice."""
         if self.is_usable:
             return self.model or "ready"
         return f"{self.state}: {_ADVICE[self.state]}" if self.state in _ADVICE else self.state
@@ -80,7 +79,6 @@ def find_adb() -> str | None:
 
 
 def parse_phones(text: str) -> list[Phone]:
-    """Return the phones in the output of `adb devices -l`."""
     found = []
     for line in text.splitlines():
         if (parts := _LINE.match(line)) is not None and not line.startswith(("*", "List of devices")):
@@ -90,7 +88,6 @@ def parse_phones(text: str) -> list[Phone]:
 
 
 def choose_phone(phones: list[Phone], serial: str = "") -> str:
-    """Return the serial of a phone, by default of the only usable one."""
     found = [phone for phone in phones if serial in ("", phone.serial)]
     usable = [phone.serial for phone in found if phone.is_usable]
     if len(usable) == 1:
@@ -107,7 +104,6 @@ def choose_phone(phones: list[Phone], serial: str = "") -> str:
 
 
 def server_address() -> tuple[str, int]:
-    """Return the address of the adb server, from adb's own variables."""
     spec = os.environ.get("ADB_SERVER_SOCKET")
     if not spec:
         host = os.environ.get("ANDROID_ADB_SERVER_ADDRESS") or "127.0.0.1"
@@ -124,7 +120,6 @@ def _is_local(host: str) -> bool:
 
 
 async def find_server_version() -> int | None:
-    """Return the version of the server's protocol, or None where none listens."""
     host, port = server_address()
     try:
         async with asyncio.timeout(PROBE_MS / 1000):
@@ -164,7 +159,6 @@ class Adb:
         return re.fullmatch(r".+:\d{1,5}", self.serial) is not None
 
     async def run(self, *words: str, within_ms: int, socket: str | None = None) -> ProgramOutput:
-        """Run the client with the machine's server or another one."""
         if socket is None:
             host, port = server_address()
             # With this name of the host the client assumes another machine, on which it starts no server.
@@ -180,7 +174,6 @@ class Adb:
             raise Failure("DEVICE_LOST", f"adb could not be run: {failure}") from None
 
     async def find_version(self) -> tuple[str, int | None]:
-        """Return the version of the client, and of its protocol. Raises Failure."""
         output = (await self._ask_adb("version", within_ms=VERSION_MS)).stdout.decode("utf-8", "replace")
         protocol = re.search(r"version 1\.0\.(\d+)", output)
         version = re.search(r"^Version (\S+)", output, re.MULTILINE)
@@ -203,7 +196,6 @@ class Adb:
         return True
 
     async def start_server(self) -> None:
-        """Start the machine's server if there is none and a phone is found."""
         if await self.check_server():
             return
         await self._look_for_phone()
@@ -221,7 +213,6 @@ class Adb:
         raise Failure("DEVICE_UNAVAILABLE", message)
 
     async def list_phones(self, socket: str | None = None) -> list[Phone]:
-        """Return the phones of a server, by default the machine's."""
         output = await self._ask_adb("devices", "-l", within_ms=LIST_MS, socket=socket)
         return parse_phones(output.stdout.decode("utf-8", "replace"))
 
@@ -233,7 +224,7 @@ class Adb:
             return await self.list_phones(own)
 
     async def _look_for_phone(self) -> None:
-        """Raise Failure DEVICE_UNAVAILABLE if no phone is usable. The server of this search ends with it."""
+        """Raise Failure if no phone is usable. The server of this search ends with it."""
         if not self.is_on_network:
             choose_phone(await self.find_phones(), self.serial)
             return
@@ -253,7 +244,6 @@ class Adb:
         return output
 
     async def connect(self, within_ms: int) -> None:
-        """Check that the phone is usable, after connecting one on the network."""
         time = Countdown(within_ms)
         phones = await self.list_phones()
         state = next((each for each in phones if each.serial == self.serial), None)
@@ -275,7 +265,6 @@ class Adb:
         return _last_line(output.stdout.decode("utf-8", "replace")) or _last_line(output.stderr)
 
     async def shell(self, script: str, within_ms: int) -> tuple[int, bytes]:
-        """Run a script in the phone's shell, and return its exit code and its output."""
         time = Countdown(within_ms)
         marked = f"({script}) 2>&1; shotclock_code=$?; echo; echo {_MARK}$shotclock_code"
         output = await self.run("shell", marked, within_ms=within_ms)

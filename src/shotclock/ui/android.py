@@ -36,7 +36,7 @@ LOCK_MS = 3_000
 LONG_CLICK_MS = 700
 SWIPE_MS = 400
 SWIPE_SHARE = 0.8  # a swipe that begins at the edge of the screen is a gesture of Android's own
-MAX_DELETED = 2_000  # the most characters to delete before a text is entered
+MAX_DELETED = 2_000
 
 _DUMP_FILE = "/data/local/tmp/shotclock-window.xml"
 _DUMP = f"rm -f {_DUMP_FILE}; uiautomator dump {_DUMP_FILE}; cat {_DUMP_FILE}"
@@ -127,7 +127,6 @@ class AndroidDevice:
         return self._seen
 
     async def recover(self, within_ms: int) -> Place:
-        """Connect to the phone again, and end a dump that hangs."""
         time = Countdown(within_ms)
         try:
             await self._adb.start_server()
@@ -142,7 +141,6 @@ class AndroidDevice:
         os.close(self._lock)
 
     async def _dump(self, time: Countdown) -> Hierarchy:
-        """Return the visible nodes, from the first whole dump."""
         why = ""
         while True:
             try:
@@ -219,7 +217,6 @@ class AndroidDevice:
         return {"applicationId": package}
 
     async def _order(self, what: str, script: str, time: Countdown) -> None:
-        """Run an order on the phone."""
         self._seen = None
         async with _explained(what, time.left_ms, "OPERATION_TIMEOUT"):
             code, output = await self._adb.shell(script, time.left_ms)
@@ -350,7 +347,6 @@ async def _pause(time: Countdown) -> None:
 
 @contextlib.asynccontextmanager
 async def _explained(what: str, within_ms: int, silent: str = "EVAL_TIMEOUT") -> AsyncIterator[None]:
-    """Name the question to a phone that did not answer."""
     try:
         yield
     except Failure as failure:
@@ -384,7 +380,6 @@ def _check_app(application_id: str) -> str:
 
 
 def _type(text: str) -> list[str]:
-    """Return the commands that type a text."""
     for position, character in enumerate(text):
         if not " " <= character <= "~":
             message = (

@@ -129,7 +129,6 @@ class BrowserDevice:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def open_page(self) -> None:
-        """Open a page, or use that of the attached app."""
         if self._is_own:
             self._context = await self._browser.new_context(viewport=VIEWPORT)
         else:
@@ -246,7 +245,6 @@ class BrowserDevice:
         return False
 
     async def _answers_near_end(self, within_ms: int) -> bool:
-        """Return, at the end of a wait, whether the page still answered shortly before."""
         doubt_ms = min(DOUBT_MS, within_ms // 4)
         await asyncio.sleep((within_ms - doubt_ms) / 1000)
         return await self._answers(doubt_ms)
@@ -257,7 +255,7 @@ class BrowserDevice:
             self._leaving.pop(page, None)
 
     async def recover(self, within_ms: int) -> Place:
-        """Stop the loading and the script of the page. If it still does not answer, replace it."""
+        """Stop the loading and the script of the page, or replace it."""
         time = Countdown(within_ms)
         if not self._browser.is_connected():
             raise Failure("DEVICE_LOST", "the browser is gone")
@@ -289,7 +287,6 @@ class BrowserDevice:
         await _bounded(self._driver.stop(), DISCARD_MS)
 
     def _find(self, matcher: Matcher) -> Any:
-        """Return the locator of the visible nodes that meet all criteria."""
         page, equals, contains = self._page, matcher.text_equals, matcher.text_contains
         found: list[Any] = [] if matcher.ref is None else [page.get_by_ref(matcher.ref)]
         if matcher.role is not None:
@@ -319,7 +316,7 @@ class BrowserDevice:
         return locator.filter(visible=True)
 
     async def _await_node(self, matcher: Matcher, time: Countdown) -> Any:
-        """Return the node once it is visible on the newest page: a click may have just opened another one."""
+        """Return the node once it is visible on the newest page, which a click may have just opened."""
         if matcher.ref is not None and not await _bounded(self._find(matcher).count(), time.left_ms):
             raise _no_ref(matcher)
         while True:
@@ -348,7 +345,6 @@ class BrowserDevice:
     async def _explained(
         self, what: str, within_ms: int, silent: str = "OPERATION_TIMEOUT", matcher: Matcher | None = None
     ) -> AsyncIterator[None]:
-        """Map Playwright's errors to those of the device contract."""
         doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
         try:
             yield
@@ -548,7 +544,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _reason_in(text: str) -> str:
-    """Return the reason for Playwright's wait, from the last line of its log that has one."""
     reasons = [
         line.strip(" -")
         for line in text.splitlines()

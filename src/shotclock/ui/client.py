@@ -1,4 +1,4 @@
-"""The client of a device's daemon: it connects to the daemon, starts one if none runs, and sends requests.
+"""The client of a device's daemon, which it starts if none runs.
 
 A request is one line of JSON. Each line of the answer names its command, and the line with the envelope is the last.
 A daemon that stays silent until its limit is killed with all below it, and the next command starts another.
@@ -217,7 +217,6 @@ def execute(
 
 
 async def execute_async(device: str, payload: object, **options: Any) -> Envelope:
-    """Do as `execute`, in a thread. A cancellation stops the execution."""
     import asyncio
 
     from ..runtime.command_runner import run_shielded
@@ -236,7 +235,6 @@ async def execute_async(device: str, payload: object, **options: Any) -> Envelop
 
 
 def find_status(device: str) -> Envelope | None:
-    """Return the status of a device's daemon, or None where none runs."""
     if not is_running(device):
         return None
     until_ns = monotonic_ns() + STATUS_LIMIT_MS * 1_000_000
@@ -258,7 +256,6 @@ def stop(device: str) -> bool:
 
 
 def try_connect(device: str) -> socket.socket | None:
-    """Return a connection to the daemon, or None where none listens."""
     try:
         return connect(f"{stem_of(device)}.sock", CONNECT_LIMIT_S)
     except OSError:
@@ -302,7 +299,7 @@ def remove_leftovers(stem: str) -> None:
 
 
 def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int | None = None) -> socket.socket:
-    """Start the daemon of a device, unless another process just did, and return a connection to it."""
+    """Start the daemon of a device, unless another process just did."""
     kind_of(device)  # refuse a misspelt name
     make_private_directory(folder())
     log = f"{stem_of(device)}.log"

@@ -77,7 +77,6 @@ STATUS = _operation("ui status", "open_session", START_LIMIT_MS, mutates=False)
 
 
 def main(device: str, idle_ms: str) -> None:
-    """Keep a device until a stop request, or until it was idle for long."""
     os.chdir("/")  # the directory in which it was started may be removed
     make_private_directory(client.folder())
     stem = client.stem_of(device)
@@ -168,9 +167,7 @@ class Daemon:
     def _new_runtime(self) -> Runtime:
         environment = {**os.environ, "TMPDIR": self._scratch}
         return Runtime(
-            operations=(OPEN, CLOSE, CHANGING),
-            program=Program(imports=(_SESSION,)),
-            environment=environment,
+            operations=(OPEN, CLOSE, CHANGING), program=Program(imports=(_SESSION,)), environment=environment
         )
 
     async def serve(self) -> None:
@@ -196,7 +193,6 @@ class Daemon:
                 os.unlink(f"{self._stem}.sock")
 
     async def _wait_idle(self) -> None:
-        """Wait for a stop request, or until the idle limit may be reached."""
         left_s = (self._last_ns + self._idle_ms * NS_PER_MS - monotonic_ns()) / 1e9
         if left_s <= 0 and self._holder is None:
             self._ending.set()
@@ -284,7 +280,6 @@ class Daemon:
         await asyncio.wait([executing], timeout=GRACE_MS / 1000 + CANCEL_LIMIT_S)
 
     async def _open(self) -> Envelope | None:
-        """Open the device, unless it is open."""
         async with self._changing:
             if self._opened:
                 return None
@@ -323,13 +318,11 @@ class Daemon:
         await self._runtime.__aenter__()
 
     async def run_command(self, argv: list[str], within_ms: int) -> dict[str, object]:
-        """Run a program for a device, below the runtime."""
         output = await RuntimeServices(self._runtime).run_command(argv, within_ms=within_ms)
         stdout = base64.b64encode(output.stdout).decode()
         return {"exit_code": output.exit_code, "stdout": stdout, "stderr": output.stderr}
 
     async def start_program(self, argv: list[str]) -> None:
-        """Start a program for a device that outlives the daemon."""
         await RuntimeServices(self._runtime).start_program(argv)
 
     async def _execute(self, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
@@ -420,11 +413,7 @@ class Daemon:
 
 
 def judge_result(
-    execution: Execution,
-    device: str,
-    outcome: Outcome,
-    events: list[dict[str, Any]],
-    steps: list[dict[str, Any]],
+    execution: Execution, device: str, outcome: Outcome, events: list[dict[str, Any]], steps: list[dict[str, Any]]
 ) -> Outcome:
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
     context: dict[str, Any] = {"commandId": execution.command_id, "device": device, "events": events}

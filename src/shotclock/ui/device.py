@@ -124,8 +124,7 @@ class Device(Protocol):
     async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
         """Open an address, and return once its document is there."""
 
-    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]:
-        """Close an app; without an id the one in the foreground."""
+    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]: ...
 
     async def click(self, params: Click, time: Countdown) -> dict[str, object]: ...
 
@@ -140,15 +139,13 @@ class Device(Protocol):
     async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
         """Return the texts of all nodes that match, at least one, in their order."""
 
-    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]:
-        """Return the text of a label and of its value."""
+    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]: ...
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool: ...
 
     async def wait_for_node(
         self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
-    ) -> dict[str, object]:
-        """Wait until a node that matches is visible, or until none is."""
+    ) -> dict[str, object]: ...
 
     async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
         """Wait until the expected package, node and address are there at once."""
@@ -160,8 +157,6 @@ class Device(Protocol):
 
 @value
 class DeviceEntry:
-    """A device of this machine, as `shotclock ui devices` lists it."""
-
     name: str  # the value for `--device`
     usable: bool
     detail: str  # its version, or the reason why it is not usable

@@ -1,4 +1,4 @@
-"""The devices of this machine: a list for `shotclock ui devices`, and the checks of `shotclock doctor ui`."""
+"""The devices of this machine, for `shotclock ui devices` and `shotclock doctor ui`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,6 @@ async def examine_devices() -> DeviceFindings:
 
 
 async def _check(name: str, checking: Awaitable[tuple[Status, str]]) -> Check:
-    """Return the finding of a check; one that does not answer is a warning."""
     try:
         async with asyncio.timeout(CHECK_LIMIT_S):
             status, detail = await checking

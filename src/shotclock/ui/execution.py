@@ -72,7 +72,7 @@ class ExecutionRun:
     execution: Execution
     device: Device
     on_event: Callable[[Event], None]  # Called when a step begins and when it ends. Does not wait.
-    within_ms: int | None = None  # the rest of the caller's time
+    within_ms: int | None = None
 
     async def run(self) -> dict[str, Any]:
         """Run the actions and return the result. Raises CancelledError only."""
@@ -353,7 +353,6 @@ def _size(text: str) -> int:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the text, or as much as fits with … at its end."""
     if _size(text) <= most:
         return text
     room = most - len("…".encode())
@@ -408,8 +407,6 @@ START_PROGRAM = "program"  # the question by which a device has the daemon start
 
 
 class _DaemonServices:
-    """Services that ask the daemon, through the current call."""
-
     def __init__(self) -> None:
         self.ctx: Context | None = None
 

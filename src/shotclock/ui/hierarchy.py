@@ -83,7 +83,6 @@ class Hierarchy:
 
     @property
     def screen(self) -> tuple[int, int, int, int]:
-        """Return the box around all visible nodes."""
         seen = [node.box for node in self.nodes if node.is_seen]
         if not seen:
             raise Failure("ACTION_FAILED", "the phone shows no node that could be touched")
@@ -91,11 +90,9 @@ class Hierarchy:
 
     @property
     def looks(self) -> list[tuple[object, ...]]:
-        """Return the visible nodes in a form that can be compared with another dump."""
         return [(node.box, node.text, node.description, node.class_name) for node in self.nodes if node.is_seen]
 
     def find(self, matcher: Matcher, refs: Mapping[str, NodeKey]) -> Iterator[Node]:
-        """Return the visible nodes that match."""
         if matcher.css is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone has no CSS: match by text, id, role or label")
         if matcher.ref is not None and matcher.ref not in refs:
@@ -142,7 +139,7 @@ class Hierarchy:
         earlier = {key: ref for ref, key in refs.items()}
         refs.clear()
         lines: list[str] = []
-        shown: list[int] = []  # the depths of the ancestors that have a line
+        shown: list[int] = []
         for node in self.nodes:
             while shown and shown[-1] >= node.depth:
                 shown.pop()
@@ -180,7 +177,6 @@ def _short(resource_id: str) -> str:
 
 
 def parse_dump(dump: bytes) -> Hierarchy:
-    """Return the nodes of a dump. Raises ValueError, with the phone's message."""
     text = dump.decode("utf-8", "replace")
     start, end = text.find("<hierarchy"), text.rfind("</hierarchy>")
     if start < 0 or end < start:
@@ -225,7 +221,6 @@ def _explain(text: str) -> str:
 
 
 def _clean(xml: str) -> str:
-    """Replace characters, and references to characters, that are illegal in XML."""
     xml = _PAIR.sub(lambda pair: chr(0x10000 + ((int(pair[1]) - 0xD800) << 10) + int(pair[2]) - 0xDC00), xml)
 
     def check(reference: re.Match[str]) -> str:

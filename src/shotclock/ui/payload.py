@@ -38,7 +38,7 @@ BEST_EFFORT_MAX_FAILURES = 5
 MAX_INTERACTION_MS = 30_000
 MAX_WAIT_MS = 60_000
 MAX_NAVIGATION_MS = 30_000
-MAX_SLEEP_MS = MAX_TIMEOUT_MS - reserve_ms_for(MAX_TIMEOUT_MS)  # the longest sleep that fits in the longest execution
+MAX_SLEEP_MS = MAX_TIMEOUT_MS - reserve_ms_for(MAX_TIMEOUT_MS)
 DEFAULT_BUDGET_MS = 10_000  # the budget of an action that declares none, if the execution has that much left
 
 MAX_SNAPSHOT_BYTES = 64_000
@@ -316,7 +316,6 @@ class Execution:
 
     @property
     def plan(self) -> dict[str, object]:
-        """Return the summary that `--dry-run` shows."""
         return {
             "commandId": self.command_id,
             "timeoutMs": self.timeout_ms,
@@ -370,7 +369,6 @@ class _PayloadReader:
             self._problems.append(problem)
 
     def _check(self, part: type[Part], written: object, path: str, action: object = None, prefix: str = "") -> Any:
-        """Return the part, or None after every problem with it is noted."""
         if not isinstance(written, dict):
             self._note(path, f"{path} must be an object", action)
             return None
@@ -471,7 +469,6 @@ def parse_payload(text: str | bytes) -> object:
 
 
 def refuse_payload(problems: list[dict[str, str]]) -> Failure:
-    """Return the refusal: the first problem is its message and its details."""
     first, more = problems[0], len(problems) - 1
     details = {name: text for name, text in first.items() if name != "message"}
     errors = [{"field": each["path"] or "execution", "message": each["message"]} for each in problems]
