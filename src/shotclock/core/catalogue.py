@@ -79,8 +79,6 @@ CONFIRMATION = "confirm_destructive"
 _NUMBER = r"(0|[1-9][0-9]*)"
 _SEMANTIC_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 
-DEFAULT_IDLE_TIMEOUT_MS = 300_000
-DEFAULT_MAX_LIFETIME_MS = 3_600_000
 # The default budget of a caller of a command that may become a job, and the variable that sets it.
 DEFAULT_BUDGET_MS = 30_000
 BUDGET_VARIABLE = "AGENT_CALL_BUDGET_MS"
@@ -93,9 +91,9 @@ class Interruption:
     detach: bool = True
     resume: bool = False
     """After a crash, the same call continues from its last checkpoint."""
-    idle_timeout_ms: int = DEFAULT_IDLE_TIMEOUT_MS
+    idle_timeout_ms: int = 300_000
     """Without progress for this long it is stalled."""
-    max_lifetime_ms: int = DEFAULT_MAX_LIFETIME_MS
+    max_lifetime_ms: int = 3_600_000
 
     def __post_init__(self) -> None:
         if not self.detach and not self.resume:

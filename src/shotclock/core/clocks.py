@@ -31,7 +31,6 @@ _PART = rf"({_NUMBER})(ms|s|m|h|d)"
 _COMPACT = rf"(?:{_NUMBER}(?:ms|s|m|h|d))+"
 _ISO = rf"P(?:(?P<d>{_NUMBER})D)?(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
 _BARE = rf"[+-]?(?:{_NUMBER}|inf(?:inity)?|nan)"
-_ORDER = ["d", "h", "m", "s", "ms"]
 
 
 class DurationError(ValueError):
@@ -115,7 +114,7 @@ def _of_number(number: float | int, bare: str | None) -> int:
 
 def _of_parts(text: str, parts: list[tuple[str, str]]) -> int:
     units = [unit for unit, _ in parts]
-    if units != sorted(set(units), key=_ORDER.index):
+    if units != sorted(set(units), key=["d", "h", "m", "s", "ms"].index):
         raise DurationError(f"{text!r} is ambiguous: write each unit once, the largest first, as in 1h30m")
     # Scaled integers, not floats: 1.1s is exactly 1100 ms.
     total = 0

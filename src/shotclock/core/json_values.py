@@ -44,7 +44,7 @@ def read_json(text: str) -> Read:
     try:
         value = json.loads(
             text,
-            parse_int=lambda literal: number(literal, _integer(literal)),
+            parse_int=lambda literal: number(literal, int(literal) if len(literal) <= LONGEST_LITERAL else None),
             parse_float=lambda literal: number(literal, _float(literal)),
             parse_constant=_refuse_constant,
         )
@@ -97,10 +97,6 @@ def is_true(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() not in ("", "false", "0", "no", "none", "null")
     return bool(value)
-
-
-def _integer(literal: str) -> int | None:
-    return int(literal) if len(literal) <= LONGEST_LITERAL else None
 
 
 def _float(literal: str) -> float | None:

@@ -60,9 +60,7 @@ EXIT_NAMES = {
     130: "SIGINT",
     143: "SIGTERM",
 }
-_LONGEST_DESCRIPTION = 120
 _TYPES = {"string", "integer", "number", "boolean", "array", "object"}
-_POSITIONAL_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def build_manifest(catalogue: Catalogue, framework_version: str) -> JsonSchema:
@@ -264,7 +262,7 @@ def _positional(name: str, schema: JsonSchema, required: bool) -> JsonSchema | N
     variadic = kind == "array"
     if variadic:
         kind = schema.get("items", {}).get("type", "string")
-    if kind not in ("string", "integer", "number") or not _POSITIONAL_NAME.fullmatch(name):
+    if kind not in ("string", "integer", "number") or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         return None
     entry = {"name": name, "type": kind, "required": required, "description": str(schema.get("description") or name)}
     if (choices := choices_of(schema)) is not None:
@@ -308,7 +306,7 @@ def _by_exit_code(codes: list[str], *, mutates: bool, raised: tuple[str, ...] = 
             str(entry.exit_code),
             {
                 "name": EXIT_NAMES.get(entry.exit_code, code),
-                "description": entry.summary[:_LONGEST_DESCRIPTION],
+                "description": entry.summary[:120],
                 "retryable": True,
                 "side_effects": "none",
                 "error_codes": [],

@@ -33,7 +33,6 @@ class ObserverKind(StrEnum):
 
 _DURATIONS = ("budget", "max_per_request", "observer_timeout")
 _KEYS = ("observer", *_DURATIONS, "max_requests", "hard_extends", "command", "model", "deciders")
-_NO_FUNCTION = "a function cannot decide about overtime: write command, with a program that reads the summary on stdin"
 
 
 class OvertimeError(ValueError):
@@ -67,7 +66,9 @@ class OvertimePolicy:
             return None
         keys = _as_keys(written, bare)
         if "function" in keys or keys.get("observer") == "function":
-            raise OvertimeError(_NO_FUNCTION)
+            raise OvertimeError(
+                "a function cannot decide about overtime: write command, with a program that reads the summary on stdin"
+            )
         if unknown := [str(key) for key in keys if key not in _KEYS]:
             raise OvertimeError(f"{', '.join(unknown)}: not a key of overtime; the keys are {', '.join(_KEYS)}")
         observer = _read_observer(keys)

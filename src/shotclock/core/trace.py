@@ -15,7 +15,6 @@ TRACESTATE = "tracestate"
 # Longer ones may be cut on the way (W3C §3.3.1.5) and are left out.
 LONGEST_STATE = 512
 _HEX = frozenset("0123456789abcdef")
-_SAMPLED = 0x01
 
 
 @value
@@ -72,7 +71,7 @@ def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext 
     )
     if not is_well_formed or not trace_id.strip("0") or not span_id.strip("0"):
         return None
-    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _state(tracestate))
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1), _state(tracestate))
 
 
 def span_id_of(request_id: str) -> str:

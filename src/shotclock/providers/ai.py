@@ -127,9 +127,8 @@ class AiPart(AiModel):
 
 
 def _schema(written: Any) -> Any:
-    return (
-        None if written in ("plain", "text") else written
-    )  # the names that existing files have for an answer without a schema
+    # The names that existing files have for an answer without a schema.
+    return None if written in ("plain", "text") else written
 
 
 class AiStep(StepPart):
@@ -232,7 +231,10 @@ def find_flaws(
     step: AiStep, tools: Collection[str], environment: Mapping[str, str], own: Mapping[str, str]
 ) -> Iterator[AiFlaw]:
     """Yield why an `ai` step cannot run here. `own` are the variables that the file adds to the `environment`."""
-    yield from _find_unknown_tools(step.ai, tools)
+    for tool in step.ai.tools:
+        if tool not in tools:
+            known = ", ".join(tools) or "none"
+            yield AiFlaw("tool/unknown", f"there is no tool {tool!r} in `tools`", ("ai", "tools"), f"there are {known}")
     models: list[AiModel] = [step.ai, *step.ai.fallback]
     for number, each in enumerate(models):
         path = ("ai",) if number == 0 else ("ai", "fallback")
@@ -253,13 +255,6 @@ def find_flaws(
         if step.ai.limits.cost is not None and not _is_template(each.model) and not has_price(chosen):
             message = f"no price of {chosen.model} is known, so `cost` cannot be watched"
             yield AiFlaw("ai/price", message, ("ai", "limits", "cost"), "limit the tokens instead")
-
-
-def _find_unknown_tools(ai: AiPart, tools: Collection[str]) -> Iterator[AiFlaw]:
-    for name in ai.tools:
-        if name not in tools:
-            known = ", ".join(tools) or "none"
-            yield AiFlaw("tool/unknown", f"there is no tool {name!r} in `tools`", ("ai", "tools"), f"there are {known}")
 
 
 def _is_template(text: str | None) -> bool:

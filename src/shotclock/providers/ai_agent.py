@@ -13,10 +13,10 @@ import json
 import random
 import re
 import resource
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from decimal import Decimal
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import httpx2
@@ -117,7 +117,6 @@ _STATUSES = {
     429: "MODEL_RATE_LIMITED",
 }
 _FAILURES = tuple(kind for kinds, _ in _CODES for kind in kinds)
-_PASSING = ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE")
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 # The message is the only difference to other errors of pydantic-ai's class.
 _NEVER_FITS = "Exceeded maximum output retries"
@@ -184,7 +183,8 @@ class AgentRun:
         )
         self._is_wrapped = False
         names = {each["name"] for each in task["tools"]}
-        self._output_tool = next(name for name in _output_names() if name not in names)
+        candidates = chain(["final_result"], (f"final_result_{number}" for number in count(2)))
+        self._output_tool = next(name for name in candidates if name not in names)
         self._agent = self._make_agent()
 
     def _make_agent(self) -> Agent[None, Any]:
@@ -260,7 +260,7 @@ class AgentRun:
                 is_over = tries >= retry["max"] or pause_s is None or self._ctx.stopping or not self._may_send
                 # A silent model has used its time, and a retry would only wait longer.
                 is_over = is_over or isinstance(error, _Silent)
-                if failure.code not in _PASSING or is_over:
+                if failure.code not in ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE") or is_over:
                     raise failure from error
             tries += 1
             self._retries += 1
@@ -557,12 +557,6 @@ def _find_reason(error: BaseException) -> str:
     return ""
 
 
-def _output_names() -> Iterator[str]:
-    yield "final_result"
-    for number in count(2):
-        yield f"final_result_{number}"
-
-
 def _size_of(event: object) -> int:
     if isinstance(event, PartStartEvent):
         kept = [getattr(event.part, name, None) for name in ("content", "args", "tool_name")]
@@ -627,12 +621,8 @@ class _Tools(AbstractToolset[None]):
             reply = asking.result()
         except Failure as failure:
             raise ToolFailed(str(failure)) from None
+        left_ms = reply["remaining_ms"]
         if not reply["ok"]:
-            raise ToolFailed(f"{reply['error']}\n({_describe_left(reply['remaining_ms'])})")
-        if reply["remaining_ms"] is None:
-            return reply["output"]
-        return {"result": reply["output"], "remaining_ms": reply["remaining_ms"]}
-
-
-def _describe_left(remaining_ms: int | None) -> str:
-    return "no time limit" if remaining_ms is None else f"{format_duration(remaining_ms)} of your time are left"
+            left = "no time limit" if left_ms is None else f"{format_duration(left_ms)} of your time are left"
+            raise ToolFailed(f"{reply['error']}\n({left})")
+        return reply["output"] if left_ms is None else {"result": reply["output"], "remaining_ms": left_ms}

@@ -48,7 +48,6 @@ PROVIDERS = {
     ),
 }
 KEY_NAMES = frozenset(name for each in PROVIDERS.values() for name in each.keys)
-MODEL_VARIABLE = "SHOTCLOCK_AI_MODEL"
 NAME_KEY = (
     "put the key of that server into a variable of its own and name it in `api_key_env`, "
     "or set the server in the environment"
@@ -77,9 +76,6 @@ class ChosenModel(NamedTuple):
     key: str
 
 
-ProviderName = Literal["anthropic", "openai", "google"]
-
-
 def _secret_name(written: Any) -> Any:
     if isinstance(written, str) and not looks_secret(written):
         raise ValueError("should be a name like MY_API_KEY, which marks its value as a secret")
@@ -89,7 +85,7 @@ def _secret_name(written: Any) -> Any:
 class AiModel(Part):
     """`fallback`: a model for when the one before it does not answer."""
 
-    provider: ProviderName | None = None
+    provider: Literal["anthropic", "openai", "google"] | None = None
     model: str | None = None
     base_url: str | None = None
     api_key_env: Annotated[str, Before(_secret_name)] | None = None
@@ -103,7 +99,7 @@ def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[
     the first whose key is set. The model is that of the file, or SHOTCLOCK_AI_MODEL, or the provider's default.
     """
     variables = {**environment, **(own or {})}
-    wanted = written.model or variables.get(MODEL_VARIABLE) or None
+    wanted = written.model or variables.get("SHOTCLOCK_AI_MODEL") or None
     provider: str | None = written.provider
     if provider is None and written.base_url is not None:
         provider = "openai"
@@ -118,7 +114,7 @@ def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[
         raise Failure("PRECONDITION", f"no key of a model is set: set one of {names}")
     chosen = PROVIDERS[provider]
     url = written.base_url or variables.get(chosen.url_variable) or None
-    if url is not None and not _ADDRESS.match(url):
+    if url is not None and not re.match(r"https?://[^/?#\s]", url, re.IGNORECASE):
         raise Failure("STEP_INVALID", f"{url!r} is not the address of a server: begin it with http:// or https://")
     # A provider's key is only sent to its own server, to this machine, or to the address in the user's environment.
     is_trusted = url is None or url == environment.get(chosen.url_variable) or _is_own(url, chosen)
@@ -137,7 +133,6 @@ def _find_key(provider: ModelProvider, variables: Mapping[str, str]) -> str:
     return next((variables[name] for name in provider.keys if variables.get(name)), "")
 
 
-_ADDRESS = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _NOT_PLAIN = re.compile(r"[\\@\s\x00-\x20]")
 
 

@@ -45,10 +45,6 @@ LEAVE_LIMIT_S = 0.5
 RESULT_LIMIT = 200_000
 # Characters in the result of a step.
 TEXT_LIMIT = 1024 * 1024
-# Characters that every provider of models accepts.
-NAME_LIMIT = 64
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
-_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 @value
@@ -342,7 +338,7 @@ def _read_tools(server: _Server, tools: list[mcp_types.Tool]) -> Iterator[_Tool]
         raise Failure("STEP_INVALID", f"the MCP server {server.name!r} has no tool {missing[0]!r}")
     for tool in tools:
         if allowed is None or tool.name in allowed:
-            schema = dict(tool.input_schema or _NO_ARGUMENTS)
+            schema = dict(tool.input_schema or {"type": "object", "properties": {}})
             yield _Tool(tool.name, tool.name, tool.description or "", schema, server)
 
 
@@ -352,7 +348,8 @@ def _name_apart(found: list[_Tool]) -> dict[str, _Tool]:
     named: dict[str, _Tool] = {}
     for tool in found:
         prefix = f"{tool.server.name}_" if tool.server is not None and counts[tool.own_name] > 1 else ""
-        name = _NOT_IN_NAMES.sub("_", f"{prefix}{tool.own_name}")[:NAME_LIMIT]
+        # Every provider of models accepts such a name.
+        name = re.sub("[^A-Za-z0-9_-]", "_", f"{prefix}{tool.own_name}")[:64]
         if name in named:
             raise Failure("STEP_INVALID", f"two tools would be called {name!r}: name the servers apart")
         named[name] = replace(tool, name=name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.clocks import ClockKind, Clocks, format_duration
+from ..core.clocks import ClockKind, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import entity, replace
@@ -164,7 +164,9 @@ async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call) -> E
         )
         if "justification" not in arguments:  # a command with such an argument shows its own
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
-    request = CallRequest(command, arguments, _remaining_clocks(call), run_wait=run_wait, justification=justification)
+    # The soft limit of the step winds the command down.
+    clocks = replace(call.clocks, timeout_ms=remaining_limit_ms(call), soft_ms=0)
+    request = CallRequest(command, arguments, clocks, run_wait=run_wait, justification=justification)
     return await dispatcher.call(request)
 
 
@@ -201,14 +203,6 @@ async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | N
     except BaseException:
         await run_shielded(runtime.close())
         raise
-
-
-def _remaining_clocks(call: Call) -> Clocks:
-    return replace(
-        call.clocks,
-        timeout_ms=remaining_limit_ms(call),
-        soft_ms=0,  # the soft limit of the step winds the command down
-    )
 
 
 def _target(written: str, folder: Path) -> Target:

@@ -58,7 +58,6 @@ CHECKOUT = StepType(
 )
 STEP_TYPES = (CHECKOUT,)
 
-MESSAGE_LENGTH = 500  # characters
 
 # git must not ask questions, and must not run anything of the repository or of the user's configuration.
 SETTINGS = (
@@ -98,7 +97,6 @@ ELSEWHERE = (
 PROTOCOLS = ("file", "git", "http", "https", "ssh")
 
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_SHORT_COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
 class GitProvider(Provider):
@@ -287,7 +285,7 @@ class Checkout:
         for name in patterns:
             if name in names and name.startswith("refs/"):
                 return ResolvedRef(ref, name)
-        if _SHORT_COMMIT.fullmatch(ref.lower()):
+        if re.fullmatch("[0-9a-f]{4,64}", ref.lower()):
             return ResolvedRef(ref)
         raise CheckoutRefused(f"{self._repository.shown} has no branch, tag or commit {ref!r}")
 
@@ -394,4 +392,4 @@ def _stderr(envelope: Envelope) -> str:
 def _extract_reason(stderr: str) -> str:
     lines = [line.strip() for line in stderr.replace("\r", "\n").splitlines() if line.strip()]
     wrong = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines[-2:]
-    return "; ".join(wrong)[:MESSAGE_LENGTH]
+    return "; ".join(wrong)[:500]

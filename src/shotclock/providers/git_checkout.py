@@ -20,7 +20,6 @@ from ..runtime.command_runner import run_shielded
 
 # A large tree on a slow disk may take longer: it is still removed, and the answer reports partial side effects.
 REMOVAL_LIMIT_S = 10.0
-LONGEST_PREFIX = 100
 
 
 class InTheWay(Exception):
@@ -97,7 +96,7 @@ class CheckoutFolder:
 
     @property
     def _staging_name(self) -> str:
-        return f".{self.target.name[:LONGEST_PREFIX]}.part"
+        return f".{self.target.name[:100]}.part"
 
     def _remove(self) -> None:
         try:
@@ -144,9 +143,7 @@ def _lock(folder: Path) -> int:
 
 
 SCHEMES = ("file", "git", "http", "https", "ssh", "git+ssh", "ssh+git")
-_HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.-]*::")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:(?P<user>[^/]*)@)?(?P<rest>.*)", re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Shorter parts of an address would be found in every other word.
 SHORTEST_SECRET = 3
 # git-check-ref-format(1), and no way to write an expression such as HEAD~1.
@@ -170,11 +167,11 @@ class Repository:
     @classmethod
     def of(cls, written: Any, folder: Path) -> Repository:
         text = str(written).strip()
-        if not text or _CONTROL.search(text):
+        if not text or re.search(r"[\x00-\x1f\x7f]", text):
             raise InvalidRepository("repository: it is empty, or has a control character in it")
         if text.startswith("-"):
             raise InvalidRepository("repository: it begins with a dash, which git would take for an option")
-        if found := _HELPER.match(text):
+        if found := re.match(r"[A-Za-z0-9][A-Za-z0-9+.-]*::", text):
             raise InvalidRepository(f"repository: {found.group()} names a program to run, which is not allowed")
         url = _URL.fullmatch(text)
         if url is None:

@@ -77,7 +77,6 @@ HTTP = StepType(
     },
 )
 STEP_TYPES = (HTTP,)
-REMAINING_HEADER = "Shotclock-Remaining-Ms"
 MOST_REDIRECTS = 10
 # A cancelled request closes its sockets without waiting, so only a blocked loop or a slow worker exceeds this; the
 # answer then says `abandoned`.
@@ -225,7 +224,7 @@ class HttpExchange(Work):
     def begin(self, request: httpx2.Request) -> None:
         self._at = f"{request.method} {show_url(request.url)}"
         if (bell := self.admission.bound.bell) is not None:
-            request.headers[REMAINING_HEADER] = str(bell.remaining_ms(monotonic_ns()))
+            request.headers["Shotclock-Remaining-Ms"] = str(bell.remaining_ms(monotonic_ns()))
         if TRACEPARENT not in request.headers:  # the step may set its own
             request.headers.update(self.admission.trace.as_headers())
 

@@ -95,7 +95,6 @@ LOOK_AGAIN_S = 5.0
 LONGEST_RETRY_AFTER_MS = 24 * 3600 * 1000
 # Characters of a failed tool's text.
 MESSAGE_SHOWN = 2000
-_ENVELOPE = {"ok", "data", "error", "warnings", "meta"}
 _CODE = re.compile("[A-Z][A-Z0-9_]+")
 _CLIENT = f"{__package__}.mcp_client"
 _DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "retry_after_ms": int, "context": dict}
@@ -427,10 +426,8 @@ def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
     proposal_id = data.get("proposal_id")
     if data.get("status") != "pending" or not isinstance(proposal_id, str):
         return None
-    return ForeignProposal(proposal_id, {name: data[name] for name in _PROPOSAL_FIELDS if name in data})
-
-
-_PROPOSAL_FIELDS = ("status", "proposal_id", "notes", "title", "expires_at")
+    names = ("status", "proposal_id", "notes", "title", "expires_at")
+    return ForeignProposal(proposal_id, {name: data[name] for name in names if name in data})
 
 
 def _ending_before_call(stopped_as: Ending) -> Ending:
@@ -439,7 +436,7 @@ def _ending_before_call(stopped_as: Ending) -> Ending:
 
 
 def _is_envelope(output: Any) -> bool:
-    if not isinstance(output, dict) or set(output) != _ENVELOPE:
+    if not isinstance(output, dict) or set(output) != {"ok", "data", "error", "warnings", "meta"}:
         return False
     data, error, warnings, meta = (output[key] for key in ("data", "error", "warnings", "meta"))
     return (

@@ -46,7 +46,6 @@ from .http_transport import CountedBody
 REMAINING = "shotclock.dev/remainingMs"
 STOP_TOOL = "graceful_stop"
 """Ends a call early with a partial result."""
-STOP_AGAIN_S = 0.1
 # Bytes. Reading a larger message would block the loop.
 MESSAGE_LIMIT = 16_000_000
 # For a server that has refused the handshake: it is running, and answers this at once if at all.
@@ -168,7 +167,7 @@ class Conversation:
         arguments = {"request_id": request_id, "within_ms": within_ms, "reason": "the caller winds down"}
         meta = cast("types.RequestParamsMeta", {**self._trace.as_headers(), REMAINING: within_ms})
         accepted = {name: value for name, value in arguments.items() if name in takes}
-        pause_s = STOP_AGAIN_S
+        pause_s = 0.1
         # The call may not have arrived there yet: the request is repeated, less and less often.
         while (await session.call_tool(STOP_TOOL, accepted, meta=meta)).is_error:
             await asyncio.sleep(pause_s)
