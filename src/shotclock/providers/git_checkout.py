@@ -1,4 +1,4 @@
-"""The repository and the folder of a checkout."""
+"""The repository and the folder of a checkout, which is made beside its folder and moved there when complete."""
 
 from __future__ import annotations
 

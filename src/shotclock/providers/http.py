@@ -338,7 +338,7 @@ class HttpExchange(Work):
 def _prepare_redirect(
     request: httpx2.Request, following: httpx2.Request, content: bytes | None, holds_secret: Callable[[str], bool]
 ) -> httpx2.Request:
-    """Return the request of a redirect without headers that hold a secret. Raises HTTPError if the body holds one."""
+    """Return the request of a redirect. To another server no secret is sent: raises HTTPError if the body holds one."""
     if (why := unfetchable(following.url)) is not None:
         raise httpx2.UnsupportedProtocol(f"it redirects to an address that cannot be used: {why}")
     if following.url.origin != request.url.origin:

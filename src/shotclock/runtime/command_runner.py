@@ -41,7 +41,8 @@ RequestFork = Callable[[bytes, list[int]], None]
 
 
 class Patience:
-    """Bounded wait for a supervisor to end its work. A stopped one is continued, and killed if it stays silent."""
+    """Bounded wait for a supervisor to end its work. A stopped one is continued, and killed if it stays silent.
+    Its zygote then kills the processes it guarded."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]

@@ -72,7 +72,9 @@ from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
 LOOK_S = 0.5
 START_LIMIT_MS = 30_000
 NO_WORKER_MS = 5_000  # a worker polls within seconds
-EXTENSION_ROOM_MS = 86_400_000  # the engine ends a run without a worker this long after its deadline
+# The engine ends a run without a worker this long after its deadline. An operator can extend the run within
+# that time.
+EXTENSION_ROOM_MS = 86_400_000
 # After this a workflow whose worker died in the middle of a decision continues on another worker.
 TASK_LIMIT_S = 5
 RPC_LIMIT = timedelta(seconds=10)
