@@ -21,8 +21,7 @@ from .subcommand import JSON, ChildWork, timeout_option
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
-# The observer may be a person.
-LONGEST_WAIT_S = 24 * 3600.0
+LONGEST_WAIT_S = 24 * 3600.0  # the observer may be a person
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
 
 

@@ -36,11 +36,8 @@ if TYPE_CHECKING:
     from ..inbox.inbox import Inbox
     from ..temporal.connection import Address
 
-# The verification reads a trail of years, entry by entry.
-VERIFY_TIMEOUT_MS = 600_000
+VERIFY_TIMEOUT_MS = 600_000  # the verification reads a trail of years, entry by entry
 MOST_LISTED = 10_000
-LISTED = 50
-SERVED_AT = "127.0.0.1:8765"
 # The names that tokens have: an asker's name needs no escaping and resembles no other.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
 _DECIDING = ("approve", "modify", "reject")
@@ -380,7 +377,7 @@ def _read_asker(text: str) -> str:
 _ID = argument("proposal-id", "The proposal.", missing="missing proposal id; see `shotclock inbox list`")
 _ENGINE = engine_options("Proposals of runs on Temporal: temporal://HOST:PORT[/NAMESPACE].")
 _NOTES = option("--notes", "TEXT", "A note for the asker.", default="")
-_LIMIT = option("--limit", "N", "List at most this many.", default=str(LISTED), read=_read_limit)
+_LIMIT = option("--limit", "N", "List at most this many.", default="50", read=_read_limit)
 _WAIT = duration(
     "--wait",
     "Wait this long for the decision, instead of SHOTCLOCK_RESPONSE_TIMEOUT (a duration), else "
@@ -497,7 +494,7 @@ _VERBS = (
         "serve",
         "Serve the operators' page and its API, without an App, until Ctrl-C.",
         (
-            option("--http", "HOST:PORT", "The address; port 0 is any free port.", default=SERVED_AT),
+            option("--http", "HOST:PORT", "The address; port 0 is any free port.", default="127.0.0.1:8765"),
             flag("--require-token", "Require an access token, also from this machine."),
             *_ENGINE,
             JSON,

@@ -36,7 +36,6 @@ from ..store.home import create_private_file
 from ..store.store import Store
 from .output import ANSWER_LIMIT_S, is_terminal, say_line, write_quietly
 
-DEFAULT_EDITOR = "vi"
 MISTAKES_SHOWN = 10
 READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)  # indented JSON is longer than the JSON that counts
 KEPT_MS = 7 * 24 * 3600 * 1000  # undecided texts are kept this long for their author
@@ -180,7 +179,7 @@ def _was_touched(proposal: Proposal, copy: Path) -> bool:
 
 def _run_editor(proposal: Proposal, copy: Path) -> None:
     """Run the editor until the proposal expires, which is the only limit of a person."""
-    command = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or DEFAULT_EDITOR
+    command = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip() or "vi"
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -37,8 +37,7 @@ from .output import EarlyEnd, is_terminal, say_line, signals_heard, until_stoppe
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A stuck disk would exhaust it.
-STORE_LIMIT_S = 30.0
+STORE_LIMIT_S = 30.0  # a stuck disk would exhaust it
 BELL = "\a"
 WAITING_SHOWN = 200
 

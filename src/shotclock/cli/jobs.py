@@ -39,11 +39,10 @@ from .subcommand import (
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
-# A cancelled run cleans up for five minutes at most (workflow/run_context.CLEAN_UP_LIMIT_MS).
-CANCEL_MS = 300_000 + TIMEOUT_MS
 MOST_RUNS = 100
-# Waiting is bounded by the budget, and without one by the job's own limits.
-_TIMEOUTS_MS = {"wait": 0, "cancel": CANCEL_MS}
+# Waiting is bounded by the budget, and without one by the job's own limits. A cancelled run cleans up for five minutes
+# at most (workflow/run_context.CLEAN_UP_LIMIT_MS).
+_TIMEOUTS_MS = {"wait": 0, "cancel": 300_000 + TIMEOUT_MS}
 
 _JOB_ID = argument("job-id", "The job, or the beginning of its id.", missing="missing JOB-ID; see `job list`")
 _NO_DURATION = "missing BY: the time to add, as in `job extend JOB 30s`"

@@ -26,10 +26,7 @@ from ..workflow.state import Status, StepState
 from .output import Screen
 from .render import COLOURS
 
-FRAMES_PER_S = 8
 SPARE_LINES = 3  # lines of the terminal that stay free: the prompt above, and the line of the cursor
-# A name has a third of the line at most.
-NAME_SHARE = 3
 LONGEST_NAME = 44
 SHORTEST_NAME = 12
 BAR_WIDTH = 16
@@ -136,7 +133,7 @@ class View:
                     self._live = Live(console=self._console, transient=True, vertical_overflow="crop", **options)
                     self._live.start()
                 self._live.update(self.frame(monotonic_ns()), refresh=True)
-            await asyncio.sleep(1 / FRAMES_PER_S)
+            await asyncio.sleep(1 / 8)  # eight frames per second
 
     def _remaining_ms(self) -> int | None:
         deadline_at = self._deadline_at()
@@ -281,7 +278,7 @@ class View:
 
     @property
     def _width(self) -> int:
-        return min(self._longest, max(SHORTEST_NAME, self._console.width // NAME_SHARE))
+        return min(self._longest, max(SHORTEST_NAME, self._console.width // 3))
 
 
 class _TryClock:

@@ -41,8 +41,7 @@ def wants_json(has_flag: bool, *, even_without_colour: bool = True) -> bool:
     return has_flag or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
 
 
-# The wait for a reader of the answer, in slices between which a signal is noticed.
-SLICE_MS = 100
+SLICE_MS = 100  # the wait for a reader of the answer, in slices between which a signal is noticed
 ANSWER_SLICES = 100
 
 
@@ -350,18 +349,16 @@ def _raise(number: int, frame: object) -> None:
     raise Signalled(number)
 
 
-# A forgotten thread or a hanging exit hook would keep the process after its caller has the envelope.
-
-# The time of the program's own exit hooks. Together with the answer it stays below the 5 s of F-011.
+# A forgotten thread or a hanging exit hook would keep the process after its caller has the envelope. Together with the
+# answer this time of the program's own exit hooks stays below the 5 s of F-011.
 LEAVE_LIMIT_S = 3.0
-_STARTERS = ("runpy", "importlib")
 
 
 def is_the_end(package: str, frame: FrameType | None) -> bool:
     """Return whether only the program itself waits for us to return, and no test, REPL or larger program."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if name != "__main__" and name.partition(".")[0] not in (package, *_STARTERS):
+        if name != "__main__" and name.partition(".")[0] not in (package, "runpy", "importlib"):
             return False
         frame = frame.f_back
     return True

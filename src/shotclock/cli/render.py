@@ -252,11 +252,8 @@ def _print(console: Console, line: Text) -> None:
     console.print(line, soft_wrap=False, no_wrap=True, overflow="ellipsis", crop=True)
 
 
-TOO_DIFFERENT = "the texts are too different to compare"
-# The envelope has the rest.
-LINES_SHOWN = 2_000
+LINES_SHOWN = 2_000  # the envelope has the rest
 LINE_SHOWN = 2_000
-NARROW = 80
 NEVER = WallTime(LATEST_MS).iso()
 
 DECISION_COLOURS = {
@@ -308,7 +305,7 @@ def render_list(data: Any, console: Console, now: WallTime) -> None:
     rows = [_describe_proposal(each, is_pending, now) for each in proposals]
     titles = ["id", "title", "kind", "asked by", "age", "expires in" if is_pending else "status"]
     # A narrow terminal shows the id, the title and the status.
-    shown = range(len(titles)) if console.width >= NARROW else (0, 1, len(titles) - 1)
+    shown = range(len(titles)) if console.width >= 80 else (0, 1, len(titles) - 1)
     widths = [max(len(titles[place]), *(row[place].cell_len for row in rows)) for place in shown]
     widths[1] = max(1, min(widths[1], console.width - sum(widths) + widths[1] - 2 * len(widths)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
@@ -394,7 +391,8 @@ def _print_difference(console: Console, data: Any) -> None:
     if file["contradicts"]:
         console.print(Text("the agent claims a different current text", style="bold red"))
     if data["diff"] is None:
-        console.print(Text(f"{one_line(data['file']['path'], 4_096)}: {TOO_DIFFERENT}; proposed is"))
+        path = one_line(data["file"]["path"], 4_096)
+        console.print(Text(f"{path}: the texts are too different to compare; proposed is"))
         _print_text(console, data["file"]["proposed"])
     elif not data["diff"]:
         console.print(Text(f"{one_line(data['file']['path'], 4_096)}: nothing would change"))

@@ -23,9 +23,7 @@ from .subcommand import JSON, ChildWork, Mistaken, engine_options, show_drawn, t
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
-RUNS_LISTED = 20
-# Leaves room in a file name for the suffix of an unfinished page.
-PAGE_NAME_LENGTH = 200
+PAGE_NAME_LENGTH = 200  # leaves room in a file name for the suffix of an unfinished page
 FORMATS = ("json", "markdown", "junit")
 
 
@@ -90,7 +88,7 @@ def _open_page(outcome: Outcome, *, says: bool) -> None:
 def _list_runs(on: Address | None) -> Outcome:
     try:
         with open_engine(on) as engine:
-            runs = [run.as_row() for run in asyncio.run(engine.list_runs(RUNS_LISTED))]
+            runs = [run.as_row() for run in asyncio.run(engine.list_runs(20))]
     except Failure as failure:
         return failure_outcome(failure)
     return Outcome(Ending.FINISHED, data={"runs": runs})

@@ -431,8 +431,7 @@ def _read_tags(text: str) -> tuple[str, ...]:
     return tags
 
 
-# A resumed run keeps the values that it began with.
-_RESUME = ("--resume",)
+_RESUME = ("--resume",)  # a resumed run keeps the values that it began with
 COMMANDS = {
     "run": Subcommand(
         "run",

@@ -11,7 +11,6 @@ from .output import say_line
 from .parser import Subcommand, argument, flag, option
 from .subcommand import Mistaken, deliver, engine_options, problem_in, unstarted
 
-UI_APP = "shotclock.ui_tools:app"
 REQUIRE_TOKEN = flag("--require-token", "With --http: require an access token, also from this machine.")
 
 
@@ -44,7 +43,7 @@ def _serve(target: str | None, http: str | None, json_only: bool, **values: Any)
     if target is None:
         mistakes["target"] = "missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)"
     options = read_serve_options(mistakes, http=http, **values)
-    target = UI_APP if target == "ui" else target
+    target = "shotclock.ui_tools:app" if target == "ui" else target
     return lambda as_json: serve("serve", target, options, as_json, to_stderr=http is None and not json_only)
 
 

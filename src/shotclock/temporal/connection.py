@@ -38,8 +38,7 @@ _URL = re.compile(
 DEFAULT_PORT = 7233
 DEFAULT_NAMESPACE = "default"
 CONNECT_LIMIT_S = 10.0  # the engine may be starting, and a name may have to be resolved
-# The development server creates its database first, and the machine may be busy.
-START_LIMIT_S = 60.0
+START_LIMIT_S = 60.0  # the development server creates its database first, and the machine may be busy
 LOOK_S = 0.1
 OUTPUT_KEPT = 2_000  # of the development server's output, to explain a failed start
 

@@ -68,15 +68,13 @@ from .messages import (
 )
 from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
 
-# The pause between two looks at a run, and before an engine that did not answer is asked again.
-LOOK_S = 0.5
+LOOK_S = 0.5  # the pause between two looks at a run, and before an engine that did not answer is asked again
 START_LIMIT_MS = 30_000
 NO_WORKER_MS = 5_000  # a worker polls within seconds
 # The engine ends a run without a worker this long after its deadline. An operator can extend the run within
 # that time.
 EXTENSION_ROOM_MS = 86_400_000
-# After this a workflow whose worker died in the middle of a decision continues on another worker.
-TASK_LIMIT_S = 5
+TASK_LIMIT_S = 5  # after this a workflow whose worker died in the middle of a decision continues on another worker
 RPC_LIMIT = timedelta(seconds=10)
 MOST_SEARCHED = 50  # the newest runs that are searched for a proposal
 # For queries, which a worker answers: without a worker the caller must not wait for long.
@@ -94,8 +92,7 @@ _REFUSALS = (
 )  # fmt: skip
 # With these codes the engine has found no worker that answers, or too many queries wait for one already.
 _UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
-# The codes of runs that have ended without an envelope.
-_LOST = ("TIMEOUT", "INTERRUPTED")
+_LOST = ("TIMEOUT", "INTERRUPTED")  # the codes of runs that have ended without an envelope
 _LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
 _NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
 

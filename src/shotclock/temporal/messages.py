@@ -38,8 +38,7 @@ DEFAULT_QUEUE = "shotclock"
 # How long a worker may be silent before another one takes its step. Longer than a restart of the engine takes.
 DEFAULT_HEARTBEAT_MS = 10_000
 VERSION = 2  # The version of these messages. A worker leaves runs and steps of other versions to other workers.
-# A proposal in the inbox of another server is asked about again after this.
-FOREIGN_PAUSE_MS = 30_000
+FOREIGN_PAUSE_MS = 30_000  # a proposal in the inbox of another server is asked about again after this
 _INSTANTS = ("created_at", "expires_at", "reminded_at", "decided_at", "used_at")
 
 

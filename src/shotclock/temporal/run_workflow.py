@@ -90,8 +90,7 @@ OUTPUTS_LIMIT_S = 60  # the templates of outputs have their own timeout; this is
 # The time for a worker to answer an order. The run does not wait for it, and without an answer it changes nothing.
 ORDER_LIMIT_S = 10
 CLEAN_UP_MS = 360_000  # the part of the engine's limit of a run that is kept for clean-up
-# The part of the run's time in which a step reports that it had no more.
-LAST_WORD_MS = 1_000
+LAST_WORD_MS = 1_000  # the part of the run's time in which a step reports that it had no more
 ONCE = RetryPolicy(maximum_attempts=1)
 
 T = TypeVar("T")

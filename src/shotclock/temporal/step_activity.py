@@ -73,8 +73,7 @@ STOP_SHARE, KILL_SHARE, EXIT_SHARE = 0.5, 0.7, 0.85
 GUARD_DELAY_NS = 100 * NS_PER_MS  # the guard kills a worker that has not ended itself by then, because it is frozen
 # The pause before a step of another version is returned, so that the engine does not send it to and fro.
 OTHER_VERSION_PAUSE_S = 0.5
-# The pause before a busy engine is asked again whether a step is still this worker's.
-ASK_AGAIN_S = 0.05
+ASK_AGAIN_S = 0.05  # the pause before a busy engine is asked again whether a step is still this worker's
 MOST_CALLS = 10  # The calls of a step that a heartbeat describes. A step may have many items.
 
 

@@ -25,8 +25,7 @@ from .device import Countdown, DeviceServices, ProgramOutput
 ADB_VARIABLE = "SHOTCLOCK_ADB"
 DEFAULT_PORT = 5037
 MARGIN_MS = 100  # the part of a command's time in which it is killed and its answer passed on
-# A server that just starts listens before it answers.
-PROBE_MS = 3_000
+PROBE_MS = 3_000  # a server that just starts listens before it answers
 VERSION_MS = 5_000
 LIST_MS = 4_000
 # The limits for the start of a server, and for connecting with a phone on the network.

@@ -27,12 +27,10 @@ from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
 
 T = TypeVar("T")
 
-SERIAL_VARIABLE = "ANDROID_SERIAL"
 SEEN_MS = 2_000  # an older place is no longer known
 LOOK_PAUSE_S = 0.15
 DOUBT_MS = 4_000  # a phone that answered this recently is not silent
-# The wait for the end of the process that held the phone before.
-LOCK_MS = 3_000
+LOCK_MS = 3_000  # the wait for the end of the process that held the phone before
 LONG_CLICK_MS = 700
 SWIPE_MS = 400
 SWIPE_SHARE = 0.8  # a swipe that begins at the edge of the screen is a gesture of Android's own
@@ -40,8 +38,7 @@ MAX_DELETED = 2_000
 
 _DUMP_FILE = "/data/local/tmp/shotclock-window.xml"
 _DUMP = f"rm -f {_DUMP_FILE}; uiautomator dump {_DUMP_FILE}; cat {_DUMP_FILE}"
-# The pattern does not match its own shell.
-_END_DUMP = "pkill -f '[u]iautomator.Launcher'; true"
+_END_DUMP = "pkill -f '[u]iautomator.Launcher'; true"  # the pattern does not match its own shell
 _FOREGROUND = (
     "dumpsys activity activities | grep ResumedActivity; "
     "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp'; true"
@@ -70,7 +67,7 @@ async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
 
 async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
     adb = Adb.find(services)
-    adb.serial = name.partition(":")[2] or os.environ.get(SERIAL_VARIABLE, "")
+    adb.serial = name.partition(":")[2] or os.environ.get("ANDROID_SERIAL", "")
     await adb.start_server()
     adb.serial = adb.serial or choose_phone(await adb.list_phones())
     lock = await _lock_phone(adb.serial)

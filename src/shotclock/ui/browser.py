@@ -41,8 +41,7 @@ DISCARD_MS = 1_000  # an abandoned page may take this long to close; then it die
 GLANCE_MS = 250
 LONG_CLICK_MS = 700
 FOLLOW_MS = 300  # a node is awaited this long on one page before a newer page is looked for
-# The most dialogs and downloads to report: a page can open them without end.
-MAX_NOTES = 20
+MAX_NOTES = 20  # the most dialogs and downloads to report: a page can open them without end
 VIEWPORT: Any = {"width": 1280, "height": 800}
 
 _KEYS = {

@@ -29,17 +29,14 @@ from ..process.unsupervised import start_detached
 from .device import kind_of
 from .payload import read_execution
 
-# A browser on a busy machine, and its first page.
-START_LIMIT_MS = 30_000
+START_LIMIT_MS = 30_000  # a browser on a busy machine, and its first page
 CONNECT_LIMIT_S = 2.0
 CONNECT_PAUSE_S = 0.01
 RESULT_MARGIN_MS = 5_000  # the daemon's time beyond `timeoutMs` to answer, which its client waits
 KILL_MARGIN_MS = 1_000  # after that, killing a silent daemon may take this long
-# Stopping a daemon: its execution is cancelled, its browser killed and verified gone.
-STOP_LIMIT_MS = 20_000
+STOP_LIMIT_MS = 20_000  # stopping a daemon: its execution is cancelled, its browser killed and verified gone
 STATUS_LIMIT_MS = 3_000
-# After its socket was cut, a thread that reads from it returns at once.
-CUT_LIMIT_S = 5.0
+CUT_LIMIT_S = 5.0  # after its socket was cut, a thread that reads from it returns at once
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 KEPT_EVENTS = 20
 DEFAULT_IDLE_MS = 600_000

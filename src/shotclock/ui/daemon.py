@@ -48,12 +48,10 @@ Send = Callable[..., None]
 ANSWER_RESERVE_MS = 200  # the part of RESULT_MARGIN_MS in which the daemon kills a silent device process and answers
 KILL_LIMIT_MS = 5_000  # The longest kill. The client waits as long before it kills the daemon as well.
 GRACE_MS = 300  # between the cancellation of an execution without a result and the kill of its process
-# The wait for the end of the daemon before this one.
-LOCK_LIMIT_S = 15.0
+LOCK_LIMIT_S = 15.0  # the wait for the end of the daemon before this one
 LOCK_PAUSE_S = 0.05
-# The limit of a client that connects and sends nothing, or does not read.
-READ_LIMIT_S = 5.0
-WRITE_LIMIT_S = 5.0
+READ_LIMIT_S = 5.0  # a client that connects and sends nothing
+WRITE_LIMIT_S = 5.0  # a client that does not read
 MAX_REQUEST_BYTES = 256 * 1024
 CLOSE_LIMIT_MS = 2_000
 CANCEL_LIMIT_S = 6.0  # the wait for a cancelled execution: its process is killed by then, and seen dead

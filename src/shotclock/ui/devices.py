@@ -19,8 +19,7 @@ from .adb import INSTALL, Adb, find_adb, find_server_version, server_address
 from .browser import CHROMIUM_VARIABLE, NO_PLAYWRIGHT, find_chromium
 from .device import KINDS, DeviceEntry, ProgramOutput, module_of
 
-# A program that hangs reaches it.
-CHECK_LIMIT_S = 6.0
+CHECK_LIMIT_S = 6.0  # a program that hangs reaches it
 VERSION_LIMIT_MS = 5_000
 # The port at which a Chromium-based app is expected, and the limit of its answer.
 CDP_PORT = 9222

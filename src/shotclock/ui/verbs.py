@@ -17,8 +17,7 @@ from ..core.validation import Part, read_hints
 from ..core.value_types import value
 from .payload import ACTION_TYPES, DEFAULT_TIMEOUT_MS, EXPECTED_FORMAT, MAX_TIMEOUT_MS, Help, Matcher
 
-# The least time that an execution has beyond its one wait or sleep.
-MARGIN_MS = 5_000
+MARGIN_MS = 5_000  # the least time that an execution has beyond its one wait or sleep
 NAME_A_NODE = "name a node: ref, text, text_contains, id, role, label or css"
 
 
