@@ -68,15 +68,13 @@ RESERVED = {
     *("heartbeat-interval", "heartbeat-ms", "resume-from", "help"),
 }
 """Names that a parameter cannot have: options of every command line."""
-DEFAULT_GRACE = "500ms"
-"""Shorter than that of `exec`: the caller of a tool waits for it."""
+DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # The characters of MCP tool names.
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
-APPS: dict[str, App] = {}
-"""Every App of this process by its key, the same in a worker that imports the program."""
+APPS: dict[str, App] = {}  # every App of this process by its key, the same in a worker that imports the program
 
 
 class Declared(TypedDict, total=False):

@@ -45,8 +45,7 @@ class Operation:
     name: str
     handler: Handler
     isolation: Isolation = "auto"
-    mutates: bool = True
-    """The default is yes: an envelope must not promise more than was declared."""
+    mutates: bool = True  # the default is yes: an envelope must not promise more than was declared
     idempotent: bool = False
     clocks: Clocks = field(default_factory=Clocks)
     overtime: OvertimeKeys = None
@@ -73,8 +72,7 @@ class Operation:
 
 JsonSchema = dict[str, Any]
 
-CONFIRMATION = "confirm_destructive"
-"""The argument that confirms a destructive call, beside those of the command."""
+CONFIRMATION = "confirm_destructive"  # the argument that confirms a destructive call, beside those of the command
 
 _NUMBER = r"(0|[1-9][0-9]*)"
 _SEMANTIC_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
@@ -89,10 +87,8 @@ class Interruption:
     """Declaration that a command may outlive its caller's budget, as a job."""
 
     detach: bool = True
-    resume: bool = False
-    """After a crash, the same call continues from its last checkpoint."""
-    idle_timeout_ms: int = 300_000
-    """Without progress for this long it is stalled."""
+    resume: bool = False  # after a crash, the same call continues from its last checkpoint
+    idle_timeout_ms: int = 300_000  # without progress for this long it is stalled
     max_lifetime_ms: int = 3_600_000
 
     def __post_init__(self) -> None:
@@ -107,12 +103,9 @@ class Interruption:
 class ApprovedFile:
     """A file that the operator approves: shown as a diff, and modified as text."""
 
-    path: str
-    """Absolute. Set by the app, never by the caller."""
-    proposed: str
-    """The parameter with the whole new text of the file."""
-    decision: str | None = None
-    """The parameter that gets the decision. Callers cannot set it."""
+    path: str  # absolute. Set by the app, never by the caller
+    proposed: str  # the parameter with the whole new text of the file
+    decision: str | None = None  # the parameter that gets the decision. Callers cannot set it
 
 
 @value
@@ -123,8 +116,7 @@ class CommandSpec:
     description: str = ""
     input_schema: JsonSchema = field(default_factory=dict)
     output_schema: JsonSchema | None = None
-    positionals: tuple[str, ...] = ()
-    """Parameters without a flag, in order."""
+    positionals: tuple[str, ...] = ()  # parameters without a flag, in order
     isolation: Isolation = "auto"
     clocks: Clocks = field(default_factory=Clocks)
     mutates: bool = True
@@ -133,11 +125,9 @@ class CommandSpec:
     steps: tuple[str, ...] = ()
     interruption: Interruption | None = None
     error_codes: tuple[str, ...] = ()
-    requires_person: str | None = None
-    """The text that a person must type before it runs; `{name}` is an argument."""
+    requires_person: str | None = None  # the text that a person must type before it runs; `{name}` is an argument
     approval: Policy | None = None
-    approved_file: ApprovedFile | None = None
-    """With `approval`: the file that the call would write."""
+    approved_file: ApprovedFile | None = None  # with `approval`: the file that the call would write
     single_flight: str | None = None
     """Calls with the same key run one at a time on this machine; `{name}` is an argument."""
     concurrency: int | None = None
@@ -188,15 +178,11 @@ class Catalogue:
     operation_timeout_ms: int = 120_000
     commands: tuple[CommandSpec, ...] = ()
     clocks: Clocks = field(default_factory=Clocks)
-    proposals: bool = False
-    """Its server has tools for free proposals to the operator."""
+    proposals: bool = False  # its server has tools for free proposals to the operator
     debug: bool = False
-    is_served: bool = False
-    """Clients of a server call it: they get less of exceptions, also from jobs."""
-    elicitation: bool = False
-    """A client may ask its own user for an approval."""
-    file: str | None = None
-    """Its real path, to which approvals are bound. None without a file or without approvals."""
+    is_served: bool = False  # clients of a server call it: they get less of exceptions, also from jobs
+    elicitation: bool = False  # a client may ask its own user for an approval
+    file: str | None = None  # its real path, to which approvals are bound. None without a file or without approvals
 
     @property
     def semantic_version(self) -> str | None:

@@ -172,11 +172,9 @@ class Bound:
     """The bell of work, its grace until the kill, and the owner of the clock."""
 
     bell: Deadline | None
-    grace_ms: int
-    """Shrinks near the parent's deadline."""
+    grace_ms: int  # shrinks near the parent's deadline
     limit_ms: int
-    owner: str
-    """The call itself, or a parent with an earlier deadline."""
+    owner: str  # the call itself, or a parent with an earlier deadline
     source: Deadline | None = None
     """The deadline that set it, the bell or the parent's. Its identity is that of the clock."""
 
@@ -315,10 +313,8 @@ class Fired:
     owner: str
     limit_ms: int
     elapsed_ms: int
-    source: Deadline | None = None
-    """The deadline of this process that passed, compared by identity."""
-    kept_ms: int = 0
-    """Kept before the limit for the clean-up of a run."""
+    source: Deadline | None = None  # the deadline of this process that passed, compared by identity
+    kept_ms: int = 0  # kept before the limit for the clean-up of a run
 
     @property
     def kept(self) -> str:
@@ -389,7 +385,5 @@ class ProcessIdentity:
     host: str
     boot_id: str
     pid: int
-    started: int
-    """Clock ticks since boot: with boot and pid, an identity that is never used twice."""
-    namespace: str = ""
-    """The pid namespace: containers have their own pids under the same boot."""
+    started: int  # clock ticks since boot: with boot and pid, an identity that is never used twice
+    namespace: str = ""  # the pid namespace: containers have their own pids under the same boot

@@ -40,8 +40,7 @@ class Envelope:
     warnings: list[Warning_]
     meta: dict[str, object]
     value: object = None
-    fired: Fired | None = None
-    """The clock that fired in this process. `error` may name a clock of another process."""
+    fired: Fired | None = None  # the clock that fired in this process. `error` may name a clock of another process
 
     @property
     def ok(self) -> bool:
@@ -97,11 +96,9 @@ class Problem:
     errors: list[dict[str, str]] | None = None
     suggestion: str | None = None
     retry_after_ms: int | None = None
-    exit_code: int | None = None
-    """Of a signal or a child process; None is the registered one."""
+    exit_code: int | None = None  # of a signal or a child process; None is the registered one
     side_effects: SideEffects | None = None
-    entry: ErrorEntry | None = None
-    """Where only another process registered the code."""
+    entry: ErrorEntry | None = None  # where only another process registered the code
     outside: str | None = None
     """The message for clients of a server, because that of an exception may contain anything. None: the same."""
 

@@ -63,10 +63,8 @@ class ErrorEntry:
     code: str
     exit_code: int
     http_status: int
-    retryable: bool
-    """The identical call may succeed, unless the operation's declaration lowers it."""
-    side_effects: SideEffects
-    """Where the operation does not declare whether it mutates."""
+    retryable: bool  # the identical call may succeed, unless the operation's declaration lowers it
+    side_effects: SideEffects  # where the operation does not declare whether it mutates
     summary: str
     hint: str
 

@@ -29,8 +29,7 @@ class Conversions(NamedTuple):
     """Values that a function receives where its types convert the caller's: text to a path, an object to a model."""
 
     runs_as: dict[str, Any]
-    unsteady: list[str]
-    """The arguments whose value is different in every check, so that a person cannot be shown it."""
+    unsteady: list[str]  # the arguments whose value is different in every check, so that a person cannot be shown it
 
 
 def find_conversions(signature: Signature, given: Mapping[str, object], converted: Mapping[str, object]) -> Conversions:

@@ -27,8 +27,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 class Read(NamedTuple):
     value: Any
-    kept: tuple[str, ...] = ()
-    """Numbers that stay text because they cannot be represented exactly."""
+    kept: tuple[str, ...] = ()  # numbers that stay text because they cannot be represented exactly
 
 
 def read_json(text: str) -> Read:

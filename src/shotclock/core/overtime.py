@@ -22,13 +22,11 @@ SOFT_SHARE = (3, 4)
 
 
 class ObserverKind(StrEnum):
-    PROGRESS = "progress"
-    """Grants time while progress or output grows."""
+    PROGRESS = "progress"  # grants time while progress or output grows
     COMMAND = "command"
     MODEL = "model"
     PERSON = "person"
-    NONE = "none"
-    """Grants nothing; only the call itself or an operator asks for overtime."""
+    NONE = "none"  # grants nothing; only the call itself or an operator asks for overtime
 
 
 _DURATIONS = ("budget", "max_per_request", "observer_timeout")
@@ -44,20 +42,15 @@ class OvertimePolicy:
     """The most overtime a call may have, and the observer that decides about it."""
 
     observer: ObserverKind
-    budget_ms: int
-    """The total, including the time the observer needs."""
+    budget_ms: int  # the total, including the time the observer needs
     max_requests: int = DEFAULT_REQUESTS
-    max_per_request_ms: int = 0
-    """0 means the whole budget."""
+    max_per_request_ms: int = 0  # 0 means the whole budget
     observer_timeout_ms: int = DEFAULT_OBSERVER_MS
-    hard_extends: bool = False
-    """Whether each grant also moves the timeout, never past the parent's deadline."""
+    hard_extends: bool = False  # whether each grant also moves the timeout, never past the parent's deadline
     target: str | None = None
-    model: Mapping[str, Any] | None = None
-    """The `ai` block of the observer; None is the step's own."""
+    model: Mapping[str, Any] | None = None  # the `ai` block of the observer; None is the step's own
     deciders: tuple[str, ...] = ()
-    folder: str | None = None
-    """Of the observer's command; None is the current one."""
+    folder: str | None = None  # of the observer's command; None is the current one
 
     @classmethod
     def of(cls, written: object, timeout_ms: int, *, bare: str | None = None) -> OvertimePolicy | None:
@@ -122,12 +115,9 @@ def kept_for_wind_down_ms(limit_ms: int, soft_ms: int, wind_down_ms: int) -> int
 class Verdict(StrEnum):
     GRANTED = "granted"
     DECLINED = "declined"
-    FAILED = "failed"
-    """The observer hung, failed or gave an invalid answer."""
-    UNANSWERED = "unanswered"
-    """The work ended before the observer answered."""
-    EXHAUSTED = "exhausted"
-    """Nothing was left to grant; the observer was not called."""
+    FAILED = "failed"  # the observer hung, failed or gave an invalid answer
+    UNANSWERED = "unanswered"  # the work ended before the observer answered
+    EXHAUSTED = "exhausted"  # nothing was left to grant; the observer was not called
 
 
 @value
@@ -141,18 +131,15 @@ class OvertimeDecision:
 
 @value
 class OvertimeRequest:
-    at_ms: int
-    """Since the call began."""
-    asked_by: str
-    """`soft clock`, `call`, or the operator's name."""
+    at_ms: int  # since the call began
+    asked_by: str  # `soft clock`, `call`, or the operator's name
     observer: str
     verdict: Verdict
     asked_ms: int = 0
     granted_ms: int = 0
     took_ms: int = 0
     reason: str = ""
-    is_gift: bool = False
-    """Given by an operator: it counts neither as a request nor against the budget."""
+    is_gift: bool = False  # given by an operator: it counts neither as a request nor against the budget
 
     @classmethod
     def by_person(cls, name: str, at_ms: int, asked_ms: int, granted_ms: int) -> OvertimeRequest:
@@ -169,8 +156,7 @@ class Overtime:
     """The overtime of one call. It never exceeds its policy."""
 
     policy: OvertimePolicy
-    used_ms: int = 0
-    """The grants, and the time observers needed."""
+    used_ms: int = 0  # the grants, and the time observers needed
     requests: list[OvertimeRequest] = field(default_factory=list)
 
     @classmethod

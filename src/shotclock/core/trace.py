@@ -20,8 +20,7 @@ _HEX = frozenset("0123456789abcdef")
 @value
 class TraceContext:
     trace_id: str
-    span_id: str = ""
-    """Empty where the trace begins here."""
+    span_id: str = ""  # empty where the trace begins here
     sampled: bool = True
     state: str = ""
 

@@ -66,8 +66,7 @@ class Before:
     """Function that is called with the written value before its type is checked. Raises ValueError."""
 
     function: Callable[[Any], Any]
-    written_as: Any = None
-    """The type in a file, for the JSON Schema."""
+    written_as: Any = None  # the type in a file, for the JSON Schema
 
 
 @value
@@ -158,8 +157,7 @@ def _dump(value: Any, exclude_unset: bool) -> Any:
 class Shape:
     """Shape of a value. `check` returns the value, or _WRONG after it has added a problem."""
 
-    has_title = True
-    """A key of this shape has a title in the JSON Schema."""
+    has_title = True  # a key of this shape has a title in the JSON Schema
 
     def check(self, value: object, loc: Loc, problems: Problems) -> object:
         raise NotImplementedError

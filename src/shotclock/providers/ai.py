@@ -81,8 +81,7 @@ class AiLimits(Part):
     input_tokens: int | None = field(default=None, ge=1)
     output_tokens: int | None = field(default=None, ge=1)
     total_tokens: int | None = field(default=None, ge=1)
-    cost: Annotated[Cost, Before(_above_zero)] | None = None
-    """In US dollars."""
+    cost: Annotated[Cost, Before(_above_zero)] | None = None  # in US dollars
 
 
 class AiServer(Part):
@@ -111,8 +110,7 @@ class AiPart(AiModel):
 
     system_prompt: str | None = None
     timeout: Milliseconds | None = None
-    ai_timeout: Milliseconds | None = None
-    """The soft limit."""
+    ai_timeout: Milliseconds | None = None  # the soft limit
     mcp_servers: dict[str, AiServer] = field(default={})
     tools: Annotated[list[str], Before(as_list, str | list[str])] = field(default=[])
     max_iterations: int | None = field(default=None, ge=1)

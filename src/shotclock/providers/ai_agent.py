@@ -154,22 +154,15 @@ class AgentRun:
         self._is_usage_known = True
         self._retries = 0
         self._is_winding_down = False
-        self._heard_at = 0.0
-        """When the model last sent anything, in loop time."""
-        self._stops_at: float | None = None
-        """The end of the wind-down, which may be before the deadline."""
-        self._waiting = len(models)
-        """Models left, including the current one."""
-        self._corrected = 0
-        """Answers requested again because they did not fit the schema."""
+        self._heard_at = 0.0  # when the model last sent anything, in loop time
+        self._stops_at: float | None = None  # the end of the wind-down, which may be before the deadline
+        self._waiting = len(models)  # models left, including the current one
+        self._corrected = 0  # answers requested again because they did not fit the schema
         self._failed: list[dict[str, object]] = []
-        self._size = 0
-        """Of the current answer."""
-        self._kept = 0
-        """Of the conversation before it."""
+        self._size = 0  # of the current answer
+        self._kept = 0  # of the conversation before it
         self._requests = 0
-        self._tool_calls = 0
-        """Failed ones included."""
+        self._tool_calls = 0  # failed ones included
         limits = task["limits"]
         cost = limits.get("cost")
         self._most_requests: int | None = limits.get("requests")

@@ -20,15 +20,12 @@ from ..core.validation import Before, Part
 class ModelProvider(NamedTuple):
     """A provider of models, and its variables in the environment."""
 
-    keys: tuple[str, ...]
-    """The first that is set counts."""
+    keys: tuple[str, ...]  # the first that is set counts
     url_variable: str
     package: str
     default_model: str
-    names: str
-    """The beginnings of model names."""
-    host: str
-    """With subdomains."""
+    names: str  # the beginnings of model names
+    host: str  # with subdomains
 
 
 PROVIDERS = {
@@ -88,8 +85,7 @@ class AiModel(Part):
     provider: Literal["anthropic", "openai", "google"] | None = None
     model: str | None = None
     base_url: str | None = None
-    api_key_env: Annotated[str, Before(_secret_name)] | None = None
-    """Names the variable with the key of this server."""
+    api_key_env: Annotated[str, Before(_secret_name)] | None = None  # names the variable with the key of this server
 
 
 def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[str, str] | None = None) -> ChosenModel:

@@ -53,8 +53,7 @@ class _Tool:
     own_name: str
     description: str
     input_schema: Mapping[str, Any]
-    server: _Server | None = None
-    """None for a tool of the file."""
+    server: _Server | None = None  # None for a tool of the file
 
 
 @entity
@@ -82,8 +81,7 @@ class AgentTools:
         self.late_results: list[dict[str, Any]] = []
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
-        self.has_left_doubt = False
-        """A call failed and may have had side effects."""
+        self.has_left_doubt = False  # a call failed and may have had side effects
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -378,10 +376,8 @@ class AgentListener(CallListener):
         self._text = ""
         self._request_began = 0
         self.tool_calls = 0
-        self.on_begin: Callable[[], None] | None = None
-        """Called before the model is asked for the first time."""
-        self.details: dict[str, Any] = {}
-        """The model and its usage so far."""
+        self.on_begin: Callable[[], None] | None = None  # called before the model is asked for the first time
+        self.details: dict[str, Any] = {}  # the model and its usage so far
 
     @property
     def text(self) -> str:

@@ -15,8 +15,7 @@ from .provider import Provider, RunServices, StepPart, StepType
 
 class FunctionStep(StepPart):
     type: Literal["function"]
-    target: str = field(min_length=1)
-    """package.module:app or path/to/file.py:app"""
+    target: str = field(min_length=1)  # package.module:app or path/to/file.py:app
     command: str = field(min_length=1)
     arguments: dict[str, Any] = field(default={}, keys=("arguments", "args"))
 

@@ -47,8 +47,7 @@ class _RunningApp:
     target: str
     folder: Path
     env: Mapping[str, str]
-    own_env: Mapping[str, str] | None
-    """Of `env`, set by the file: approvals of nested calls are bound to it."""
+    own_env: Mapping[str, str] | None  # of `env`, set by the file: approvals of nested calls are bound to it
     opening: asyncio.Task[Dispatcher]
     calls: int = 0
 
@@ -68,8 +67,7 @@ class FunctionProvider(Provider):
     def __init__(self, inbox: Callable[[], Inbox] | None = None) -> None:
         """Start without Apps. `inbox` is by default that of the store."""
         self._inbox = inbox
-        self._apps: list[_RunningApp] = []
-        """The longest unused first."""
+        self._apps: list[_RunningApp] = []  # the longest unused first
         self._import_guard = contextlib.ExitStack()
 
     step_type = FUNCTION

@@ -127,8 +127,7 @@ class GitProvider(Provider):
 class CheckoutRequest:
     repository: Repository
     ref: str | None
-    depth: int
-    """0 is the whole history."""
+    depth: int  # 0 is the whole history
     target: Path
 
     @classmethod
@@ -209,8 +208,7 @@ class Git:
 @value
 class ResolvedRef:
     shown: str
-    full_name: str | None = None
-    """None for the beginning of a commit id, or all of it."""
+    full_name: str | None = None  # None for the beginning of a commit id, or all of it
 
     @property
     def branch(self) -> str | None:

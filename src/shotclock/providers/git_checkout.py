@@ -31,8 +31,7 @@ class CheckoutFolder:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self._made: list[Path] = []
-        """Folders above the target, outermost first."""
+        self._made: list[Path] = []  # folders above the target, outermost first
         self._moved: list[Path] = []
         self._staging: Path | None = None
         self._held = -1
@@ -159,8 +158,7 @@ class Repository:
     """The address of a repository."""
 
     url: str
-    stored: str
-    """For .git/config, without a password."""
+    stored: str  # for .git/config, without a password
     shown: str
     _hidden: tuple[str, ...] = ()
 

@@ -45,8 +45,7 @@ class Unresolved(Exception):
 
     def __init__(self, message: str, *, is_late: bool = False) -> None:
         super().__init__(message)
-        self.is_late = is_late
-        """The caller's deadline passed first."""
+        self.is_late = is_late  # the caller's deadline passed first
 
 
 class Names:

@@ -73,8 +73,7 @@ class HumanProvider(Provider):
         self._inbox = inbox
         self._stdin = stdin
         self._aside = aside
-        self._turn = asyncio.Lock()
-        """One question at a time on the terminal."""
+        self._turn = asyncio.Lock()  # one question at a time on the terminal
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
         call.mutates = False
@@ -95,7 +94,7 @@ class HumanProvider(Provider):
             os.close(terminal)
 
     async def _wait_for_turn(self) -> bool:
-        """Wait for other questions; return False at the run's deadline. The question's limit starts later."""
+        """Wait for other questions; return False at the run's deadline. A question's limit starts when asked."""
         scope = current_scope.get()
         deadline = None if scope is None else scope.deadline
         limit_s = None if deadline is None else deadline.remaining_ns(monotonic_ns()) / 1e9

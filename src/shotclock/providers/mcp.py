@@ -62,8 +62,7 @@ class McpStep(StepPart):
         keys=("arguments", "method_args", "methodArgs"),
     )
     connect_timeout: Clock | None = None
-    transport: Literal["stdio", "http"] | None = None
-    """Follows from `command` or `url`; existing files have it."""
+    transport: Literal["stdio", "http"] | None = None  # follows from `command` or `url`; existing files have it
 
     def check_together(self) -> None:
         check_server(self.command, self.url, self.transport)
@@ -187,8 +186,7 @@ class _ToolCall(Work):
         self._unwound: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping: asyncio.Task[None] | None = None
         self._server: InteractiveProcess | None = None
-        self.proposal: ForeignProposal | None = None
-        """The tool waits for it before it begins."""
+        self.proposal: ForeignProposal | None = None  # the tool waits for it before it begins
 
     def _remaining_ms(self) -> int | None:
         bell = self._admission.bound.bell

@@ -44,8 +44,7 @@ from ..runtime.command_runner import InteractiveProcess
 from .http_transport import CountedBody
 
 REMAINING = "shotclock.dev/remainingMs"
-STOP_TOOL = "graceful_stop"
-"""Ends a call early with a partial result."""
+STOP_TOOL = "graceful_stop"  # ends a call early with a partial result
 # Bytes. Reading a larger message would block the loop.
 MESSAGE_LIMIT = 16_000_000
 # For a server that has refused the handshake: it is running, and answers this at once if at all.
@@ -80,16 +79,13 @@ class Conversation:
         self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
         self.stage = Stage.CONNECTING
         self.stage_began_ns = self.heard_ns = monotonic_ns()
-        self.granted: tuple[int, int] | None = None
-        """When the server was called, and the milliseconds that it got."""
+        self.granted: tuple[int, int] | None = None  # when the server was called, and the milliseconds that it got
         self.lost = False
-        self.stray = b""
-        """The beginning of the output that is not MCP."""
+        self.stray = b""  # the beginning of the output that is not MCP
         self.on_sign: Callable[[], None] | None = None
         """Called as bytes are read: on a late loop it takes several turns until they count as progress."""
         self.on_progress: Callable[[float, float | None, str | None], None] | None = None
-        self.kept: tuple[str, ...] = ()
-        """Numbers that cannot be represented exactly and stay text."""
+        self.kept: tuple[str, ...] = ()  # numbers that cannot be represented exactly and stay text
         self._stop_tool: types.Tool | None = None
         self._calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         """The session of the tool call, once it is made."""

@@ -107,8 +107,7 @@ class Backoff(Part):
 
 
 class Retry(Part):
-    max: int = field(ge=0, le=1000)
-    """After the first."""
+    max: int = field(ge=0, le=1000)  # tries after the first
     backoff: Backoff = Backoff()
 
 
@@ -225,32 +224,19 @@ class StepType:
     summary: str
     schema: type[StepPart]
     make_provider: Callable[[RunServices], Provider]
-    default_ms: int | None
-    """0 is none, None is that of the run."""
-    default_for: Callable[[Any], int] | None = None
-    """Where it depends on other keys of the step."""
-    unit: Unit = "s"
-    """Of a bare number in its clocks."""
-    timeout_key: str = "timeout"
-    """With a dot inside a part of the step."""
-    takes_slot: bool = True
-    """Counts for `max_parallelism`. Waiting for a person does not."""
-    has_typed_output: bool = False
-    """Text in its output is not read as JSON."""
-    prints_text: bool = False
-    """Its output is text unless it is read as JSON."""
-    can_repeat: bool = False
-    """An interrupted step can be repeated: it finds its own progress."""
-    can_extend: bool = True
-    """Overtime can move its timeout."""
-    waits_when_approved: bool = False
-    """It can wait for a person after its approval. Other steps must not begin twice."""
-    asks_before_start: bool = False
-    """It may request its own approval, under the key of its try."""
-    value_keys: frozenset[str] = frozenset()
-    """Keys with values of any type. The others hold text."""
-    rules: Mapping[str, str] = MappingProxyType({})
-    """Failure rules by error code; without a slash, of this type."""
+    default_ms: int | None  # 0 is none, None is that of the run
+    default_for: Callable[[Any], int] | None = None  # where it depends on other keys of the step
+    unit: Unit = "s"  # of a bare number in its clocks
+    timeout_key: str = "timeout"  # with a dot inside a part of the step
+    takes_slot: bool = True  # counts for `max_parallelism`. Waiting for a person does not
+    has_typed_output: bool = False  # text in its output is not read as JSON
+    prints_text: bool = False  # its output is text unless it is read as JSON
+    can_repeat: bool = False  # an interrupted step can be repeated: it finds its own progress
+    can_extend: bool = True  # overtime can move its timeout
+    waits_when_approved: bool = False  # it can wait for a person after its approval. Other steps must not begin twice
+    asks_before_start: bool = False  # it may request its own approval, under the key of its try
+    value_keys: frozenset[str] = frozenset()  # keys with values of any type. The others hold text
+    rules: Mapping[str, str] = MappingProxyType({})  # failure rules by error code; without a slash, of this type
     other_rule: str = "failed"
 
     @property
@@ -343,37 +329,26 @@ class StepCall:
     """One try of one step, with the step's clocks inside the run's deadline."""
 
     step_id: str
-    settings: Mapping[str, Any]
-    """With their templates replaced."""
+    settings: Mapping[str, Any]  # with their templates replaced
     clocks: Clocks
     env: Mapping[str, str]
-    folder: Path
-    """The step's `cwd`, else the directory of the file."""
-    key: str = ""
-    """Identifies this try, also where the run is resumed."""
-    run_began_at: WallTime | None = None
-    """A proposal under the key from before this time belongs to another run."""
+    folder: Path  # the step's `cwd`, else the directory of the file
+    key: str = ""  # identifies this try, also where the run is resumed
+    run_began_at: WallTime | None = None  # a proposal under the key from before this time belongs to another run
     waits: Waits = dataclass_field(default=lambda key, proposal: nullcontext())
     """Entered while the step waits for a person."""
-    item: tuple[int, int] = (0, 1)
-    """Of `for_each`: the index from 0, and the number of items."""
-    parks: bool = False
-    """The run is parked when it waits long for people."""
+    item: tuple[int, int] = (0, 1)  # of `for_each`: the index from 0, and the number of items
+    parks: bool = False  # the run is parked when it waits long for people
     values: Mapping[str, str] = dataclass_field(default_factory=dict)
     """Variables with the values interpolated into a shell command."""
-    own_env: Mapping[str, str] | None = None
-    """Of `env`, set by the file. None: unknown."""
+    own_env: Mapping[str, str] | None = None  # of `env`, set by the file. None: unknown
     holds_secret: Callable[[str], bool] = lambda text: False
-    run_file: RunFile | None = None
-    """Runs another workflow inside this run."""
-    redact: Callable[[str], str] = lambda text: text
-    """Removes the secrets of the run from a text."""
+    run_file: RunFile | None = None  # runs another workflow inside this run
+    redact: Callable[[str], str] = lambda text: text  # removes the secrets of the run from a text
     overtime: OvertimePolicy | None = None
-    min_time_ms: int = 0
-    """With less left it is not started."""
+    min_time_ms: int = 0  # with less left it is not started
     tools: FileTools | None = None
-    used_ms: int = 0
-    """Used by a process that died."""
+    used_ms: int = 0  # used by a process that died
     is_approved: bool = False
 
     @property
@@ -383,17 +358,12 @@ class StepCall:
 
 @value
 class StepResult:
-    outcome: Outcome | Envelope
-    """An envelope where the runtime has already answered the call."""
+    outcome: Outcome | Envelope  # an envelope where the runtime has already answered the call
     output: Any = None
-    rule: str | None = None
-    """Such as `command/timeout`, where it does not follow from the code."""
-    rewrite: Callable[[Envelope], Envelope] | None = None
-    """Merges the envelope of a Shotclock server into the step's."""
-    details: Mapping[str, Any] | None = None
-    """Stored with the output: the model and its usage, `partial`."""
-    cut: str | None = None
-    """Why the output is incomplete. Such an output is never passed on."""
+    rule: str | None = None  # such as `command/timeout`, where it does not follow from the code
+    rewrite: Callable[[Envelope], Envelope] | None = None  # merges the envelope of a Shotclock server into the step's
+    details: Mapping[str, Any] | None = None  # stored with the output: the model and its usage, `partial`
+    cut: str | None = None  # why the output is incomplete. Such an output is never passed on
 
 
 class Provider(Protocol):
@@ -450,8 +420,7 @@ Aside = Callable[[], AbstractContextManager[Any]]
 @value
 class RunServices:
     inbox: Callable[[], Inbox]
-    aside: Aside = nullcontext
-    """Entered while a question is open at the terminal: other output stops."""
+    aside: Aside = nullcontext  # entered while a question is open at the terminal: other output stops
     environment: Mapping[str, str] = dataclass_field(default_factory=lambda: os.environ)
     """With secrets that child processes do not get."""
 

@@ -31,8 +31,7 @@ RESULT_MS = RESULT_MARGIN_MS + KILL_MARGIN_MS
 class UiStep(StepPart):
     type: Literal["ui"]
     execution: dict[str, Any] | None = None
-    actions: list[Any] | None = None
-    """The step's `timeout` is their timeoutMs."""
+    actions: list[Any] | None = None  # the step's `timeout` is their timeoutMs
     mode: str = "direct"
     device: str = DEFAULT_DEVICE
 

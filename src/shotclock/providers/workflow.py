@@ -56,10 +56,8 @@ class NestedRun:
     inputs: Mapping[str, Any]
     env: Mapping[str, str]
     step_id: str
-    item: tuple[int, int]
-    """Of the step, and the number of items."""
-    stop: asyncio.Future[str]
-    """Stops the run, once it holds the reason."""
+    item: tuple[int, int]  # of the step, and the number of items
+    stop: asyncio.Future[str]  # stops the run, once it holds the reason
 
 
 RunFile = Callable[[NestedRun], Awaitable[Envelope]]
