@@ -1,7 +1,4 @@
-"""The only reader of time. Instants are monotonic nanoseconds, comparable across processes of one boot.
-
-docs/design.md: R26.
-"""
+"""The only reader of time: monotonic nanoseconds, comparable across processes of one boot. docs/design.md: R26."""
 
 from __future__ import annotations
 

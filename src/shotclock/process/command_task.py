@@ -1,7 +1,4 @@
-"""A command: the task of a supervisor, the start, the output, the messages, and the report at the end.
-
-docs/design.md: R16.
-"""
+"""A command: its task, start, output, messages, and the report at the end. docs/design.md: R16."""
 
 from __future__ import annotations
 
@@ -353,10 +350,7 @@ def become(task: CommandTask, becomes: dict[int, int]) -> None:
 
 
 def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
-    """Spawn the command in a process group of its own: cheaper than a fork, which copies our memory.
-
-    A directory or program on a dead network mount blocks this process, and our caller must notice that.
-    """
+    """Spawn the command in a process group: cheaper than a fork. A dead network mount blocks this process."""
     _enter(task.cwd)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in becomes.items()]
     try:

@@ -1,7 +1,4 @@
-"""The environment of processes that a call starts.
-
-No person is there to press a key, and output is data: so no pager, editor, colour or question. docs/design.md: R5.
-"""
+"""The environment of processes of a call: no person answers, and output is data. docs/design.md: R5."""
 
 from __future__ import annotations
 

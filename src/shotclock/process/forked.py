@@ -108,10 +108,7 @@ def _wait_ms(until_ns: int) -> int:
 
 
 def run(function: Callable[[], T], *, until_ns: int | None) -> T:
-    """Return the function's result, or raise Unfinished with the survivors of its processes, if any.
-
-    Not for programs with threads or other children.
-    """
+    """Return the result, or raise Unfinished with any survivors. Not for programs with threads or other children."""
     kernel.become_subreaper()
     watch = _SignalWatch(STOP_SIGNALS, [signal.SIGCHLD])
     answer, answer_in = os.pipe()
@@ -167,10 +164,7 @@ def _become(function: Callable[[], object], parent: int, answer: int, watch: _Si
 
 
 def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | None) -> bytes | None:
-    """Return the whole answer, or None if the child died, the time is up or a signal came first.
-
-    The end of file proves nothing: processes of the child may hold the pipe as well.
-    """
+    """Return the whole answer, if any. The end of file proves nothing: other processes may hold the pipe as well."""
     buffer = bytearray()
     while True:
         watch.wait(LONGEST_WAIT_MS if until_ns is None else _wait_ms(until_ns), answer)

@@ -73,10 +73,7 @@ def name_process(name: str) -> None:
 
 
 class OwnEntries:
-    """Environment variables of C ("NAME=value") in memory of our own, overwritten by each call.
-
-    setenv never frees a value: a worker would lose 270 bytes per call. `os.environ` is not changed.
-    """
+    """Environment variables of C in memory of our own: setenv never frees a value, which costs 270 bytes per call."""
 
     _ROOM = 96
 
@@ -138,10 +135,7 @@ def hide_variables(is_hidden: Callable[[str], bool]) -> None:
 
 
 def has_children() -> bool:
-    """Return whether this process has any child, running or dead; for a subreaper, any descendant.
-
-    This proves that a tree is gone: every orphan below a subreaper becomes its child.
-    """
+    """Return whether any child is left; for a subreaper, which adopts every orphan, the proof that a tree is gone."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -260,10 +254,6 @@ def ancestors(pid: int) -> list[int]:
         pid = stat[1]
         found.append(pid)
     return found
-
-
-def is_below(pid: int, root: int) -> bool:
-    return root in ancestors(pid)
 
 
 def start_of(pid: int) -> int:
@@ -392,9 +382,6 @@ class ContinuingTimer:
             _libc.timer_settime(self._timer, 0, ctypes.byref(setting), None)
 
 
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
 def this_process() -> ProcessIdentity:
     return _this_process(os.getpid())
 
@@ -450,7 +437,7 @@ def _read_start_without_proc(pid: int) -> int | None:
 
 def _boot_id() -> str:
     try:
-        with open(_BOOT_ID, encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -1,7 +1,4 @@
-"""Killing of a process tree: every descendant of this subreaper, until the kernel reports that none is left.
-
-docs/design.md: R12, R13, R14.
-"""
+"""Killing of every descendant of this subreaper, verified by the kernel. docs/design.md: R12, R13, R14."""
 
 from __future__ import annotations
 
@@ -70,10 +67,7 @@ def kill_below(
 
 
 def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
-    """Kill a process of this user that is not below us, and all below it; return the survivors.
-
-    The caller must be sure that the pid was not reused.
-    """
+    """Kill a process of this user that is not below us, and its tree. The caller knows that the pid was not reused."""
     signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of its children
     seen: dict[int, int] = {}
     """Start times by pid. A process whose parent is killed first is no longer found below the root."""
@@ -228,10 +222,7 @@ def _remove(path: str) -> None:
 
 @cache
 def home_directory() -> str | None:
-    """Return the cgroup of this process, if it is a writable one of version 2.
-
-    Cached before the process enters a cgroup of its own, so the result is the one around that.
-    """
+    """Return the writable cgroup v2 of this process, cached before it enters one of its own."""
     if not LINUX:
         return None
     try:

@@ -15,11 +15,7 @@ LONGEST_ADDRESS = 100
 
 
 def listen(path: str | os.PathLike[str], backlog: int = 64) -> socket.socket:
-    """Return a non-blocking socket that listens at this path.
-
-    A file left there is replaced, so the path must contain the caller's identity, or the caller must hold a lock for
-    it.
-    """
+    """Return a listening socket. A file at the path is replaced: the caller must own the path or hold a lock for it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -49,10 +45,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 
 def connect(path: str | os.PathLike[str], timeout_s: float) -> socket.socket:
-    """Return a connection, with this timeout for each operation.
-
-    Raises PermissionError where the listener belongs to another user, and OSError where no process listens.
-    """
+    """Connect, with this timeout for each operation. Raises PermissionError where another user listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)

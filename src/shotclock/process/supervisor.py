@@ -221,10 +221,7 @@ class Supervisor:
         release: Callable[[], None] = lambda: None,
         leave_children: bool = False,
     ) -> None:
-        """Run a function in a child until it returns, dies, or its own timer expires.
-
-        `release` closes what only the child needs: the caller must notice when the child's socket closes.
-        """
+        """Run a function in a child. `release` closes what only the child needs, so that the caller notices its end."""
         self._bell_fd = bell_fd
         self._asks_again = True
         self._leave_children = leave_children

@@ -92,10 +92,7 @@ def main(*argv: str) -> None:
 
 
 def _find_opener(environment: Mapping[str, str]) -> str | None:
-    """Find BROWSER, which editors with a remote connection set, or xdg-open.
-
-    Without a display xdg-open would start a browser in our terminal, so it is not used then.
-    """
+    """Find BROWSER or xdg-open, which without a display would start a browser in our terminal and is not used."""
     search = environment.get("PATH")
     if sys.platform == "darwin":
         return shutil.which("open", path=search)

@@ -206,10 +206,7 @@ def _guards(forked: set[int]) -> set[int]:
 
 
 def _kill_strays(forked: set[int]) -> None:
-    """Kill everything below us that is neither a living supervisor nor below one.
-
-    Each sweep searches again, because the supervisors continue to start processes, which must live.
-    """
+    """Kill all below us but supervisors and their work, searched again in each sweep because they start processes."""
 
     def roots() -> list[int]:
         return [pid for pid in kernel.children_of(os.getpid()) if pid not in forked and not _is_supervisor(pid)]
@@ -231,10 +228,7 @@ def _kill_strays(forked: set[int]) -> None:
 
 
 def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
-    """Kill the processes of a killed supervisor. Return the survivors.
-
-    Called by the runtime. The zygote kills them by itself, unless it was stopped as well.
-    """
+    """Kill the processes of a killed supervisor, for the runtime: its zygote may be stopped. Return the survivors."""
 
     def find() -> list[int]:
         if _is_supervisor(supervisor) and not kernel.is_zombie(supervisor):  # dying: its children are not orphans yet
@@ -303,10 +297,7 @@ def _supervise(note: bytes, fds: list[int]) -> None:
 
 
 def _guard_runtime(control: socket.socket, timer_fd: int, runtime_fd: int) -> None:
-    """Kill the runtime when its timer expires, or return when the runtime ends.
-
-    A frozen runtime does not arm its timer again. Its work dies with it, so nothing continues when it is thawed.
-    """
+    """Kill a frozen runtime, whose timer expires, and with it its work, so that nothing continues when it is thawed."""
     os.setsid()  # so that Ctrl-Z, which stops the group of the runtime, does not stop its guard
     kernel.name_process(SUPERVISOR_NAME)
     poller = select.poll()

@@ -1,7 +1,4 @@
-"""Commands run from an event loop: a supervisor runs each command, and the loop waits for its report.
-
-A supervisor whose command is gone waits for the next: that saves two forks, which cost more than most commands.
-"""
+"""Commands run from an event loop. A supervisor runs many in turn: two forks cost more than most commands."""
 
 from __future__ import annotations
 
@@ -383,10 +380,7 @@ async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
 async def run_in_foreground(
     task: CommandTask, call: Call, signals: foreground.TerminalSignals, observe: Observe
 ) -> CommandReport:
-    """Run the command of `shotclock exec`.
-
-    This process forks the supervisor itself, because the command uses its terminal and its descriptors.
-    """
+    """Run the command of `shotclock exec`. This process forks the supervisor, because the command uses its terminal."""
     started = foreground.start(task, signals)
     if isinstance(started, CommandReport):
         return started
@@ -525,10 +519,7 @@ class InteractiveProcess:
 
 @contextlib.asynccontextmanager
 async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIterator[InteractiveProcess]:
-    """Start a command, and end it with all its processes when the context is left.
-
-    An exception or a cancellation stops it at once; otherwise it may exit by itself.
-    """
+    """Start a command, and end it with its processes when the context is left: at once after an exception."""
     try:
         opened = await _open_once(supervisors, task)
     except TaskNotSent:  # the zygote was killed with the request; nothing began

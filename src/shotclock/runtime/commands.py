@@ -70,8 +70,7 @@ def assign(
     leave_children: bool = False,
     attended: bool = False,
 ) -> CommandTask:
-    """Return the supervisor's task, with the call's limits turned into instants. `attended`: a person is at the
-    terminal."""
+    """Return the supervisor's task, with the call's limits as instants. `attended`: a person is at the terminal."""
     clocks, bound = call.clocks, call.bound
     started = call.started_ns
     inherited = os.environ if base_env is None else base_env

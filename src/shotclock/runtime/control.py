@@ -298,8 +298,7 @@ class CallControl:
         return self.call.parent if any(deadline is former for former in self._former_parents) else deadline
 
     def follow_caller(self, parent: Deadline | None, longer_ms: int = 0) -> bool:
-        """Take the caller's later deadline, and a timeout `longer_ms` longer. Return False if the work does not allow
-        it."""
+        """Take the caller's later deadline, and a timeout `longer_ms` longer. Return False if the work refuses."""
         call, bound = self.call, self.call.bound
         before = call.parent, call.clocks
         if call.parent is not None and call.parent is not parent:

@@ -120,7 +120,7 @@ class ControlChannel:
             case "overtime":
                 return await self._request_overtime(request)
             case "extend":
-                if kernel.is_below(pid, os.getpid()):
+                if os.getpid() in kernel.ancestors(pid):
                     raise Failure("NOT_ALLOWED", "work cannot extend itself: request it with `shotclock overtime`")
                 return await extend(find_calls(request), int(request["by_ms"]), str(request["who"])[:100])
             case "stop":
@@ -242,10 +242,7 @@ async def wind_down(calls: list[Call], who: str, reason: str, within_ms: int | N
 
 
 def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
-    """Send a request to a process and return its answer.
-
-    Raises Failure: the refusal, CALL_NOT_FOUND if no process listens there, TIMEOUT if it is silent.
-    """
+    """Return the answer of a process. Raises its refusal, CALL_NOT_FOUND if none listens, TIMEOUT if it is silent."""
     until_ns = monotonic_ns() + int(within_s * 1e9)
     try:
         with private_socket.connect(path, within_s) as connection:

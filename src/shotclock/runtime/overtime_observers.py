@@ -1,7 +1,4 @@
-"""Observers of overtime: they decide near the soft limit of a call whether it may take longer.
-
-Their caller bounds them, and one that fails grants nothing.
-"""
+"""Observers of overtime: they decide whether a call may take longer. One that fails grants nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Spans for OpenTelemetry, recorded by a thread of ours so that they never delay or break a call.
-
-The thread imports OpenTelemetry when the first span has ended. An unreachable collector delays the end of the process
-by at most FLUSH_LIMIT_S. docs/design.md: R44.
-"""
+"""Spans for OpenTelemetry, recorded by a thread so that they never delay or break a call. docs/design.md: R44."""
 
 from __future__ import annotations
 

@@ -92,10 +92,7 @@ Before = Mapping[str, Collection[str]]
 
 
 def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the pairs (earlier, later) without a path from the second back to the first.
-
-    All are searched together, by bits that each step passes on: a search for each pair would take quadratic time.
-    """
+    """Return the pairs (earlier, later) without a path back. Searched together: one by one would be quadratic."""
     searched: dict[str, list[str]] = {}
     for earlier, later in pairs:
         if earlier not in before.get(later, ()):

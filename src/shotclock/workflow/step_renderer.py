@@ -207,10 +207,7 @@ class StepRenderer:
     async def _fill_variables(
         self, variables: Mapping[str, Any], scope: TemplateScope, command: str | None = None
     ) -> dict[str, str]:
-        """Return variables with `${NAME}` and templates filled in, and redact secret ones from now on.
-
-        Raise StepFailed if `command`, which gets them, would execute a value.
-        """
+        """Fill `${NAME}` and templates in, and redact secrets. Raise StepFailed if `command` would execute a value."""
         filled: dict[str, str] = {}
         if variables:
             for name, value in variables.items():

@@ -47,10 +47,7 @@ async def try_step(
     may_start: bool = True,
     on_cancelled: Callable[[AnsweredTry], None] | None = None,
 ) -> AnsweredTry:
-    """Run one try as a call of the provider. Without `may_start` it answers NO_TIME_LEFT.
-
-    A cancellation calls `on_cancelled` with the partial result, and is raised again.
-    """
+    """Run one try as a call of the provider. A cancellation is raised after `on_cancelled` has the partial result."""
     call = runtime.begin(step.name, {}, step.clocks)
     call.min_time_ms = step.min_time_ms
     if step.used_ms:
