@@ -1,7 +1,7 @@
-"""The address of a server: how it is read and listened on, and the names and pages that may use it.
+"""The address of a server, and the names and pages that may use it.
 
-A page elsewhere can make its own name point at this machine (DNS rebinding) and send requests as if it were the
-server's. They carry that name in `Host`, so a `Host` must be an address, or a name that the operator has declared.
+A foreign page can make its own name point here (DNS rebinding) and send it in `Host`. So a `Host` must be an address,
+or a name that the operator has declared.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def check_reach(address: tuple[str, int], has_tokens: Callable[[], bool], *, req
 
 
 def listen_on(address: tuple[str, int]) -> socket.socket:
-    """Return a listening socket. Raises Failure."""
+    """Raises Failure."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    # With the protocol named, asyncio turns off Nagle's algorithm, which would delay an answer by 40 ms.
+    # With the protocol named, asyncio turns off Nagle's algorithm, which delays an answer by 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,13 +86,11 @@ def is_loopback(host: str) -> bool:
 
 @value
 class Site:
-    """The address of a server, and the names that it answers to."""
-
     host: str
     port: int
     names: frozenset[str] = frozenset()
     wants_token: bool = False
-    """Whether every request needs a token: other machines can reach the server, by its address or through a proxy."""
+    """Other machines can reach the server, by its address or through a proxy."""
 
     @classmethod
     def at(cls, address: tuple[str, int], environ: Mapping[str, str], *, require_token: bool = False) -> Site:
@@ -103,17 +101,16 @@ class Site:
 
     @property
     def is_local(self) -> bool:
-        """Return whether only this machine can reach it."""
         return is_loopback(self.host)
 
     def is_direct(self, headers: Headers) -> bool:
-        """Return whether a request certainly comes from this machine, and not through a proxy."""
+        """Return whether a request certainly comes from this machine, not through a proxy."""
         return not self.wants_token and not any(
             name in _FORWARDING or name.startswith("x-forwarded-") for name in headers
         )
 
     def answers_to(self, host: str | None) -> bool:
-        """Return whether a `Host` header names this server, with any port: a proxy may have another."""
+        """Compare a `Host` header with the names, with any port: a proxy may have another."""
         found = _HOST.fullmatch(host or "")
         if found is None:
             return False

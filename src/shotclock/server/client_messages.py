@@ -1,12 +1,12 @@
 """Messages to a client while its call runs: questions to its person (elicitation), and progress.
 
 A client of the 2026 revision gets `input_required` and repeats the call with the answer; an older one is asked while
-the call waits. The answer decides the proposal like any other: the first decision counts, here or in the inbox.
+the call waits. The first decision counts, here or in the inbox.
 
-Nothing proves that a person answered, because the client itself relays the answer. So elicitation is off unless the App
-or `serve` enables it, destructive and very long proposals are never asked there, and the audit trail names the client.
-Only two clients are asked: one that started this server as its child, and so has its user's access to the inbox anyway,
-and one with an operator's token.
+Nothing proves that a person answered, because the client relays the answer. So elicitation is off unless the App or
+`serve` enables it, never used for destructive or very long proposals, and the audit trail names the client. Only two
+clients are asked: one that started this server as its child, and so has its user's access to the inbox anyway, and one
+with an operator's token.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns
 
-# Characters of an action that a client can be expected to show; a longer one is left to the inbox. Justifications are
-# cut.
+# Characters of an action that a client can show; a longer one is left to the inbox. Justifications are cut.
 SHOWN_LENGTH = 4_000
 WHY_LENGTH = 1_000
 NAME_LENGTH = 100
@@ -38,7 +37,7 @@ _ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
 
 
 def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Principal | None:
-    """Return the principal that decides if this client is asked; None where it cannot be asked."""
+    """Return the principal that decides if this client is asked; None if it cannot be."""
     if not ctx.session.check_client_capability(_ELICITS):
         return None
     client = ctx.session.client_params
@@ -50,14 +49,14 @@ def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Princi
 
 
 def may_answer(proposal: Proposal, decider: Principal) -> bool:
-    """Return whether the person at the client may decide: allowed to, not destructive, and short enough to be shown."""
+    """Return whether this person may decide: allowed to, not destructive, short enough to be shown."""
     policy = proposal.ask.policy
     is_theirs = not policy.deciders or decider.name in policy.deciders
     return is_theirs and not policy.destructive and len(_done(proposal)) <= SHOWN_LENGTH
 
 
 def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
-    """Return the message and the schema of a question. The action comes first, so that no justification hides it."""
+    """Return the message and schema of a question. The action comes first, so that no justification hides it."""
     ask = proposal.ask
     message = _done(proposal)
     if ask.justification:
@@ -76,13 +75,12 @@ def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
 
 
 def _done(proposal: Proposal) -> str:
-    """Return the text of the action, with the whole new text of a file."""
+    """Return the action, with the whole new text of a file."""
     file = proposal.ask.file
     return proposal.ask.text if file is None else f"{proposal.ask.text}\n\nThe whole text:\n{visible(file.proposed)}"
 
 
 def _beginning(text: str, limit: int, id: str) -> str:
-    """Return the beginning of a text, safe for a terminal."""
     if len(text) <= limit:
         return visible(text)
     return f"{visible(text[:limit])}\n… only the beginning is shown here; all of it: shotclock inbox show {id}"
@@ -98,7 +96,7 @@ def input_required(proposal: Proposal) -> dict[str, Any]:
 
 
 async def take_answers(responses: object, inbox: Inbox, caller: Principal, decider: Principal) -> set[str]:
-    """Decide the proposals that the client has answered, and return their ids."""
+    """Decide the proposals that the client has answered; return their ids."""
     answered: set[str] = set()
     for proposal_id, response in responses.items() if isinstance(responses, Mapping) else ():
         if not isinstance(proposal_id, str) or not isinstance(response, Mapping):
@@ -113,7 +111,7 @@ async def take_answers(responses: object, inbox: Inbox, caller: Principal, decid
 async def ask_while_waiting(
     ctx: ServerRequestContext[Any, Any], proposal: Proposal, inbox: Inbox, decider: Principal
 ) -> None:
-    """Ask an older client. If that fails, the question is left to the inbox."""
+    """Ask an older client. If that fails, the inbox has the question."""
     message, schema = form_for(proposal)
     try:
         async with asyncio.timeout(LONGEST_ASK_S):
@@ -152,10 +150,7 @@ SendProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class ProgressReports:
-    """Progress of one call: strictly increasing, at a bounded rate, and never after the answer.
-
-    The runtime calls `note`, on the loop.
-    """
+    """Progress of one call: strictly increasing, at a bounded rate, never after the answer."""
 
     def __init__(self, report: SendProgress) -> None:
         self._report = report
@@ -177,7 +172,6 @@ class ProgressReports:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
-        """Send the reports at the allowed rate, and the last ones at once when the call has ended."""
         try:
             while self._unsent:
                 now_ns = monotonic_ns()
@@ -204,7 +198,6 @@ class ProgressReports:
             sending.cancel()
 
     def abandon(self) -> None:
-        """Stop sending: the call is over."""
         self._closed.set()
         if self._sending is not None:
             self._sending.cancel()

@@ -1,14 +1,14 @@
-"""The HTTP server: the operators' page and, with an App, the SDK's own transport for MCP.
+"""The HTTP server: the operators' page and, with an App, the SDK's transport for MCP.
 
-The number of open connections is bounded, and so is the time that each may keep the server waiting:
+Open connections are bounded in number, and in the time that each may keep the server waiting:
 
-    headers   from the connection, or its last answer                HEADERS_WITHIN_S
-    body      from then on                                           BODY_WITHIN_S
-    answer    the work has clocks of its own                         –
-              not read by the client                                 TAKEN_WITHIN_S
+    headers   from the connection, or its last answer   HEADERS_WITHIN_S
+    body      from then on                              BODY_WITHIN_S
+    answer    the work has clocks of its own            –
+              not read by the client                    TAKEN_WITHIN_S
 
-When all connections are in use, the oldest one without a whole request is dropped, so that half a request keeps no
-client out. All of this comes before authentication.
+When all are in use, the oldest one without a whole request is dropped, so that half a request keeps no client out. All
+of this comes before authentication.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ TAKEN_WITHIN_S = 60.0
 CLOSED_WITHIN_S = 2.0
 # In one turn of the loop. The descriptor of a dropped connection is closed a turn later, so this many are kept spare.
 ACCEPTED_AT_ONCE = 16
-# When there are no descriptors, although some were kept for connections: other parts of the process may close theirs
-# by then.
+# When there are no descriptors although some were kept: other parts of the process may close theirs by then.
 ACCEPT_AGAIN_S = 0.2
 COMPLAIN_EVERY_NS = 60 * 10**9
 
@@ -72,7 +71,7 @@ _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 
 
 
 class Connections:
-    """The connections of one server, at most `most`. Dropped ones are reported to `say` now and then."""
+    """At most `most` connections. Dropped ones are reported to `say` now and then."""
 
     def __init__(self, most: int, say: Callable[[str], None]) -> None:
         self._most = most
@@ -86,7 +85,6 @@ class Connections:
         self._make: Callable[[], Connection]
 
     def listen(self, sock: socket.socket, make: Callable[[], Connection]) -> None:
-        """Accept connections. `make` returns the protocol of a new one."""
         sock.setblocking(False)
         self._make = make
         asyncio.get_running_loop().add_reader(sock, self._accept, sock)
@@ -97,10 +95,7 @@ class Connections:
             self._again.cancel()
 
     def _accept(self, sock: socket.socket) -> None:
-        """Accept connections.
-
-        asyncio's own server accepts its whole backlog at once, and logs a traceback for each missing descriptor.
-        """
+        """Accept some: asyncio's server accepts its whole backlog, and logs a traceback for each missing descriptor."""
         loop = asyncio.get_running_loop()
         for _ in range(ACCEPTED_AT_ONCE):
             try:
@@ -135,7 +130,7 @@ class Connections:
             raise
 
     def _drop_incomplete(self) -> bool:
-        """Make room for one connection. Returns False where all of them wait for an answer."""
+        """Make room for one connection. Returns False if all of them wait for an answer."""
         oldest = next(iter(self._incomplete), None)
         if oldest is None:
             return False
@@ -164,8 +159,6 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """One connection, with its timeouts."""
-
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
         self._connections = connections
@@ -203,7 +196,6 @@ class Connection(H11Protocol):
             self._taken_timer = None
 
     def _set_phase(self) -> None:
-        """Set the timeout of the present phase."""
         if self.transport.is_closing():
             phase, within_s = "close", CLOSED_WITHIN_S
         elif self.conn.their_state is h11.IDLE:
@@ -238,10 +230,7 @@ class Connection(H11Protocol):
 
 
 class _Corked:
-    """A transport that sends everything written in one turn of the loop together.
-
-    The head and the body of an answer would otherwise wake the client twice.
-    """
+    """A transport that sends all writes of one turn together: head and body would wake the client twice."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -268,8 +257,8 @@ class _Corked:
 
 # For connections to close once the server stops and everything is answered.
 FAREWELL_S = 1
-# The SDK pings every open response each 15 s: with ten thousand callers that wait for a person, hundreds of pings a
-# second, in bursts. Proxies drop a connection that is silent for a minute.
+# The SDK pings every open response each 15 s: hundreds a second, in bursts, with ten thousand waiting callers. Proxies
+# drop a connection that is silent for a minute.
 PING_S = 45.0
 # A client of a session gets the head of its answer by then, even if the answer takes longer.
 HEAD_WITHIN_S = 0.05
@@ -278,8 +267,7 @@ TURNS_TO_END = 3
 # An answer, not a request or a notification, which may be the only message when a session ends.
 _ANSWER = re.compile(r'\{"jsonrpc":"2\.0","id":[^,]+,"(?:result|error)":')
 _PING = b": ping\r\n\r\n"
-# Sessions of older clients take some 40 kB each. The longest idle one of a principal makes room for the next; its
-# client then begins another.
+# Sessions of older clients take some 40 kB each. The longest idle one of a principal makes room for the next.
 MOST_SESSIONS = 2_000
 MOST_SESSIONS_EACH = 500
 # AuthMiddleware checks `Host` and `Origin`.
@@ -287,16 +275,12 @@ _SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
 def mcp_url(sock: socket.socket) -> str:
-    """Return the address of the tools."""
     host, port = sock.getsockname()[:2]
     return url_of((host, port), MCP_PATH)
 
 
 class HttpServer(uvicorn.Server):
-    """A server that runs until `leave`. Without an MCP server it is the page alone.
-
-    `say` prints the link for the operator. Signals are handled by the caller.
-    """
+    """A server that runs until `leave`; without an MCP server, the page alone. `say` prints the operator's link."""
 
     def __init__(
         self,
@@ -381,9 +365,8 @@ def _with_mcp(server: Server[Any], routes: list[Route]) -> Starlette:
 class EventStream(EventSourceResponse):
     """The answer to one POST of an older client: notifications as events, and the answer as the last event.
 
-    The SDK's own uses five tasks, and sends the head, the answer and the end separately, each of which wakes the
-    client. Here everything that is ready is sent together, and an answer without notifications is sent as JSON, which
-    the protocol allows and is cheaper to read.
+    The SDK's own uses five tasks and wakes the client for the head, the answer and the end. Here everything that is
+    ready is sent together, and an answer without notifications is sent as JSON, which is cheaper to read.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -437,7 +420,7 @@ async def _cancel_when_left(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 class McpSessions(StreamableHTTPSessionManager):
-    """The SDK's sessions, bounded for each principal. All anonymous clients are one principal."""
+    """The SDK's sessions, bounded for each principal. All anonymous clients are one."""
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         own = [

@@ -1,7 +1,7 @@
 """The life of a server: it learns the commands of an App, serves them, and stops.
 
-At the end of stdin everything is stopped. At SIGTERM or SIGINT everything is stopped and the waiting calls are
-answered; a second signal does not wait for that.
+The end of stdin stops everything. SIGTERM or SIGINT also answers the waiting calls; a second signal does not wait for
+that.
 """
 
 from __future__ import annotations
@@ -50,21 +50,19 @@ TRANSPORT_ENDS_S = 5.0
 
 @value
 class Options:
-    """Options of a server. `address` None is stdin and stdout; `operation_timeout_ms` None is that of the App."""
+    """`address` None is stdin and stdout; `operation_timeout_ms` None is that of the App."""
 
     address: tuple[str, int] | None = None
     operation_timeout_ms: int | None = None
     require_token: bool = False
     """From clients on this machine as well."""
     elicitation: bool = False
-    """Whether clients may ask their own person for approvals, even if the App does not allow it."""
+    """Clients may ask their own person for approvals, even if the App does not allow it."""
     on: Address | None = None
     """The engine whose runs the operators' page shows."""
 
 
 class ServedApp(Protocol):
-    """An App that serves itself."""
-
     clocks: Clocks
     workers: int | None
 
@@ -82,7 +80,7 @@ def options_of(
     elicitation: bool = False,
     on: Address | None = None,
 ) -> tuple[Options, list[dict[str, str]]]:
-    """Read the options. Returns them and every mistake in them."""
+    """Return the options, and every mistake in them."""
     mistakes: list[dict[str, str]] = []
     address = limit_ms = None
     if http is not None:
@@ -121,10 +119,7 @@ def _has_tokens() -> bool:
 
 
 def serve_target(text: str, options: Options) -> int:
-    """Serve an App that this process never imports, until the client leaves or a signal arrives. Returns the exit code.
-
-    Raises Failure if it cannot be served. No process survives this.
-    """
+    """Serve an App that this process never imports; return the exit code. Raises Failure. No process survives this."""
     target = parse_target(text)
     runtime = Runtime(
         program=target.program,
@@ -135,10 +130,7 @@ def serve_target(text: str, options: Options) -> int:
 
 @contextlib.asynccontextmanager
 async def _look_at_engine(on: Address | None, store: Callable[[], Store]) -> AsyncIterator[FrontEnd | None]:
-    """Watch the engine, if there is one. An engine that does not answer does not keep the server from starting.
-
-    Raises Failure without the SDK of the engine.
-    """
+    """Watch the engine, if any; it need not answer for the server to start. Raises Failure without its SDK."""
     if on is None:
         yield None
         return
@@ -153,7 +145,7 @@ async def _look_at_engine(on: Address | None, store: Callable[[], Store]) -> Asy
 
 
 def serve_inbox(options: Options) -> int:
-    """Serve the operators' page alone, until a signal arrives. Returns the exit code. Raises Failure."""
+    """Serve the operators' page alone, and return the exit code. Raises Failure."""
     return asyncio.run(_serve_inbox(options))
 
 
@@ -200,9 +192,8 @@ def serve_app(
     require_token: bool = False,
     elicitation: bool = False,
 ) -> None:
-    """Serve an App from the program that made it. Its functions still run in other processes.
-
-    Raises Failure if it cannot be served, and SystemExit if a signal ended it.
+    """Serve an App from its own program; its functions run in other processes. Raises Failure, and SystemExit at a
+    signal.
     """
     options, mistakes = options_of(
         http=http,
@@ -255,7 +246,7 @@ def refuse_inline(catalogue: Catalogue) -> None:
 
 
 class _Serving:
-    """One run of a server, from learning its commands to the end of its last process."""
+    """One run of a server, until the end of its last process."""
 
     def __init__(
         self, runtime: Runtime, program: Program, options: Options, catalogue: Callable[[], Awaitable[Catalogue]]
@@ -351,7 +342,7 @@ class _Serving:
             await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
 
     async def _unless_stopped(self, work: Awaitable[Any]) -> Any:
-        """Return the result of the work; None if a signal arrives first."""
+        """Return the result; None if a signal arrives first."""
         task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.arrived.wait())
         await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -362,7 +353,7 @@ class _Serving:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT, handled on the running loop. The second one ends the process at once."""
+    """SIGTERM and SIGINT on the running loop. The second one ends the process at once."""
 
     def __init__(self) -> None:
         self.arrived = asyncio.Event()
@@ -398,6 +389,5 @@ async def _wait_at_most(work: Awaitable[Any], limit_s: float) -> None:
 
 
 def _report_crash(serving: asyncio.Future[Any]) -> None:
-    """Write the traceback of a transport that ended by a bug."""
     if serving.done() and not serving.cancelled() and (error := serving.exception()) is not None:
         sys.excepthook(type(error), error, error.__traceback__)

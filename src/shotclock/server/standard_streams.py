@@ -1,7 +1,7 @@
 """Standard streams and descriptors of a server.
 
-Nothing here blocks and nothing grows without limit: a client that does not read stderr, or a tool that prints without
-end, can neither stop the server nor fill its memory or the disk.
+Nothing here blocks or grows without limit: neither a client that does not read stderr nor a tool that prints without
+end can stop the server or fill its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_HELD = 1024 * 1024
 
 
 class PipeWriter:
-    """A descriptor that is written without blocking. Bytes without room wait in memory, on the running loop."""
+    """A descriptor that is written without blocking. Bytes without room wait in memory."""
 
     def __init__(self, fd: int, on_drained: Callable[[], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -36,11 +36,10 @@ class PipeWriter:
         self._waits = False
         self._on_drained = on_drained
         self.is_broken = False
-        """Whether the other side has closed it. Further bytes are dropped."""
+        """The other side has closed it. Further bytes are dropped."""
 
     @property
     def held(self) -> int:
-        """The number of bytes that wait."""
         return len(self._held)
 
     def write(self, content: bytes) -> None:
@@ -49,7 +48,7 @@ class PipeWriter:
             self._flush()
 
     def close(self) -> None:
-        """Write the bytes that there is room for, and drop the rest."""
+        """Write what there is room for, and drop the rest."""
         if self._waits:
             self._flush()
             self._held.clear()
@@ -101,7 +100,7 @@ class Allowance:
 
 
 class ServerStderr(io.TextIOBase):
-    """The stderr of a server, as a text stream that never blocks. `dropped` counts the bytes that were left out."""
+    """The stderr of a server, which never blocks. `dropped` counts the bytes left out."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -126,11 +125,10 @@ class ServerStderr(io.TextIOBase):
         return len(text)
 
     def relay(self, content: bytes) -> None:
-        """Write output of tools."""
         self._write_within(self._tools, content, "tools print too much")
 
     def say(self, line: str) -> None:
-        """Write a line of the server itself. It is not counted: these lines are few."""
+        """Write a line of the server itself. These are few, and not counted."""
         self._write(f"shotclock: {line}\n".encode("utf-8", "backslashreplace"))
 
     def _write_within(self, allowance: Allowance, content: bytes, why: str) -> None:
@@ -154,7 +152,7 @@ class ServerStderr(io.TextIOBase):
 
 @contextlib.contextmanager
 def unblock_stderr(fd: int = 2) -> Iterator[ServerStderr]:
-    """Replace sys.stderr, so that no log line, traceback or warning of this process can block it."""
+    """Replace sys.stderr, so that no log line, traceback or warning can block this process."""
     before = sys.stderr
     sys.stderr = stderr = ServerStderr(fd)
     try:
@@ -166,7 +164,7 @@ def unblock_stderr(fd: int = 2) -> Iterator[ServerStderr]:
 
 @contextlib.contextmanager
 def relay_stderr() -> Iterator[ServerStderr]:
-    """Do as `unblock_stderr`, and relay the stderr of processes that are started meanwhile."""
+    """Do as `unblock_stderr`, and relay the stderr of processes started meanwhile."""
     try:
         own = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:  # stderr is closed
@@ -205,7 +203,7 @@ def relay_stderr() -> Iterator[ServerStderr]:
 
 @contextlib.contextmanager
 def claim_descriptors() -> Iterator[tuple[int, int]]:
-    """Move stdin and stdout to descriptors of the server alone. Meanwhile stdin is empty and stdout is stderr."""
+    """Move stdin and stdout to private descriptors. Meanwhile stdin is empty and stdout is stderr."""
     wire_in, wire_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
     null = os.open(os.devnull, os.O_RDWR)
     try:

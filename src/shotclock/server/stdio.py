@@ -1,8 +1,8 @@
 """MCP over stdin and stdout: one JSON-RPC message per line, on the event loop.
 
-The transport of the SDK reads and writes in threads of a pool that hung work can exhaust. This one never blocks. While
-more than MOST_UNWRITTEN bytes wait for a client that does not read, nothing more is read from it, so that a client
-cannot make the server hold an unlimited amount.
+The SDK's transport uses threads of a pool that hung work can exhaust; this one never blocks. While more than
+MOST_UNWRITTEN bytes wait for a client that does not read, nothing more is read from it, so that the server holds a
+bounded amount.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mcp_types import INVALID_REQUEST, PARSE_ERROR, jsonrpc_message_adapter
 from .standard_streams import PipeWriter
 
 READ_SIZE = 256 * 1024
-# Messages that were read and not yet taken by the SDK, which takes them at once unless the loop is busy.
+# Messages not yet taken by the SDK, which takes them at once unless the loop is busy.
 MOST_UNREAD = 1024
 MOST_UNWRITTEN = 1024 * 1024
 # The limit of HTTP. A longer line is answered with an error.
@@ -31,7 +31,7 @@ LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
 TOO_LONG = f"a message may have {LONGEST_LINE} bytes at most: send less, or the name of a file"
 # Bytes of a refused line in which its id is looked for.
 HEAD_SIZE = 1024
-# While nothing is read, the end of stdin is not seen: this often the descriptor is checked for a client that left.
+# While nothing is read, the end of stdin is not seen: the descriptor is checked this often.
 HANG_UP_CHECK_S = 0.25
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 # The leading keys of a JSON object that hold text or a whole number.
@@ -39,7 +39,7 @@ _LEADING_KEYS = re.compile(rb'\s*\{((?:\s*"\w+"\s*:\s*(?:-?\d{1,18}|"[^"\\]*")\s
 
 
 class Wire:
-    """Both directions of one client: the read stream and the write stream of the SDK's server."""
+    """Both directions of one client: the SDK server's read stream and write stream."""
 
     def __init__(self, wire_in: int, wire_out: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,8 +72,6 @@ class Wire:
 
     async def __aexit__(self, *raised: object) -> None:
         pass
-
-    # --- in -----------------------------------------------------------------------------------------------
 
     def _read_on(self) -> None:
         if self._reads or self._at_end:
@@ -144,7 +142,7 @@ class Wire:
                 self._refuse(line, "not a JSON-RPC message")
 
     def _refuse(self, line: bytes, why: str) -> None:
-        """Answer a line that is not taken, under the id of the request where the line begins with it."""
+        """Answer a line that is not taken, under its request id if it begins with that."""
         request_id = _request_id(line[:HEAD_SIZE])
         error = {"code": PARSE_ERROR if request_id is None else INVALID_REQUEST, "message": why}
         self._writer.write(json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode() + b"\n")
@@ -173,10 +171,8 @@ class Wire:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    # --- out ----------------------------------------------------------------------------------------------
-
     async def send(self, item: SessionMessage, /) -> None:
-        """Write a message, and wait until it is written. Raises BrokenResourceError if the client has left."""
+        """Write a message completely. Raises BrokenResourceError if the client has left."""
         if not self._writer.is_broken:
             self._writer.write(_line_of(item.message))
         if self._writer.is_broken:
@@ -205,10 +201,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _request_id(head: bytes) -> str | int | None:
-    """Return the id of a request that begins with its id and method; None where that is not known.
-
-    The id of an answer is one of the server's own, and must not be used to refuse it.
-    """
+    """Return the id of a request that begins with its id and method. The id of an answer is one of the server's own."""
     found = _LEADING_KEYS.match(head)
     try:
         keys = json.loads(b"{" + found[1].rstrip(b",}") + b"}") if found is not None else {}

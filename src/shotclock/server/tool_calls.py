@@ -1,13 +1,11 @@
 """One `tools/call`: read it as a request, run it under the backstop of the server, and render its envelope.
 
     client ── tools/call ── ToolCallMiddleware ── dispatcher ── runtime ── worker | host process
-                             │
-                             └ backstop: answers when it fires, even if the rest hangs
+                                 │
+                                 └ backstop: answers when it fires, even if the rest hangs
 
-The middleware comes before the SDK's own checks, so that bad arguments are answered with an envelope as well.
-
-A caller gives its remaining time and the options of this call in `_meta`, under prefixed names. A remaining time that
-cannot be read is ignored with a warning, since it is only a hint; an option that cannot be read is refused.
+The middleware comes before the SDK's checks, so that bad arguments get an envelope as well. In `_meta`, a remaining
+time that cannot be read is only a hint, and ignored with a warning; an option that cannot be read is refused.
 
 docs/design.md: R27.
 """
@@ -122,19 +120,15 @@ _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 
 @record
 class CallCounts:
-    """Numbers about the calls of a server, for its operator."""
-
     calls: int = 0
     in_flight: int = 0
     cancelled: int = 0
     backstop: int = 0
     late: int = 0
-    """Results that were dropped because the backstop had answered."""
+    """Results dropped because the backstop had answered."""
 
 
 class ToolRequest(NamedTuple):
-    """One `tools/call` as it came in."""
-
     name: str
     arguments: object
     meta: RequestMeta
@@ -143,7 +137,7 @@ class ToolRequest(NamedTuple):
 
 
 class ToolCallMiddleware:
-    """Middleware of the SDK's server for every `tools/call` of every connection."""
+    """Middleware for every `tools/call` of every connection."""
 
     def __init__(
         self,
@@ -169,10 +163,7 @@ class ToolCallMiddleware:
         self.counts = CallCounts()
 
     def stop(self, signal_name: str) -> None:
-        """Answer the calls that wait for a person or a job, which are not affected.
-
-        Calls that run here are stopped, and answered, by the runtime.
-        """
+        """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""
         self._stopped_by = signal_name
         for stop in self._stops:
             if not stop.done():
@@ -231,14 +222,14 @@ class ToolCallMiddleware:
             return render_result(_replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
     def _may_ask(self, name: str) -> bool:
-        """Return whether a person may have to decide something about this call."""
+        """Return whether a person may have to decide about this call."""
         spec = self._specs.get(name)
         return spec.approval is not None if spec is not None else name == PROPOSE and name in self._own
 
     async def _elicit(
         self, ctx: ServerRequestContext[Any, Any], request: ToolRequest, decider: Principal
     ) -> Envelope | dict[str, Any]:
-        """Carry out a call of a client that can ask its own person. Returns a mapping where it has to ask first."""
+        """Carry out a call of a client that can ask its person. Returns a mapping if it has to ask first."""
         is_modern = ctx.protocol_version in MODERN
         try:
             inbox = self._dispatcher.inbox()
@@ -265,7 +256,7 @@ class ToolCallMiddleware:
             asking.cancel()
 
     def _trace(self, request: object, meta: Mapping[str, Any] | None) -> TraceContext:
-        """Return the trace of the request's sender, else that of the server's starter, else a new one."""
+        """Return the trace of the sender, else that of the server's starter, else a new one."""
         for carrier in (meta, getattr(request, "headers", None)):
             if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
                 return trace
@@ -273,7 +264,7 @@ class ToolCallMiddleware:
         return ours if ours.span_id else new_trace()
 
     async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope:
-        """Begin a call, carry it out, and answer it in time."""
+        """Carry out a call, and answer it in time."""
         request, dispatcher = self._read(tool_request, refusal), self._dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
@@ -288,7 +279,7 @@ class ToolCallMiddleware:
         return _name_tools(await self._back(call, work, request.stop))
 
     def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
-        """Read the request of a client. A request that cannot be read or done carries its refusal."""
+        """Read a request. One that cannot be read or done carries its refusal."""
         name, meta, written = tool_request.name, tool_request.meta, tool_request.arguments
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
         arguments: dict[str, Any] = written if isinstance(written, dict) else {}
@@ -334,7 +325,7 @@ class ToolCallMiddleware:
         return request
 
     def _own_budget_ms(self, name: str, arguments: Mapping[str, Any], meta: RequestMeta) -> int | None:
-        """Return how long one of the server's own tools waits, by its arguments."""
+        """Return how long one of the server's own tools waits."""
         if name in CONTROLS or (name == JOB_TOOL and arguments["action"] != "wait"):
             return None
         default_ms = None if name == JOB_TOOL else self._own_tools.budget_ms
@@ -343,7 +334,7 @@ class ToolCallMiddleware:
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
         """Return how long the caller of work that may outlive it waits.
 
-        Less than the backstop and the caller's own deadline, which would end the work instead of letting it continue.
+        Less than the backstop and the caller's deadline, which would end the work.
         """
         limits = [DEFAULT_BUDGET_MS if wanted_ms is None else wanted_ms]
         for limit_ms in (self._limit_ms or None, request_meta.remaining_ms):
@@ -351,15 +342,14 @@ class ToolCallMiddleware:
                 limits.append(limit_ms * 8 // 10)
         return min(limits)
 
-    # --- the backstop -------------------------------------------------------------------------------------
-
     async def _back(
         self, call: Call, work: Coroutine[Any, Any, Envelope], stop: asyncio.Future[str] | None
     ) -> Envelope:
         """Wait for a call, and answer it when the backstop fires, even if its work hangs.
 
-        The work is a task of its own: neither the SDK's cancellation, which is repeated until it is obeyed, nor the
-        backstop waits for it. The work watches `stop`; one of the server's own tools is cancelled instead."""
+        The work is a task of its own: neither the SDK's cancellation, which is repeated until obeyed, nor the backstop
+        waits for it. The work watches `stop`; one of the server's own tools is cancelled instead.
+        """
         task = asyncio.get_running_loop().create_task(work)
         limit_s = self._limit_ms / 1000 or None
         if stop is None and call.name not in self._specs:
@@ -418,7 +408,7 @@ class ToolCallMiddleware:
 
 
 def _principal_at(request: Any) -> Principal:
-    """Return the sender of a request; over stdio, which has no HTTP request, the anonymous agent."""
+    """Return the sender; over stdio, which has no HTTP request, the anonymous agent."""
     if request is None:
         return ANONYMOUS
     from .web.responses import principal_of
@@ -427,7 +417,7 @@ def _principal_at(request: Any) -> Principal:
 
 
 def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
-    """Return the answer of a call, or make one if its work has made none."""
+    """Return the answer of a call, or make one if its work made none."""
     if not task.done():
         outcome = Outcome(Ending.ABANDONED, call.stopped_for)
     elif task.cancelled():
@@ -451,13 +441,10 @@ def _name_tools(envelope: Envelope) -> Envelope:
     return envelope
 
 
-# --- showing ----------------------------------------------------------------------------------------------
-
-
 def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
     """Return the envelope as the result of a tool; with `server_info`, in the form of the 2026 revision.
 
-    The structured content is the whole envelope, as the announced schema requires. The text leaves out an image.
+    The structured content is the whole envelope, as the announced schema requires.
     """
     text, plain = envelope.to_json(), envelope.to_dict()
     if len(text) > LONGEST_RESULT:
@@ -490,7 +477,7 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
 
 
 def _images_in(data: dict[str, object]) -> list[dict[str, Any]]:
-    """Return the image content for `{"image": BASE64, "mimeType": "image/png"}`, and none for any other data."""
+    """Return the image content for `{"image": BASE64, "mimeType": "image/png"}`, none for other data."""
     image, kind = data.get("image"), data.get("mimeType")
     if not isinstance(image, str) or not isinstance(kind, str) or not kind.startswith("image/"):
         return []
@@ -501,7 +488,7 @@ def _images_in(data: dict[str, object]) -> list[dict[str, Any]]:
 
 
 def _is_pending(envelope: Envelope) -> bool:
-    """Return whether an error is no failure: the work continues, or a person has not answered or has refused."""
+    """Return whether an error is no failure: work continues, or a person refused or has not answered."""
     return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
 
 
@@ -518,7 +505,6 @@ def _is_too_deep(text: str) -> bool:
 
 
 def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
-    """Return an error in place of an answer that cannot be sent."""
     error: dict[str, object] = {
         "code": code,
         "message": message,

@@ -1,8 +1,7 @@
-"""The tools of a server: those made of the commands of an App, and the server's own.
+"""The tools of a server: the commands of an App, and the server's own for jobs, running calls and proposals.
 
-The server's own tools handle jobs, end or extend running calls, and ask an operator. A wait for an operator is bounded
-by the response budget and holds nothing but a future. A proposal without a decision is `data.status: pending`, and no
-error.
+A wait for an operator is bounded by the response budget and holds only a future. A proposal without a decision is
+`data.status: pending`, and no error.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PROPOSE, CHECK, WITHDRAW = "propose", "check-proposal", "withdraw-proposal"
 STOP, EXTEND = "graceful_stop", "extend"
 CONTROLS = (STOP, EXTEND)
 JUSTIFICATION = "justification"
-# Controls look at calls of this process, or ask another process of this machine, which answers at once or never.
+# Controls ask this or another process of this machine, which answers at once or never.
 CONTROL_CLOCKS = Clocks(timeout_ms=10_000)
 
 _GOES_ON = (
@@ -52,11 +51,8 @@ _NEEDS_CONFIRMATION = (
 )
 
 
-# --- tools made of commands -----------------------------------------------------------------------------------------
-
-
 def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
-    """Return the commands as tools by name, then the server's own that are of use. A command replaces one of them."""
+    """Return the commands as tools, then the server's own that are of use. A command replaces one of them."""
     commands = [spec for spec in catalogue.commands if spec.on_mcp]
     tools = {spec.name: _command_tool(spec) for spec in commands}
     own = [JOB_TOOL] if any(spec.interruption is not None for spec in commands) else []
@@ -67,7 +63,7 @@ def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
 
 
 def headers_matter(tool: Tool) -> bool:
-    """Return whether the schema wants arguments repeated in HTTP headers, which the SDK then compares."""
+    """Return whether the schema wants arguments in HTTP headers as well, which the SDK compares."""
     return "x-mcp-header" in json.dumps(tool.input_schema, default=str)
 
 
@@ -86,12 +82,10 @@ def _command_tool(spec: CommandSpec) -> Tool:
 
 
 def takes_justification(spec: CommandSpec) -> bool:
-    """Return whether the server adds an argument for the operator."""
     return spec.approval is not None and JUSTIFICATION not in spec.input_schema.get("properties", {})
 
 
 def _input_schema(spec: CommandSpec) -> JsonSchema:
-    """Return the arguments of the command, and those that the server adds."""
     added: JsonSchema = {}
     if takes_justification(spec):
         added[JUSTIFICATION] = {"type": "string", "description": "Why the operator should approve this call."}
@@ -117,7 +111,7 @@ def _description(spec: CommandSpec) -> str:
 
 
 def _envelope_schema(own: JsonSchema | None) -> JsonSchema:
-    """Return the schema of the envelope, with the result of the command as the data of a success."""
+    """Return the schema of the envelope, with the command's result as the data of a success."""
     schema: JsonSchema = {
         "type": "object",
         "properties": {
@@ -141,8 +135,6 @@ def _envelope_schema(own: JsonSchema | None) -> JsonSchema:
             schema["$defs"] = definitions
     return schema
 
-
-# --- the server's own tools -----------------------------------------------------------------------------------------
 
 _TEXT: JsonSchema = {"type": "string"}
 _MS: JsonSchema = {"type": "integer", "minimum": 0}
@@ -229,7 +221,7 @@ def _own_tool(name: str) -> Tool:
 
 
 def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return every mistake in the arguments of one of the server's own tools."""
+    """Return every mistake in the arguments of an own tool."""
     properties = _PROPERTIES[name]
     mistakes = {field: "is required" for field in _REQUIRED[name] if field not in arguments}
     for field, value in arguments.items():
@@ -267,9 +259,8 @@ def _find_mistake(field: str, schema: JsonSchema, value: object) -> str | None:
 
 
 class OwnTools:
-    """The work of the server's own tools. `mistakes_in` has checked their arguments.
-
-    Raises Failure where the response budget in the environment cannot be read.
+    """The server's own tools; `mistakes_in` has checked the arguments. Raises Failure for an unreadable response
+    budget.
     """
 
     def __init__(self, dispatcher: Dispatcher, names: Collection[str]) -> None:
@@ -277,7 +268,7 @@ class OwnTools:
         self.budget_ms = person_wait.read_response_budget_ms() if {PROPOSE, CHECK, WITHDRAW} & {*names} else 0
 
     def begin(self, request: CallRequest) -> Call:
-        """Start the clocks of one of the tools. A tool that waits is bounded by its budget."""
+        """Start the clocks of a tool. One that waits is bounded by its budget."""
         name, begin = request.name, self._dispatcher.begin_own
         if name == JOB_TOOL:
             return self._dispatcher.begin_job_command(str(request.arguments["action"]), request.parent)
@@ -297,10 +288,8 @@ class OwnTools:
         except Failure as failure:
             return person_wait.refusal_outcome(failure)
 
-    # --- ending and extending calls ---------------------------------------------------------------------------------
-
     async def _control(self, name: str, arguments: Mapping[str, Any], by: Principal) -> dict[str, Any]:
-        """End or extend calls and jobs. Their own caller may do that, and operators; others cannot see them."""
+        """End or extend calls and jobs, for their own caller and operators; others cannot see them."""
         who = "the client" if by == ANONYMOUS else by.name
         if "job_id" in arguments:
             return await asyncio.to_thread(self._control_job, name, arguments, by, who)
@@ -320,10 +309,8 @@ class OwnTools:
             request |= {"do": "stop", "reason": arguments.get("reason", ""), "within_ms": arguments.get("within_ms")}
         return ask_holder(self._dispatcher.store().home, job.runner, request)
 
-    # --- proposals --------------------------------------------------------------------------------------------------
-
     async def _propose(self, call: Call, request: CallRequest, arguments: Mapping[str, Any], by: Principal) -> Outcome:
-        """Propose, check a proposal or withdraw it, within the budget."""
+        """Propose, check or withdraw, within the budget."""
         wait = CallWait(call.started_ns, min(request.budget_ms or 0, self.budget_ms), request.idempotency_key)
         found: list[Proposal] = []
         try:
@@ -362,7 +349,7 @@ class OwnTools:
 
 
 def _find_calls(request_id: str | None, by: Principal) -> list[Call]:
-    """Return the running calls of a principal, or the named one. Raises CALL_NOT_FOUND."""
+    """Return the principal's running calls, or the named one. Raises CALL_NOT_FOUND."""
     found = []
     for call in list(live_calls.values()):
         made_by = None if call.request is None else call.request.principal

@@ -56,17 +56,17 @@ from .template_check import check_templates
 from .templates import with_marks
 
 HOUR_S, DAY_S = 3_600, 86_400
-# Bare numbers that are probably in the other unit: seconds from the first, milliseconds below the second; the third is
-# for models and repositories.
+# Bare numbers probably in the other unit: seconds from the first, milliseconds below the second; the third is for
+# models and repositories.
 MANY_SECONDS, FEW_MILLISECONDS, FEW_FOR_NETWORK = HOUR_S, 100, 1000
 LONGEST_DAYS = 30
-# Workflows in workflows: levels, files, and bytes, where a file counts once for each limit it is run under. More bytes
-# would take minutes.
+# Workflows in workflows: levels and files, and bytes, where a file counts once for each limit it is run under. More
+# bytes would take minutes.
 NESTING_LIMIT, NESTED_FILES_LIMIT = 10, 100
 NESTED_SIZE_LIMIT = 4 * SIZE_LIMIT
 # Commands of a file that are checked with `sh -n`, and the time for one, which includes loading the shell.
 SYNTAX_CHECKS_LIMIT, SYNTAX_LIMIT_S = 100, 2.0
-# Commands without any syntax, and commands that change how the shell reads later lines.
+# Commands without syntax, and commands that change how the shell reads later lines.
 _PLAIN_COMMAND = re.compile(
     r"(?! *(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
 )
@@ -76,9 +76,9 @@ REFUSALS_LIMIT = 10
 
 
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
-    """Return the findings of a file: errors in their order, then warnings; then those of the files that it runs.
+    """Return the findings of a file, errors first; then those of the files that it runs.
 
-    `timeout_ms` is the caller's own limit on the run. An error that is caused only by that limit is a warning.
+    `timeout_ms` is the caller's limit on the run. An error caused only by that limit is a warning.
     """
     above = (_identity_of(loaded.source),)
     found = _Nesting(unattended).findings(loaded, None, above)
@@ -92,7 +92,7 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
 
 
 def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
-    """Return a warning for each variable that the file needs and that is not set here: the file may run elsewhere."""
+    """Return a warning for each needed variable that is not set here: the file may run elsewhere."""
     workflow = loaded.workflow or loaded.salvaged
     if workflow is None:
         return []
@@ -102,11 +102,7 @@ def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
     ][:FINDINGS_LIMIT]
 
 
-# --- files that run files ---------------------------------------------------------------------------------
-
-
 def identity(file: str | Path) -> str:
-    """Return the real path of a file."""
     return os.path.realpath(file)
 
 
@@ -116,7 +112,7 @@ def _identity_of(source: Source) -> str:
 
 @record
 class _Nesting:
-    """The check of a file and all files that it runs, each once for each limit it is run under."""
+    """The check of a file and the files that it runs, each once for each limit it is run under."""
 
     unattended: bool
     seen: set[tuple[str, int | None]] = field(default_factory=set)
@@ -150,7 +146,7 @@ class _Nesting:
         timeout_ms: int | None,
         above: tuple[str, ...],
     ) -> tuple[list[Finding], list[Finding]]:
-        """Return the findings about running that file from here, and the findings inside it."""
+        """Return the findings about running that file here, and those inside it."""
         path = (*where, "workflow")
         if self.checked_bytes > NESTED_SIZE_LIMIT:
             return [], []  # reported already
@@ -208,7 +204,7 @@ def _circle_in_words(file: str, above: tuple[str, ...]) -> str:
 
 
 def _try_load(file: Path) -> Loaded | Failure:
-    """Return a file that another one runs, or why it cannot be read."""
+    """Return a nested file, or why it cannot be read."""
     try:
         return load_file(file)
     except FileNotFoundError:
@@ -228,7 +224,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _limit_ms(workflow: WorkflowFile, step: StepPart, timeout_ms: int | None) -> int | None:
-    """Return the longest time of a step: its own timeout, inside that of the run. None is no limit."""
+    """Return the longest time of a step, inside that of the run. None is no limit."""
     run_ms = min((limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit), default=None)
     inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
     return min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
@@ -259,9 +255,6 @@ def _locate(loaded: Loaded, found: Finding) -> Finding:
 
 def _sort(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (not finding.is_error, finding.place.line, finding.place.column))
-
-
-# --- one file ---------------------------------------------------------------------------------------------
 
 
 def _check_file(
@@ -295,7 +288,7 @@ _CHAIN_RULES = ("budget/critical-path", "budget/parallelism")
 
 
 def _certain(found: list[Finding], flaws: Collection[Finding]) -> Iterator[Finding]:
-    """Yield the findings that hold for a file of the wrong shape, from which the mistakes were removed."""
+    """Yield the findings that hold although mistakes were removed from the file."""
     broken = [flaw.path for flaw in flaws if flaw.path]
     sections = {path[0] for path in broken}
     unknown = {path[:2] for path in broken if path[0] in ("steps", "checks") and path[2:] in ((), ("type",))}
@@ -311,9 +304,6 @@ def _certain(found: list[Finding], flaws: Collection[Finding]) -> Iterator[Findi
             continue
         if path[:2] not in unknown or finding.rule.startswith(("graph/", "template/")):
             yield finding
-
-
-# --- the graph --------------------------------------------------------------------------------------------
 
 
 def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -354,7 +344,7 @@ def _path_in_words(names: Sequence[str]) -> str:
 
 
 def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the steps that run only when another step calls them, where that step never starts either."""
+    """Yield the steps that only another step starts, where that one never starts either."""
     calls: dict[str, list[str]] = {}
     callers: dict[str, list[str]] = {}
     for step_id, name in calls_of(workflow):
@@ -391,9 +381,6 @@ def _check_targets(path: Path_, reaction: Reaction, steps: Collection[str]) -> I
 
 def _unknown_step(path: Path_, name: str, steps: Collection[str], rule: str) -> Finding:
     return Finding(rule, f"there is no step {name!r}", path, suggestion=suggest(name, steps, otherwise="there are "))
-
-
-# --- single clocks ----------------------------------------------------------------------------------------
 
 
 def _check_overtime(workflow: WorkflowFile, step_id: str, step: StepPart) -> Iterator[Finding]:
@@ -437,7 +424,7 @@ def _check_clocks(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def _check_unit(path: Path_, written: object, unit: Unit, whose: str, few: int = FEW_MILLISECONDS) -> Iterator[Finding]:
-    """Yield a warning for a bare number that would make more sense in the other unit."""
+    """Warn about a bare number that would make more sense in the other unit."""
     if isinstance(written, str) and not written.strip().isdecimal():
         return
     if not isinstance(written, int | float | str):
@@ -460,9 +447,6 @@ def _looks_like_ms(seconds: int) -> bool:
     is_hours = seconds <= DAY_S and seconds % HOUR_S == 0
     is_days = seconds <= LONGEST_DAYS * DAY_S and seconds % DAY_S == 0
     return not is_hours and not is_days
-
-
-# --- budgets ----------------------------------------------------------------------------------------------
 
 
 def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
@@ -491,7 +475,7 @@ def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
 def _check_clean_up_budget(
     written: StepPart, step: PlannedStep, plan: Plan, inside_ms: int, has: str, is_clean_up: bool
 ) -> Iterator[Finding]:
-    """Yield a warning where clean-up has less time than it declares, or another step has less because of it."""
+    """Warn where clean-up has less time than it declares, or takes it from another step."""
     wants_ms = clean_up_wants_ms(written, step.timeout_ms)
     path = ("steps", step.id, *timeout_key(written).split("."))
     if is_clean_up:
@@ -526,9 +510,6 @@ def _check_step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has
             f"{format_duration(step.worst_ms)}: {has}"
         )
         yield Finding("budget/retries", message, ("steps", step.id, "on_fail"), is_error=step.is_written)
-
-
-# --- the rest ---------------------------------------------------------------------------------------------
 
 
 def _check_tools(workflow: WorkflowFile) -> Iterator[Finding]:
@@ -573,7 +554,7 @@ def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the commands that their shell cannot read. Nothing in them is run."""
+    """Yield the commands that their shell cannot read. Nothing is run."""
     checked = 0
     for path, part in _scripts(workflow):
         shell = part.shell or workflow.defaults.shell or SHELL
@@ -646,7 +627,7 @@ def _check_references(workflow: WorkflowFile, folder: Path) -> Iterator[Finding]
 
 
 def _check_function(path: Path_, written: object, folder: Path, default: str = "") -> Iterator[Finding]:
-    """Yield why a function, or the App of a `function` step, cannot be found. Nothing is imported."""
+    """Yield why a function, or the App of a `function` step, is not found. Nothing is imported."""
     if not isinstance(written, str) or is_template(written):
         return
     place, colon, attribute = written.partition(":")
@@ -694,7 +675,7 @@ def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Findi
 
 
 def _check_models(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield why `ai` steps cannot run here: a package, a variable or a tool is missing."""
+    """Yield the package, variable or tool that an `ai` step lacks here."""
     for step_id, step in ai_steps(workflow):
         from ..providers.ai import find_flaws
 
@@ -706,7 +687,7 @@ def _check_models(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str], list[Finding]]:
-    """Return the texts of the prompt files whose names are literal, by step, and the findings about them."""
+    """Return the texts of literally named prompt files, by step, and the findings about them."""
     prompts: dict[str, str] = {}
     flaws: list[Finding] = []
     for step_id, step in ai_steps(workflow):
@@ -724,7 +705,6 @@ def _read_prompts(loaded: Loaded, workflow: WorkflowFile) -> tuple[dict[str, str
     return prompts, flaws
 
 
-# --- files that are about to be run -----------------------------------------------------------------------
 # A file that another one is about to run is checked again, because its name may have come from a template.
 
 # The approved digests of files, by the name that a file is opened under: the target of a link may change.
@@ -758,7 +738,7 @@ def digests_of(file: Path) -> dict[str, str]:
 
 
 def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> WorkflowFile:
-    """Read and check a file that another one is about to run, below the files `above`. Raises Failure."""
+    """Read and check a file that another one is about to run, below `above`. Raises Failure."""
     own = identity(file)
     if own in above:
         raise Failure("DEPTH_EXCEEDED", _circle_in_words(own, above), suggestion="break the circle")

@@ -1,4 +1,4 @@
-"""The loader of workflow files: the workflow, or every mistake in its shape, with file, line and column."""
+"""The loader of workflow files: the workflow, or every mistake in its shape with its position."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
 # Bytes. A file that a person wrote is far smaller.
 SIZE_LIMIT = 4_000_000
-# Findings of one file that are reported.
 FINDINGS_LIMIT = 200
-# Characters of a word, and number of names, for which a similar name is searched: the time grows with the square.
+# Characters of a word, and names, for which a similar name is searched: the time grows with the square.
 WORD_LIMIT, COMPARED_LIMIT = 60, 500
-# Names that are listed in a suggestion.
 LISTED_LIMIT = 15
-# Rounds of removing mistakes from a file: removing one may leave something missing.
+# Removing a mistake may leave something missing.
 SALVAGE_ROUNDS = 4
 
 Path_ = tuple[str | int, ...]
@@ -38,7 +36,7 @@ Path_ = tuple[str | int, ...]
 
 @value
 class Finding:
-    """An error, which keeps the file from running, or a warning, which does not."""
+    """An error, which keeps the file from running, or a warning."""
 
     rule: str
     message: str
@@ -47,7 +45,7 @@ class Finding:
     suggestion: str | None = None
     is_error: bool = True
     file: str | None = None
-    """The file, if it is not the checked one but one that it runs."""
+    """If it is not the checked file but one that it runs."""
 
     @property
     def field(self) -> str:
@@ -56,8 +54,6 @@ class Finding:
 
 @value
 class Source:
-    """A file and the positions of its keys."""
-
     name: str
     spots: Spot = field(default_factory=Spot)
     folder: Path = field(default_factory=Path)
@@ -66,7 +62,7 @@ class Source:
     sha256: str = ""
 
     def place_of(self, path: Sequence[str | int]) -> SourcePosition:
-        """Return the position of a key, or of the nearest key around it that exists."""
+        """Return the position of a key, or of the nearest existing key around it."""
         spot = self.spots
         for part in path:
             names = [part, *_other_names(part)] if isinstance(part, str) else [part]
@@ -83,10 +79,10 @@ class Loaded:
     workflow: WorkflowFile | None
     findings: tuple[Finding, ...] = ()
     salvaged: WorkflowFile | None = None
-    """The file without the mistakes in its shape, to find other mistakes. It is never run."""
+    """The file without the mistakes in its shape, to find others. It is never run."""
 
     def format_finding(self, found: Finding) -> str:
-        """Return a finding in one line, as compilers write it."""
+        """Return one line, as compilers write it."""
         hint = f"; {found.suggestion}" if found.suggestion else ""
         return f"{found.file or self.source.name}:{found.place.line}:{found.place.column}: {found.message}{hint}"
 
@@ -98,7 +94,7 @@ class Loaded:
 
 
 def load_file(path: Path) -> Loaded:
-    """Read a workflow file. Raises OSError. A pipe or a device may never end, so it is not read."""
+    """Raises OSError. A pipe or a device may never end, so it is not read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
@@ -185,7 +181,7 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
 
 
 def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the file without its keys `x-…`, and with `type: command` on every step that has `exec` and no type."""
+    """Return the file without keys `x-…`, and with `type: command` on steps with `exec` and no type."""
     typed = {key: value for key, value in plain.items() if not key.startswith("x-")}
     for name in ("steps", "checks"):
         if isinstance(steps := plain.get(name), dict):
@@ -201,7 +197,7 @@ def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
 def _salvage(
     source: Source, plain: dict[str, Any], error: ValidationError
 ) -> tuple[WorkflowFile | None, list[Finding]]:
-    """Return the file without its mistakes, if anything is left; and the mistakes in steps of an unknown type."""
+    """Return the file without its mistakes, if anything is left; and those in steps of an unknown type."""
     left = copy.deepcopy(plain)
     unknown: set[str] = set()
     found: list[Finding] = []
@@ -221,7 +217,7 @@ def _salvage(
 
 
 def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
-    """Remove a mistake. A step keeps its name in any case."""
+    """Remove a mistake. A step keeps its name."""
     if len(path) == 2 and path[0] in ("steps", "checks") and kind != "invalid_key":
         written = left[path[0]][path[1]]
         if not isinstance(written, dict):
@@ -245,9 +241,7 @@ def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
         node.pop(short[-1], None)
 
 
-# --- spellings of Visor -------------------------------------------------------------------------------------
-
-# Keys of a step, or of the file for all its `ai` steps, and the keys of the `ai` block with the same meaning.
+# Keys of a step, or of the file, and the keys of the `ai` block with the same meaning.
 _AI_KEYS = {
     "ai_model": "model",
     "ai_provider": "provider",
@@ -257,7 +251,7 @@ _AI_KEYS = {
 
 
 def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the file in the keys of the schema. Keys of another meaning stay, and the schema refuses them."""
+    """Return the file in the schema's keys. Keys of another meaning stay, and are refused later."""
     made = dict(plain)
     if isinstance(imports := made.get("imports"), list) and isinstance(made.get("tools", {}), dict):
         named = {_find_id(folder / file): {"workflow": file} for file in imports if isinstance(file, str)}
@@ -313,11 +307,8 @@ def _find_id(file: Path) -> str:
     return file.stem
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------
-
-
 def _findings(source: Source, error: ValidationError) -> list[Finding]:
-    """Return one finding for each path: a value that has none of several types is one mistake."""
+    """Return one finding per path: a value that has none of several types is one mistake."""
     by_path: dict[Path_, list[Any]] = {}
     for problem in error.errors(include_url=False):
         by_path.setdefault(problem["loc"], []).append(problem)
@@ -363,7 +354,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
 
 def _unknown_key(path: Path_, place: SourcePosition, part: type[Part]) -> Finding:
     key = str(path[-1])
-    # The keys of a step's own type come before those that every step has.
+    # Keys of the step's own type come first.
     names = sorted(part.model_fields, key=lambda name: issubclass(part, StepPart) and name in StepPart.model_fields)
     known = {other: part.keys_of(name)[0] for name in names for other in part.keys_of(name)}
     if key in known:
@@ -392,7 +383,7 @@ def _wrong_value(problems: list[Any]) -> tuple[str, str | None]:
     return str(other["msg"]).removeprefix("Value error, "), None
 
 
-# Types of problems, and the wanted type in words.
+# Types of problems, and the wanted type.
 _WANTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
@@ -405,7 +396,7 @@ _WANTED = {
     "bool_type": "true or false",
 }
 _YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
-# Keys of other tools, and the key with that meaning here. Suggested where that key exists.
+# Keys of other tools, and the key here. Suggested where that key exists.
 _ELSEWHERE = {
     "run": "exec",
     "script": "exec",
@@ -424,7 +415,7 @@ _ELSEWHERE = {
     "question": "prompt",
     "file": "workflow",
 }
-# Types of steps of other tools, and a hint.
+# Types of steps of other tools.
 _KINDS_ELSEWHERE = {
     "http": "did you mean 'http_client'?",
     "fetch": "did you mean 'http_client'?",
@@ -443,7 +434,7 @@ _KINDS_ELSEWHERE = {
 
 
 def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> str | None:
-    """Return the name that may have been meant by an unknown word, or else the known names after `otherwise`."""
+    """Return the name that may have been meant, or else the known names after `otherwise`."""
     if _ELSEWHERE.get(word) in known:
         return f"did you mean {_ELSEWHERE[word]!r}?"
     if len(word) <= WORD_LIMIT and len(known) <= COMPARED_LIMIT:
@@ -462,7 +453,7 @@ def _squeeze(word: str) -> str:
 
 
 def _other_names(key: str) -> set[str]:
-    """Return the other names of a key in the file, for the types of steps that it has."""
+    """Return the other names of a key, for the types of steps that have it."""
     models: list[type[Part]] = [WorkflowFile, ToolPart, *(each.schema for each in STEP_TYPES.loaded)]
     return {other for model in models if key in model.model_fields for other in model.keys_of(key)[1:]}
 

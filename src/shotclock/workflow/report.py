@@ -1,7 +1,6 @@
-"""The report of a run, step by step, as one value, and its renderings as Markdown and JUnit XML.
+"""The report of a run as one value, and its renderings as Markdown and JUnit XML.
 
-The functions are pure: the caller gives the time and whether the run's process lives. A run that is running or was
-interrupted has a report as well.
+The functions are pure: the caller gives the time and whether the run's process lives.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from .plan import Groups, Plan, PlannedStep, needs, plan_of
 from .schema import WorkflowFile, calls_of
 from .state import Reason, Status
 
-# Characters of a step's output in a report. All of it is in the envelope of the run.
+# Characters of a step's output. All of it is in the envelope of the run.
 OUTPUT_SHOWN = 20_000
-# Characters of a message.
 MESSAGE_SHOWN = 2_000
 
 MARKS = {
@@ -45,8 +43,6 @@ WORDS = {status: status.value.replace("_", " ") for status in Status}
 
 @value
 class FiredClock:
-    """The clock that stopped a step."""
-
     kind: str
     owner: str
     limit_ms: int
@@ -62,19 +58,19 @@ class ReportedStep:
     """An explanation, or nothing."""
     depends_on: Groups
     at_ms: int | None
-    """Its position on the timeline: its start, or the end of the step that caused it to be skipped."""
+    """On the timeline: its start, or the end of the step that caused it to be skipped."""
     started_ms: int | None
     duration_ms: int | None
     """So far, of a running step."""
     timeout_ms: int | None
     """Of one try; None if it has no limit of its own."""
     budget_ms: int | None
-    """The time for all its tries, within the time that the run had left."""
+    """For all its tries, within the time that the run had left."""
     attempts: int
     is_per_item: bool
     loops: int
     continues: bool
-    """Whether the run continues after its failure."""
+    """The run continues after its failure."""
     reason: str | None
     cause: str | None
     clock: FiredClock | None
@@ -94,7 +90,7 @@ class ReportedStep:
         return self.status.is_bad and not self.continues
 
     def output_text(self, limit: int = OUTPUT_SHOWN) -> str:
-        """Return the output for people, cut in the middle if it is long."""
+        """Return the output, cut in the middle if it is long."""
         return "" if self.output is None else shorten(format_output(self.output), limit)
 
 
@@ -118,7 +114,7 @@ class Report:
     error: dict[str, Any] | None = None
     outputs: Any = None
     warnings: tuple[dict[str, Any], ...] = ()
-    """Of the run itself, without those of its steps."""
+    """Without those of its steps."""
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -150,11 +146,8 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
     return made
 
 
-# --- from the store -------------------------------------------------------------------------------------------
-
-
 def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
-    """Return the report of a run. `is_alive` is whether the process of an unfinished run still exists."""
+    """`is_alive`: the process of an unfinished run still exists."""
     is_alive = is_alive and run.parked_at is None  # a parked run has no process
     plan = _plan(run)
     planned = {} if plan is None else {step.id: step for step in plan.steps}
@@ -207,14 +200,13 @@ def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTim
 
 
 def unstarted(name: str, envelope: Mapping[str, Any], now: WallTime) -> Report:
-    """Return the report of a run that was refused."""
     error = envelope.get("error")
     why = str(error["message"]) if error else ""
     return Report("", name, name, Status.FAILED, why, None, now, now, 0, None, (), error=error)
 
 
 def _plan(run: StoredRun) -> Plan | None:
-    """Return the plan of a run; None where another version has stored a workflow that this one cannot read."""
+    """Return the plan; None if another version stored a workflow that this one cannot read."""
     try:
         return plan_of(WorkflowFile.model_validate(run.workflow))
     except (ValidationError, ValueError, KeyError):
@@ -222,7 +214,6 @@ def _plan(run: StoredRun) -> Plan | None:
 
 
 def _ids_of(run: StoredRun) -> list[str]:
-    """Return the ids of the steps in the order of the file."""
     written = run.workflow.get("steps") if isinstance(run.workflow, dict) else None
     return [str(name) for name in written] if isinstance(written, dict) else []
 
@@ -277,7 +268,7 @@ def _make_clock(clock: Mapping[str, Any]) -> FiredClock:
 
 
 def _find_position(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int | None:
-    """Return the position of a step on the timeline: its start, or the end of the step that caused it to be skipped."""
+    """Return the start of a step, or the end of the step that caused it to be skipped."""
     if step.started_ms is not None:
         return step.started_ms
     cause = steps.get(step.cause or "")
@@ -304,9 +295,6 @@ def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, set[
         before = [ran[name] for name in waited_for if (ran[name].ended_ms or 0) <= start_ms]
         last = max(before, key=lambda step: step.ended_ms or 0, default=None)
     return tuple(reversed(path))
-
-
-# --- in words ---------------------------------------------------------------------------------------------
 
 
 def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool) -> str:
@@ -336,7 +324,7 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
-    """Return why a step failed: the message, after the last line of stderr of a command, which is mostly the reason."""
+    """Return the message, after the last line of a command's stderr, which is mostly the reason."""
     message = str(error.get("message", ""))
     last = stderr_of(error).strip().rpartition("\n")[2].strip()
     return f"{last} ({message})" if last and error.get("code") == "COMMAND_FAILED" else message
@@ -361,7 +349,7 @@ def news_in_words(news: Mapping[str, Any]) -> str:
 
 
 def noteworthy(warnings: Iterable[Mapping[str, Any]]) -> str:
-    """Return the first warning of a step that succeeded, except that its time was cut by its run."""
+    """Return the first warning of a successful step, except that its run cut its time."""
     return next((str(each.get("message", "")) for each in warnings if each.get("code") != "DEADLINE_INHERITED"), "")
 
 
@@ -397,7 +385,7 @@ def owner_in_words(step: ReportedStep) -> str:
 
 
 def brief(ms: int) -> str:
-    """Return a duration with few digits: 312ms, 4.48s, 12.3s, 5m12s."""
+    """Return few digits: 312ms, 4.48s, 12.3s, 5m12s."""
     if ms < 1000:
         return format_duration(ms)
     unit = 10 if ms < 10_000 else 100 if ms < 60_000 else 1000
@@ -413,7 +401,7 @@ def _run_status(run: StoredRun, is_alive: bool) -> Status:
 
 
 def judge_code(code: object) -> Status:
-    """Return the status of a run that has ended with this error code, or with None."""
+    """Return the status of a run that ended with this error code, or None."""
     if code is None:
         return Status.SUCCEEDED
     return {
@@ -437,25 +425,21 @@ def _run_why(run: StoredRun, status: Status, error: Mapping[str, Any] | None) ->
 
 
 def format_output(value: Any) -> str:
-    """Return an output for people."""
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the beginning and the end of a long text."""
+    """Return the beginning and the end."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-(limit - limit // 2) :]}"
 
 
-# Characters of a step's output in a JUnit file, which readers load whole.
+# Characters of a step's output in JUnit, which readers load whole.
 SYSTEM_OUT_SHOWN = 8_000
 # Compiled when a report is first written as XML: that takes a twentieth of the start of a run.
 _NOT_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
-
-
-# --- Markdown ---------------------------------------------------------------------------------------------
 
 
 def to_markdown(report: Report) -> str:
@@ -500,11 +484,8 @@ def _code(text: str) -> str:
     return f"{fence}{pad}{flat}{pad}{fence}"
 
 
-# --- JUnit ------------------------------------------------------------------------------------------------
-
-
 def to_junit(report: Report) -> str:
-    """Return the report as JUnit XML: a case for each step, and one for the run if no step explains its failure."""
+    """Return a JUnit case for each step, and one for the run if no step explains its failure."""
     suite = xml.Element("testsuite", name=_text(report.name), time=_seconds(report.duration_ms))
     if report.started_at is not None:
         suite.set("timestamp", report.started_at.iso().removesuffix("Z"))
@@ -578,5 +559,5 @@ def _seconds(ms: int) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text for XML 1.0, with the characters replaced that it cannot hold."""
+    """Replace the characters that XML 1.0 cannot hold."""
     return re.sub(_NOT_XML, "\ufffd", visible(text))

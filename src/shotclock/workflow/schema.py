@@ -1,6 +1,6 @@
-"""The schema of a workflow file: every key, its type and its aliases, its templates and variables, and its inputs.
+"""The schema of a workflow file: its keys, aliases, templates, variables and inputs.
 
-`shotclock schema` prints it as JSON Schema for editors. The keys of each type of step are declared by its provider.
+The keys of each type of step are declared by its provider.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ StepId = Annotated[str, Limits(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length
 
 
 class _StepSchemas(Mapping[str, type[Part]]):
-    """The schemas of steps by type, each imported when a file has such a step."""
+    """The schemas of steps by type, each imported when first needed."""
 
     def __getitem__(self, name: str) -> type[Part]:
         return STEP_TYPES[name].schema
@@ -130,14 +130,12 @@ def calls_of(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
                 yield from ((name, called) for called in (*reaction.run, *([reaction.goto] if reaction.goto else ())))
 
 
-# --- inputs -------------------------------------------------------------------------------------------------
-
 # Characters of a refused value in a message.
 SHOWN_LIMIT = 200
 
 
 def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs with their defaults and declared types. Raises Failure that lists every mistake."""
+    """Return the inputs with defaults, in their declared types. Raises Failure that lists every mistake."""
     errors = [
         {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_list_inputs(workflow)}"}
         for name in values
@@ -161,7 +159,7 @@ def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str,
 
 
 def schema_of_inputs(workflow: WorkflowFile) -> dict[str, Any]:
-    """Return the inputs of a workflow as the JSON Schema of the arguments of a tool."""
+    """Return the inputs as the JSON Schema of a tool's arguments."""
     properties: dict[str, dict[str, Any]] = {}
     for name, part in workflow.inputs.items():
         schema = {"type": None if part.type == "any" else part.type, "description": part.description}
@@ -209,7 +207,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def find_wrong_defaults(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
-    """Yield the name of each input whose default is not of its type, and why."""
+    """Yield each input whose default is not of its type, and why."""
     for name, declared in workflow.inputs.items():
         if declared.default is not None:
             try:
@@ -217,8 +215,6 @@ def find_wrong_defaults(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
             except ValueError as error:
                 yield name, str(error)
 
-
-# --- templates ----------------------------------------------------------------------------------------------
 
 # Keys of a step that are always an expression, with or without braces.
 CONDITIONS = {"if", "fail_if"}
@@ -229,7 +225,7 @@ def is_template(text: str) -> bool:
 
 
 def holds_template(value: Any) -> bool:
-    """Return whether there is a template in a value of JSON."""
+    """Return whether a value of JSON holds a template."""
     if isinstance(value, str):
         return is_template(value)
     if isinstance(value, dict):
@@ -238,12 +234,10 @@ def holds_template(value: Any) -> bool:
 
 
 def uses_templates(workflow: WorkflowFile) -> bool:
-    """Return whether a file has a template or a condition anywhere."""
+    """Return whether there is a template or a condition anywhere."""
     conditions = [text for step in workflow.steps.values() for text in (step.if_, step.fail_if)]
     return any(isinstance(text, str) for text in conditions) or holds_template(workflow.model_dump(exclude_unset=True))
 
-
-# --- variables in `env` -------------------------------------------------------------------------------------
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
 
@@ -260,13 +254,13 @@ class References:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        # A reference in data must not be replaced. So while templates are rendered, the references of the file are
-        # words that no data can know.
+        # A reference in data must not be replaced: while templates are rendered, the references of the file are words
+        # that no data can know.
         self._word = f"shotclock-{os.urandom(16).hex()}-"
         self._values: list[str] = []
 
     def take_out(self, text: str) -> str:
-        """Return the text with a secret word for each reference. Raises UnsetVariable."""
+        """Put a secret word for each reference. Raises UnsetVariable."""
 
         def word_for(found: re.Match[str]) -> str:
             self._values.append(_value_of(found, self._environment))
@@ -275,7 +269,7 @@ class References:
         return REFERENCE.sub(word_for, text)
 
     def put_in(self, text: str) -> str:
-        """Return the text with the values of the variables in place of the words."""
+        """Put the values of the variables in place of the words."""
         if self._word not in text:
             return text
         return re.sub(rf"{self._word}(\d+)-", lambda found: self._values[int(found[1])], text)
@@ -293,7 +287,7 @@ EnvPath = tuple[str, ...]
 
 
 def find_unset_variables(workflow: WorkflowFile, environment: Mapping[str, str]) -> Iterator[tuple[EnvPath, str]]:
-    """Yield the path and a message for each variable that an `env` needs and that is not set."""
+    """Yield the path and a message for each needed variable that is not set."""
     for path, text in _env_texts(workflow):
         for name, kind, _ in REFERENCE.findall(text):
             if not kind and name not in environment:
@@ -305,7 +299,7 @@ def unset_message(name: str) -> str:
 
 
 def _env_texts(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, str]]:
-    """Yield the path and the text of every variable in an `env` that a step gets."""
+    """Yield the path and text of every variable in an `env`."""
     tools = {step.tool for step in workflow.steps.values() if isinstance(step, ToolStep)}
     tools |= {name for _, step in ai_steps(workflow) for name in step.ai.tools}
     parts: list[tuple[EnvPath, Mapping[str, Scalar]]] = [
@@ -322,24 +316,20 @@ def _env_texts(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, str]]:
 
 
 def _server_envs(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, Mapping[str, Scalar]]]:
-    """Yield the `env` of each MCP server that is started for an `ai` step."""
+    """Yield the `env` of each MCP server of an `ai` step."""
     for step_id, step in ai_steps(workflow):
         for name, server in step.ai.mcp_servers.items():
             yield ("steps", step_id, "ai", "mcp_servers", name, "env"), server.env
 
 
 def ai_steps(workflow: WorkflowFile) -> Iterator[tuple[str, AiStep]]:
-    """Yield the `ai` steps of a file by name."""
     for step_id, step in workflow.steps.items():
         if step.type == "ai":
             yield step_id, cast("AiStep", step)
 
 
-# --- JSON Schema --------------------------------------------------------------------------------------------
-
-
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a workflow file, for editors, with every other name of a key."""
+    """Return the JSON Schema for editors, with every other name of a key."""
     schema = json_schema_of(WorkflowFile)
     definitions = schema["$defs"]
     schema["properties"]["steps"]["additionalProperties"] = False  # other names are refused

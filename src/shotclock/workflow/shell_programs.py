@@ -20,7 +20,7 @@ CONTAINERS = {"docker", "podman", "kubectl"}
 
 
 class Letters(NamedTuple):
-    """The options of a program that runs its arguments, by their letters."""
+    """The options of a program that runs its arguments."""
 
     valued: str = ""
     """Letters whose value is the next word."""
@@ -74,26 +74,26 @@ _SHELL_OPTIONS, _AWK_OPTIONS, _SSH_OPTIONS = (
     Letters("vFfeil", "e"),
     Letters("bcDEeFIiJLlmOopQRSWwBP"),
 )
-# Long options that take a script in the next word or after `=`.
+# Options with a script in the next word or after `=`.
 _CODE_WORDS = {"--eval", "--print", "--command", "--run", "--split-string", "--session-command", "--source"}
-# Other long options whose value is the next word. Each names code to load.
+# Other options whose value is the next word. Each names code to load.
 _VALUE_WORDS = {
     *("--require", "--import", "--loader", "--experimental-loader", "--input-type", "--conditions", "--preload"),
     *("--check-hash-based-pycs", "--env-file", "--rcfile", "--init-file", "--file", "--include", "--load"),
 }
-# Modules of Python that run their arguments or their standard input.
+# Modules of Python that run their arguments or standard input.
 _RUNNING_MODULES = {"timeit", "pdb", "trace", "cProfile", "profile", "code", "asyncio"}
 # Programs that do not read their standard input.
 NEVER_READING = {"echo", "printf", "curl", "wget"}
 # `perl -n` and `perl -p` run a file name that ends in `|`, and `-a` and `-F` imply `-n`.
 _PERL_LOOP = re.compile(r"-(?![MmI])[\w.]*[napF]")
-# Letters that make an interpreter read its standard input after the script.
+# They make an interpreter read its standard input after the script.
 _INTERACTIVE = re.compile(r"-(?![WXl])[A-Za-z]*i[A-Za-z]*|--interactive")
 _STANDARD_INPUT = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
 # With one of these, an interpreter only prints something.
 _PRINTING = {"--version", "--help", "-V"}
-# Variables that a shell or another program evaluates: as a script, a command, options that take either, or a file of
-# code to load. Variables that name a folder to search (PATH, PYTHONPATH, LD_LIBRARY_PATH) are not among them.
+# Variables that a program evaluates: as a script, a command, options, or code to load. Folders to search (PATH,
+# PYTHONPATH, LD_LIBRARY_PATH) are not among them.
 RUN_VARIABLE = re.compile(
     r"BASH_ENV|BASH_FUNC_.*|PS[0-4]|PROMPT_COMMAND"
     r"|(?:GIT_|GIT_SEQUENCE_|SUDO_|KUBE_|SYSTEMD_|HG)?EDITOR|VISUAL|FCEDIT|(?:GIT_|GH_|AWS_|SYSTEMD_|MAN)?PAGER"
@@ -103,7 +103,7 @@ RUN_VARIABLE = re.compile(
     r"|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|ERL_[AZ]?FLAGS|EXINIT|VIMINIT"
     r"|MAKEFLAGS|GNUMAKEFLAGS|MAKEFILES|TAR_OPTIONS|LD_PRELOAD|LD_AUDIT|DYLD_INSERT_LIBRARIES"
 )
-# POSIX shells read it if they are interactive. Elsewhere it is the name of an ordinary setting.
+# Interactive POSIX shells read it. Elsewhere it is an ordinary setting.
 INTERACTIVE_VARIABLE = "ENV"
 
 
@@ -111,13 +111,11 @@ class InterpreterWords(NamedTuple):
     """The words of an interpreter by their use."""
 
     code: list[Word]
-    """Words that it runs."""
     options: list[Word]
-    """Its options and their values."""
     rest: list[Word]
-    """The script file, if there is one, and its arguments."""
+    """The script file, if any, and its arguments."""
     input: str = ""
-    """The file that it reads its script from, if that is its standard input or another descriptor."""
+    """The descriptor that it reads its script from, if any."""
 
 
 def program_of(word: Word) -> str:
@@ -125,13 +123,13 @@ def program_of(word: Word) -> str:
 
 
 def is_computed(word: Word) -> bool:
-    """Return whether the name of a program is only known when it runs."""
+    """Return whether a program's name is only known when it runs."""
     name = program_of(word)
     return MARK_START in name or "*" in name or (len(name) > 1 and "{" in name) or (word.is_expanded and "$" in name)
 
 
 def starts_interactive_shell(words: Sequence[Word]) -> bool:
-    """Return whether a shell among the words is interactive, as in `sh -i`."""
+    """Return whether a shell among the words is interactive (`sh -i`)."""
     shells = (number for number, word in enumerate(words) if SHELL.fullmatch(program_of(word)))
     return any("i" in _letters(split_words(words[number + 1 :], _SHELL_OPTIONS)[0]) for number in shells)
 
@@ -145,10 +143,7 @@ def _letters(options: Sequence[Word]) -> set[str]:
 
 
 def split_words(words: Sequence[Word], known: Letters) -> tuple[list[Word], list[tuple[str, Word]], list[Word]]:
-    """Return the options of a program, the values of its options with their option, and the other words.
-
-    A word that begins with a value may be an option, and counts as one.
-    """
+    """Return the options, the values with their option, and the rest. A word that begins with a value is an option."""
     options: list[Word] = []
     values: list[tuple[str, Word]] = []
     number = 0
@@ -174,7 +169,7 @@ def split_words(words: Sequence[Word], known: Letters) -> tuple[list[Word], list
 
 
 def _find_last(text: str, known: Letters) -> re.Match[str] | None:
-    """Return the option in a cluster that ends the options, and the value that is attached to it."""
+    """Return the option in a cluster that ends the options, with its attached value."""
     if not known.last or text[1:2] in ("W", "X"):
         return None
     return re.fullmatch(rf"(-[A-Za-z]*?[{known.last}])(.*)", text, re.DOTALL)
@@ -193,13 +188,13 @@ def is_code_option(text: str, letters: str) -> bool:
 
 
 def may_run(option: Word) -> bool:
-    """Return whether an interpreter may run the value in one of its options."""
+    """Return whether an interpreter may run the value in an option."""
     name = option.text.partition("=")[0]
     return not name.startswith("--") or MARK_START in name or name in _CODE_WORDS or name in _VALUE_WORDS
 
 
 def read_interpreter(name: str, words: Sequence[Word]) -> InterpreterWords | None:
-    """Read the words of a shell, an interpreter or awk. Returns None for other programs."""
+    """Read a shell, an interpreter or awk. Returns None for other programs."""
     if SHELL.fullmatch(name):
         return _read_shell(words)
     if name in AWK:
@@ -243,7 +238,7 @@ def _read_language(name: str, words: Sequence[Word]) -> InterpreterWords:
 
 
 def _read_awk(words: Sequence[Word]) -> InterpreterWords:
-    """Read the words of awk, whose script is a word or the file of `-f`."""
+    """Read awk, whose script is a word or the file of `-f`."""
     options, values, rest = split_words(words, _AWK_OPTIONS)
     code = [value for option, value in values if is_code_option(option, _AWK_OPTIONS.code) or value.is_open]
     files = find_script_files(words)
@@ -254,7 +249,7 @@ def _read_awk(words: Sequence[Word]) -> InterpreterWords:
 
 
 def read_ssh(words: Sequence[Word]) -> InterpreterWords:
-    """Read the words of ssh: the command is code for the shell of the other host."""
+    """Read ssh: the command is code for the shell of the other host."""
     options, values, rest = split_words(words, _SSH_OPTIONS)
     more, also, remote = split_words(rest[1:], _SSH_OPTIONS)
     options += more + [value for option, value in (*values, *also) if option[-1] in "oFJ"]
@@ -262,7 +257,7 @@ def read_ssh(words: Sequence[Word]) -> InterpreterWords:
 
 
 def find_script_files(words: Sequence[Word]) -> list[Word]:
-    """Return the files that `awk -f`, `sed -f` and `make -f` take their scripts from."""
+    """Return the script files of `awk -f`, `sed -f` and `make -f`."""
     found: list[Word] = []
     for number, word in enumerate(words):
         if re.fullmatch(r"-[A-Za-z]*f|--file|--makefile", word.text):
@@ -273,24 +268,22 @@ def find_script_files(words: Sequence[Word]) -> list[Word]:
 
 
 def _find_stream(files: Sequence[Word]) -> str:
-    """Return the first of the files that is a descriptor, or ""."""
+    """Return the first file that is a descriptor, or ""."""
     names = (re.sub(r"/(?:\.?/)+", "/", file.text) for file in files)
     return next(filter(_STANDARD_INPUT.fullmatch, names), "")
 
 
 def _script_stream(rest: Sequence[Word]) -> str:
-    """Return the descriptor that an interpreter with these words reads its script from, or ""."""
+    """Return the descriptor that a script is read from, or ""."""
     return _find_stream(rest[:1] or [Word("-")])
 
 
-# --- scripts on standard input ------------------------------------------------------------------------------
-
 Reader = tuple[str, str]
-"""A program that reads a script from a descriptor, and that descriptor."""
+"""A program that reads a script, and from which descriptor."""
 
 
 def find_script_reader(words: Sequence[Word]) -> Reader | None:
-    """Return the program of a command that reads a script from a descriptor, behind assignments and runners."""
+    """Return the program that reads a script from a descriptor, behind assignments and runners."""
     while words and (ASSIGNED.match(words[0].text) or words[0].text[:1] == "-"):
         words = words[1:]
     if not words:
@@ -330,7 +323,7 @@ def find_script_reader(words: Sequence[Word]) -> Reader | None:
 
 
 def _scripts_of(runner: Letters, words: Sequence[Word]) -> Iterator[Word]:
-    """Yield the scripts that the options of a runner take, as in `env -S` and `flock lock -c`."""
+    """Yield the scripts in a runner's options (`env -S`, `flock lock -c`)."""
     options, values, rest = split_words(words, runner)
     more, also, rest = split_words(rest[runner.operands :], runner)
     yield from (value for option, value in values + also if is_code_option(option, runner.code))
@@ -342,10 +335,10 @@ def _scripts_of(runner: Letters, words: Sequence[Word]) -> Iterator[Word]:
 
 
 def _find_inner_reader(scripts: Iterable[Word]) -> Reader | None:
-    """Return the program in a script, which is an argument, that reads another script from standard input."""
+    """Return the program in a script that reads another script from standard input."""
     for script in scripts:
         if script.values or (script.inside and script.text == "$"):
-            continue  # a value in a script is refused as such, and the output of a command is not followed
+            continue  # a value in it is refused as such, and the output of a command is not followed
         try:
             commands = read_script(script.text).commands
         except TooDeep:
@@ -359,7 +352,7 @@ def _find_inner_reader(scripts: Iterable[Word]) -> Reader | None:
 
 
 def has_unclear_option(name: str, words: Sequence[Word]) -> bool:
-    """Return whether a runner has a long option without `=`: the next word may be its value or the command."""
+    """Return whether a long option has no `=`: the next word may be its value or the command."""
     options, _, _ = split_words(words, RUNNERS[name])
     return any(re.fullmatch("--[^=]+", word.text) and word.text not in _CODE_WORDS for word in options)
 

@@ -1,9 +1,8 @@
 """Values in shell commands: each reaches the shell as data, with any quoting around its placeholder.
 
-A placeholder is replaced by a reference to a variable that holds the value, quoted as one word of data: bare, in double
-quotes, in single quotes, in a here-document. Nothing in a value is read as shell. A value is refused where no such
-reference exists (a quoted here-document) and where the command would run the word (`eval`, `sh -c`, a comparison that
-bash computes), whichever shell the step has.
+A placeholder becomes a reference to a variable that holds the value, quoted as one word: bare, in quotes, in a
+here-document. A value is refused where no such reference exists (a quoted here-document) and where the command would
+run the word (`eval`, `sh -c`, a comparison that bash computes), whichever shell the step has.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Unsafe(ValueError):
 
 
 class Refusal(NamedTuple):
-    """The reason why a value is refused, or a warning."""
+    """Why a value is refused, or a warning."""
 
     position: int
     message: str
@@ -41,7 +40,7 @@ class Refusal(NamedTuple):
 
 
 def mark(number: int) -> str:
-    """Return the mark of value `number` in a rendered command. Neither a template nor a value can write it there."""
+    """Return the mark of a value. Neither a template nor a value can write it there."""
     return f"\ue000{number}\ue001"
 
 
@@ -50,7 +49,7 @@ def has_marks(text: str) -> bool:
 
 
 def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the command with a reference for every mark, and the variables that hold the values. Raises Unsafe."""
+    """Return the command with references for marks, and the variables with the values. Raises Unsafe."""
     try:
         script = read_script(command)
     except TooDeep as deep:
@@ -97,7 +96,7 @@ def _reference(place: ValueContext, name: str, value: str) -> str:
 
 
 def find_refusals(command: str) -> list[Refusal]:
-    """Return one refusal or warning for each value that has one in a command with marks, from left to right."""
+    """Return one refusal or warning per value of a command with marks, from left to right."""
     try:
         found = sorted(_refusals(read_script(command)), key=lambda refusal: not refusal.is_error)
     except TooDeep as deep:
@@ -106,7 +105,7 @@ def find_refusals(command: str) -> list[Refusal]:
 
 
 def find_variable_refusal(name: str, command: str | None = None) -> Refusal | None:
-    """Return why a value is refused in a variable of a step, whose shell command may be known; None if it is not."""
+    """Return why a value is refused in a variable of a step, whose command may be known; else None."""
     if programs.RUN_VARIABLE.fullmatch(name):
         return next(_in_variable([0], name))
     if name == programs.INTERACTIVE_VARIABLE and command is not None:
@@ -126,7 +125,7 @@ _NEVER_FAILING = {
 
 
 def find_unheard(command: str) -> str | None:
-    """Return the first program in a pipe whose failure would be hidden; None if there is none."""
+    """Return the first program in a pipe whose failure would be hidden, or None."""
     if "|" not in command or "pipefail" in command:
         return None
     try:
@@ -140,8 +139,6 @@ def find_unheard(command: str) -> str | None:
                 return name
     return None
 
-
-# --- where a value would be run ----------------------------------------------------------------------------
 
 _BY_ENV = "pass it by `env`, as a variable of the command"
 _BESIDE = "pass it as an argument after the script, or by `env`"
@@ -157,13 +154,13 @@ _COMPUTED_NAMES = {"RANDOM", "SRANDOM", "OPTIND", "HISTCMD", "BASHPID"}
 _ENV_OPTION = re.compile(r"(?:--env=|-e)?")
 _COMPARISONS = {"-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _DECLARING = {"declare", "typeset", "local", "readonly", "export"}
-# Builtins and programs that run or compute any of their arguments.
+# They run or compute any of their arguments.
 _EVALUATING = {
     *("eval", "alias", "trap", "let", "unset", "read", "mapfile", "readarray", "getopts", "compgen", "complete"),
     *("hash", "wait", "bind", "fc", "enable", "jobs", "su", "runuser", "sg", "script", "watch", "parallel"),
     *("at", "batch"),
 }
-# Builtins that put data into the variables that they name.
+# Builtins that fill the variables that they name.
 _FILLING = {"read", "mapfile", "readarray", "getopts", "printf", "for", "select"}
 _GRAMMAR = {"for", "case", "select", "function"}
 # Builtins that run none of their arguments.
@@ -210,7 +207,7 @@ def _values_in(words: Iterable[Word]) -> list[int]:
 
 
 class _ScriptCheck:
-    """A search of the simple commands of a script for values that they would run."""
+    """A search for values that the simple commands of a script would run."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -221,7 +218,7 @@ class _ScriptCheck:
         self._has_arrays = bool(script.arrays) or any(map(_may_make_array, self._commands))
 
     def _items(self, start: int, end: int) -> Iterator[int]:
-        """Yield the numbers of the commands that are the items of an array, without the commands inside them."""
+        """Yield the commands that are items of an array, without those inside them."""
         while start < end:
             yield start
             inner = [last for word in self._script.commands[start].words for _, last in word.inside]
@@ -245,17 +242,15 @@ class _ScriptCheck:
             yield from self._everywhere(command)
 
     def _is_special(self, name: str) -> bool:
-        """Return whether a shell or another program evaluates a variable."""
+        """Return whether a shell or a program evaluates a variable."""
         name = name.partition("[")[0]
         is_run = programs.RUN_VARIABLE.fullmatch(name) is not None or (
             name == programs.INTERACTIVE_VARIABLE and self._is_interactive
         )
         return is_run or name in _COMPUTED_NAMES
 
-    # --- commands beside which no value is accepted ---------------------------------------------------------
-
     def _everywhere(self, command: SimpleCommand) -> Iterator[Refusal]:
-        """Yield refusals of every value in the script, where any of them could reach this command."""
+        """Refuse every value in the script, where any could reach this command."""
         name, words = _program(command)
         if name in _DECLARING - {"export"} and (options_of(words) & set("in") or any(w.text[:1] == "$" for w in words)):
             where = f"a script with `{name} -i` or `{name} -n`"
@@ -269,7 +264,7 @@ class _ScriptCheck:
             yield from _in_script(positions, program, _BY_ENV)
 
     def _fed(self, command: SimpleCommand) -> list[int]:
-        """Return the values that may reach the standard input of a command."""
+        """Return the values that may reach a command's standard input."""
         if command.has_input and not any(word.inside for word in command.input):
             return _values_in(command.input)
         if command.piped_from is not None:
@@ -279,8 +274,6 @@ class _ScriptCheck:
             if all(each.has_input or _program(each)[0] in programs.NEVER_READING for each in before):
                 return [value for each in before for value in _values_in([*each.words, *each.input])]
         return self._everything
-
-    # --- values in the words of a command ------------------------------------------------------------------
 
     def _in_words(self, words: Sequence[Word]) -> Iterator[Refusal]:
         runner = ""
@@ -306,7 +299,7 @@ class _ScriptCheck:
             yield from self._of_runner(name, args, words)
 
     def _assigned(self, words: Sequence[Word]) -> Generator[Refusal, None, Sequence[Word]]:
-        """Yield refusals in the assignments before a command, and return the command."""
+        """Yield refusals in the assignments before a command; return the command."""
         while words and (found := ASSIGNED.match(words[0].text)) is not None:
             if found["name"] in _COMPUTED_NAMES:
                 yield from _in_arithmetic(words[0].values, f"{found['name']}=")
@@ -336,7 +329,7 @@ class _ScriptCheck:
             yield from _in_script(self._everything, name, _BY_ENV)
 
     def _runs_input(self, options: list[Word], values: list[tuple[str, Word]], started: Sequence[Word]) -> bool:
-        """Return whether the command of xargs would run the words that xargs adds to it."""
+        """Return whether the command of xargs would run the words that xargs adds."""
         unknown = -1
         places = [option.text[2:] or "{}" for option in options if re.match("-i|-I.", option.text)]
         places += [option.text[10:] or "{}" for option in options if option.text.startswith("--replace")]
@@ -374,7 +367,7 @@ class _ScriptCheck:
             yield from self._of_other(name, words)
 
     def _of_other(self, name: str, words: Sequence[Word]) -> Iterator[Refusal]:
-        """Yield refusals and warnings in the words of a program that is not known to run its arguments."""
+        """Yield refusals and warnings for a program not known to run its arguments."""
         for number, word in enumerate(words):
             behind = words[number + 1 :]
             if name == "find" and word.text in ("-exec", "-execdir", "-ok", "-okdir"):
@@ -410,7 +403,7 @@ class _ScriptCheck:
 
 
 def _program(command: SimpleCommand) -> tuple[str, Sequence[Word]]:
-    """Return the program that a command starts in the end, and its arguments."""
+    """Return the program that is started in the end, and its arguments."""
     words: Sequence[Word] = command.words
     while words:
         if ASSIGNED.match(words[0].text) or words[0].text[:1] == "-":

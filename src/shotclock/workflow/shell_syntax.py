@@ -1,6 +1,6 @@
 """A reader of shell commands: the quoting around each value, and the words of each simple command.
 
-It follows the grammars of POSIX and bash together, so a finding holds for either shell. Nothing is run or expanded.
+It follows POSIX and bash together, so a finding holds for either. Nothing is run or expanded.
 
 docs/design.md: R50.
 """
@@ -27,7 +27,7 @@ _PROCESS_SUBSTITUTION = ("<(", ">(")
 _OPENING = {"{", "if", "while", "until", "for", "case", "select"}
 _CLOSING = {"}", "fi", "done", "esac"}
 _BETWEEN = {"then", "else", "elif", "do", "!", "time"}
-# Words of the grammar that are kept as the first word of their command.
+# Words of the grammar that are kept as first words.
 _KEPT = {"for", "case", "select", "function"}
 
 
@@ -56,16 +56,16 @@ class TooDeep(ValueError):
 @record
 class Word:
     text: str = ""
-    """The word without its quotes. An expansion in braces or parentheses is `$`."""
+    """Without its quotes. An expansion in braces or parentheses is `$`."""
     marks: list[int] = field(default_factory=list)
-    """Positions of the values in the word."""
+    """Positions of its values."""
     inside: list[tuple[int, int]] = field(default_factory=list)
-    """First and last command of each substitution in the word."""
+    """First and last command of each substitution."""
     is_quoted: bool = False
     is_expanded: bool = False
-    """Whether the shell expands a variable or the output of a command in the word."""
+    """The shell expands a variable or the output of a command in it."""
     made: list[int] = field(default_factory=list)
-    """Positions of the values in the commands of its substitutions."""
+    """Positions of the values in its substitutions."""
 
     @property
     def values(self) -> list[int]:
@@ -73,7 +73,7 @@ class Word:
 
     @property
     def is_open(self) -> bool:
-        """Whether a value begins the word, so that the word may be an option, an assignment or a name."""
+        """A value begins the word, which may be an option, an assignment or a name."""
         return self.text[:1] in (MARK_START, "$", "{") and bool(self.values)
 
 
@@ -83,23 +83,23 @@ class SimpleCommand:
     input: list[Word] = field(default_factory=list)
     """Here-strings, the text of here-documents, and the targets of `<`."""
     has_input: bool = False
-    """Whether a redirection of its own feeds its standard input."""
+    """A redirection of its own feeds its standard input."""
     piped_from: int | None = None
     """The first of the commands whose output it reads."""
 
 
 @record
 class Script:
-    """The commands of a text. Commands in a substitution follow the command that contains it."""
+    """The commands of a text. Those in a substitution follow the command that contains it."""
 
     places: dict[int, ValueContext] = field(default_factory=dict)
     commands: list[SimpleCommand] = field(default_factory=list)
     computed: list[tuple[int, int]] = field(default_factory=list)
     """The commands whose output is read as arithmetic."""
     arrays: list[tuple[str, int, int]] = field(default_factory=list)
-    """Variables that are assigned `( … )`, each with the range of its items, which are read as commands."""
+    """Variables assigned `( … )`, with the range of their items, which are read as commands."""
     defaults: list[tuple[str, Word]] = field(default_factory=list)
-    """Variables that `${x=…}` and `${x:=…}` assign, each with its default."""
+    """Variables that `${x=…}` and `${x:=…}` assign, with the default."""
 
     def values_between(self, ranges: list[tuple[int, int]]) -> list[int]:
         """Return the positions of the values in these commands."""
@@ -108,7 +108,7 @@ class Script:
 
 
 def read_script(text: str) -> Script:
-    """Read a command. Text that no shell accepts is read as well as possible. Raises TooDeep."""
+    """Read text as well as possible, even if no shell accepts it. Raises TooDeep."""
     script = Script()
     _ScriptReader(text, 0, len(text), script, 0).read_list("")
     for word in (word for command in script.commands for word in (*command.words, *command.input)):
@@ -117,7 +117,7 @@ def read_script(text: str) -> Script:
 
 
 def _unescape(found: re.Match[str]) -> str:
-    """Return the character of an escape in `$'…'`, or a blank for one that is not printed."""
+    """Return the character of an escape in `$'…'`; a blank if it is not printed."""
     *hexadecimal, octal, char = found.groups()
     if char is not None:
         return " " if char.isalnum() else str(char)
@@ -126,14 +126,14 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def _is_command_next(words: list[Word], word: str) -> bool:
-    """Return whether a word of the grammar may follow these words, as in `function f {` and `for x do`."""
+    """Return whether a word of the grammar may follow, as in `function f {` and `for x do`."""
     first = words[0].text if words else ""
     is_named = first == "function" or (first == "coproc" and len(words) < 3)
     return not words or (word in _OPENING and is_named) or (word == "do" and first in ("for", "select"))
 
 
 class _ScriptReader:
-    """A reader of text[at:end]. Here-documents and backticks have readers of their own."""
+    """A reader of text[at:end]. Here-documents and backticks have their own."""
 
     def __init__(self, text: str, at: int, end: int, script: Script, depth: int) -> None:
         self._text = text
@@ -141,7 +141,7 @@ class _ScriptReader:
         self._end = end
         self._script = script
         self._depth = depth
-        # Here-documents that begin after the next end of line: ending word, whether quoted, whether `<<-`, command.
+        # Here-documents after the next end of line: ending word, whether quoted, whether `<<-`, command.
         self._awaited: list[tuple[str, bool, bool, SimpleCommand]] = []
 
     def _sees(self, *texts: str) -> bool:
@@ -153,21 +153,17 @@ class _ScriptReader:
             raise TooDeep(f"commands inside commands, more than {DEPTH_LIMIT} deep")
 
     def _mark_all(self, start: int, end: int, place: ValueContext) -> list[int]:
-        """Note the place of every value between two positions, and return their positions."""
+        """Note the place of every value in a range, and return their positions."""
         marks = [found.start() for found in MARKED.finditer(self._text, start, end)]
         self._script.places.update(dict.fromkeys(marks, place))
         return marks
 
     def _find(self, text: str) -> int:
-        """Return the next position of a text, or the end."""
         found = self._text.find(text, self._at, self._end)
         return self._end if found < 0 else found
 
     def _pass(self, end: int) -> None:
-        """Go behind the character at `end`."""
         self._at = min(end + 1, self._end)
-
-    # --- commands -----------------------------------------------------------------------------------------
 
     def read_list(self, closing: str, around: ValueContext = ValueContext.BARE) -> tuple[int, int]:
         """Read commands up to `closing`: `)` or the end. Returns the range of their numbers."""
@@ -240,7 +236,7 @@ class _ScriptReader:
         return first, len(commands)
 
     def _read_parentheses(self, command: SimpleCommand, around: ValueContext, is_pattern: bool) -> bool:
-        """Read a subshell, an array, the `()` of a function or a pattern. Returns whether a new command follows."""
+        """Read a subshell, an array, `()` of a function or a pattern. Returns whether a new command follows."""
         self._at += 1
         last = command.words[-1].text if command.words else ""
         is_array = last.endswith("=")
@@ -253,7 +249,7 @@ class _ScriptReader:
         return is_function or is_pattern
 
     def _forget_pattern(self, first: int) -> None:
-        """Remove the words that are a pattern of `case` and no command."""
+        """Remove the words that are a pattern of `case`."""
         inner: list[tuple[int, int]] = []
         for number, command in enumerate(self._script.commands[first:], first):
             if not any(start <= number < end for start, end in inner):
@@ -286,8 +282,6 @@ class _ScriptReader:
                 command.words.append(word)
                 if word.text == "]]" and not word.is_quoted:
                     return
-
-    # --- redirections and here-documents ------------------------------------------------------------------
 
     def _read_redirection(self, command: SimpleCommand, around: ValueContext) -> None:
         text = self._text
@@ -344,10 +338,8 @@ class _ScriptReader:
                 inner._read_text(body, "", ValueContext.HEREDOC)
             command.input.append(body)
 
-    # --- words --------------------------------------------------------------------------------------------
-
     def _read_word(self, around: ValueContext) -> Word | None:
-        """Read a word. Returns None for the number of a descriptor, which belongs to the redirection behind it."""
+        """Read a word. Returns None for a descriptor's number, which belongs to the redirection behind it."""
         word = Word()
         start = self._at
         while self._at < self._end:
@@ -413,7 +405,6 @@ class _ScriptReader:
             self._at += 1
 
     def _read_mark(self, word: Word, place: ValueContext) -> bool:
-        """Read a value, if there is one here."""
         if (found := MARKED.match(self._text, self._at)) is None:
             return False
         self._script.places[self._at] = place
@@ -443,10 +434,7 @@ class _ScriptReader:
             self._read_backtick(word, place)
 
     def _read_backtick(self, word: Word, place: ValueContext) -> None:
-        """Read up to the next backtick without a backslash before it.
-
-        The meaning of backslashes and quotes in it depends on where it is, so no value is accepted in it.
-        """
+        """Read up to an unescaped backtick. No value is accepted: backslashes and quotes depend on where it is."""
         start = end = self._at + 1
         while end < self._end and self._text[end] != "`":
             end += 2 if self._text[end] == "\\" else 1
@@ -458,7 +446,7 @@ class _ScriptReader:
         self._pass(end)
 
     def _read_brace(self, word: Word) -> None:
-        """Read `${…}`. A value is accepted in double quotes in it, unless the expansion is arithmetic."""
+        """Read `${…}`. A value is accepted in double quotes, unless the expansion is arithmetic."""
         self._go_deeper()
         is_computed = _COMPUTED.match(self._text, self._at, self._end) is not None
         assigns = _ASSIGNS.match(self._text, self._at, self._end)
@@ -480,7 +468,7 @@ class _ScriptReader:
         self._depth -= 1
 
     def _read_arithmetic(self, closing: str, place: ValueContext) -> list[tuple[int, int]]:
-        """Read an arithmetic expression, in which quotes make no difference. Returns its substitutions."""
+        """Read arithmetic, in which quotes make no difference. Returns its substitutions."""
         self._go_deeper()
         expression = Word()
         parens = 0

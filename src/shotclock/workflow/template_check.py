@@ -1,4 +1,4 @@
-"""Checks of templates and conditions before anything runs: their syntax, the names in them, and the steps they name.
+"""Checks of templates and conditions before anything runs: their syntax, names and steps.
 
 They are parsed and not compiled: the compiler computes constants, and `'a' * 9999999999` is one.
 """
@@ -29,19 +29,16 @@ from .templates import (
 if TYPE_CHECKING:
     from jinja2 import nodes
 
-# Findings of one template that are reported.
 FINDINGS_EACH = 10
 
 
 @value
 class VisibleNames:
-    """The names that a template can use in its place."""
-
     names: Collection[str]
     inputs: Collection[str]
     steps: Collection[str]
     texts: Collection[str] = ()
-    """Steps whose output is text, an object or a list, and never a number."""
+    """Steps whose output is never a number."""
     is_command: bool = False
     hints: dict[str, str] = field(default_factory=dict)
     """Where else a name can be used."""
@@ -50,7 +47,7 @@ class VisibleNames:
 class Checked(NamedTuple):
     findings: list[Finding]
     mentions: list[tuple[str, str]]
-    """`outputs` or `steps`, and the name of the step."""
+    """`outputs` or `steps`, and the step."""
 
 
 def check_template(text: str, visible: VisibleNames) -> Checked:
@@ -64,7 +61,7 @@ def check_condition(text: str, visible: VisibleNames) -> Checked:
 
 
 def _check_names(text: str, visible: VisibleNames) -> Checked:
-    """Check a template of plain names without Jinja, which takes longer to load than most files to check."""
+    """Check plain names without Jinja, which takes longer to load than most files to check."""
     findings: list[Finding] = []
     mentions: list[tuple[str, str]] = []
     for head, *parts in names_in(text):
@@ -119,9 +116,6 @@ def _quote(text: str) -> str:
     return f"`{flat if len(flat) <= 60 else flat[:59] + '…'}`"
 
 
-# --- names ------------------------------------------------------------------------------------------------
-
-
 def _unknown_name(name: str, visible: VisibleNames) -> Finding:
     hint = visible.hints.get(name) or _FOREIGN_NAMES.get(name)
     hint = hint or suggest(name, sorted(visible.names), otherwise="there are ")
@@ -149,8 +143,6 @@ def _unknown_member(written: str, name: str, members: Collection[str]) -> Findin
 
 
 class _TreeCheck:
-    """A check of the syntax tree of a template."""
-
     def __init__(self, visible: VisibleNames) -> None:
         self._visible = visible
         self.findings: list[Finding] = []
@@ -213,7 +205,7 @@ class _TreeCheck:
         self.findings += _check_member(head.name, name, self._visible, self.mentions)
 
     def _text_of(self, node: Any) -> str | None:
-        """Return the text of an expression whose value is always text; None for others."""
+        """Return the text of an expression that is always text; None for others."""
         from jinja2 import nodes
 
         if isinstance(node, nodes.Name) and node.name == "output" and "output" in self._visible.texts:
@@ -267,32 +259,31 @@ def _unknown_filter(rule: str, name: str, known: Collection[str]) -> Finding:
 
 @cache
 def _methods() -> frozenset[str]:
-    """Return the names of the methods of values, and of the objects of Jinja."""
+    """Return the methods of values, and of Jinja's objects."""
     kinds: tuple[type, ...] = (str, list, dict, int, float, tuple, range)
     of_values = {name for kind in kinds for name in dir(kind) if not name.startswith("_")}
     return frozenset(of_values | {"cycle", "changed", "next", "reset", "super"})
 
 
-# --- templates --------------------------------------------------------------------------------------------
 # An output exists once its step has succeeded. A template that uses a step without waiting for it is reported.
 
 _EVERYWHERE = frozenset({"outputs", "steps", "inputs", "env", "run"})
-# The members of names that every file has.
+# Members of names that every file has.
 _MEMBERS = {
     "run": ("id", "name"),
     "deadline": ("remaining",),
     "steps.NAME": ("status", "output", "error", "exit_code", "attempts", "partial"),
 }
-# Keys that are rendered before or after the tries of a step.
+# Rendered before or after the tries of a step.
 _AROUND = frozenset({"if", "for_each", "transform", "fail_if"})
 _NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
 _BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"
-# Keys that hold no templates.
+# Keys without templates.
 _PLAIN = {"description", "tags", "depends_on", "on_fail", "on_success", "output_schema", "approval", "type"}
 
 
 class Written(NamedTuple):
-    """A template or a condition, and the names that it can use."""
+    """A template or condition, and the names that it can use."""
 
     path: Path_
     text: str
@@ -301,7 +292,7 @@ class Written(NamedTuple):
 
 
 def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = MappingProxyType({})) -> Iterator[Finding]:
-    """Yield the findings about the templates of a workflow. `prompts` are the texts of prompt files, by step."""
+    """`prompts` are the texts of prompt files, by step."""
     checked = [
         (each.path, (check_condition if each.is_condition else check_template)(each.text, each.visible))
         for each in _find_templates(workflow, prompts)
@@ -327,7 +318,7 @@ def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = Mapp
 
 
 def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Iterator[Written]:
-    """Yield every template and every condition of the file."""
+    """Yield every template and condition."""
     texts = {name for name, step in workflow.steps.items() if _outputs_text(workflow, step)}
     base = VisibleNames(_EVERYWHERE, workflow.inputs, workflow.steps, texts)
     once = replace(base, hints={"item": _NO_ITEMS, "index": _NO_ITEMS})
@@ -364,7 +355,7 @@ def _plain_texts(path: Path_, value: Any, visible: VisibleNames) -> Iterator[Wri
 
 
 def _is_printed(step: StepPart) -> bool:
-    """Return whether the output of a step is text that is not read as JSON."""
+    """Return whether the output is text that is not read as JSON."""
     return STEP_TYPES[step.type].prints_text and getattr(step, "output_format", "auto") != "json"
 
 
@@ -409,8 +400,6 @@ def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
         before.setdefault(called, set()).add(name)
     return before
 
-
-# --- other template languages -------------------------------------------------------------------------------
 
 _OF_JINJA = {"loop", "self", "super", "caller", "varargs", "kwargs"}
 _FOREIGN_WRITING = [

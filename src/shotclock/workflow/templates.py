@@ -1,8 +1,8 @@
 """Values between steps: sandboxed Jinja templates, and JSON Schemas of outputs.
 
-A template may loop for ever, so it is rendered in a worker, on the clock, unless it holds nothing but plain names
-(`{{ outputs.fetch.items }}`). A JSON Schema is checked in a worker as well: a regular expression in it may take for
-ever, and each of many alternatives that do not fit keeps a copy of the value.
+A template may loop for ever, so it is rendered in a worker, on the clock, unless it holds only plain names (`{{
+outputs.fetch.items }}`). So is a JSON Schema checked: its regular expressions may take for ever, and each of many
+misfits keeps a copy of the value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ..core.json_values import as_plain, as_text, is_true, read_json, write_json
 from .schema import is_template
 from .shell_quoting import has_marks, mark
 
-# --- memory -----------------------------------------------------------------------------------------------
 # The timeout of the call does not bound memory, which could be used up before it fires.
 
 # Beyond the memory of the worker: a few outputs several times over. `'a' * 9999999999` fails.
@@ -30,7 +29,7 @@ TOO_MUCH = f"it takes more than {MEMORY_LIMIT >> 20} MB of memory"
 
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Bound the memory of this process: more raises MemoryError. A worker has one call at a time."""
+    """Make more memory raise MemoryError in this process. A worker has one call at a time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         with open("/proc/self/statm") as statm:
@@ -48,7 +47,7 @@ def bounded_memory() -> Iterator[None]:
 
 
 def find_misfit(schema: dict[str, Any], value: Any) -> str | None:
-    """Return why a value does not fit a JSON Schema, or None. Raises Failure where that takes too much memory."""
+    """Return why a value does not fit a JSON Schema, or None. Raises Failure if that takes too much memory."""
     from jsonschema import Draft202012Validator, SchemaError
     from referencing import Registry
     from referencing.exceptions import Unresolvable
@@ -67,7 +66,7 @@ def find_misfit(schema: dict[str, Any], value: Any) -> str | None:
         raise Failure("OUTPUT_INVALID", TOO_MUCH) from None
 
 
-# Characters of text that one template may build. A template that is one plain name returns the value itself.
+# Characters that one template may build. A template of one plain name returns the value itself.
 OUTPUT_LIMIT = 10_000_000
 
 _PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
@@ -82,8 +81,6 @@ Scope = Mapping[str, Any]
 
 
 class TemplateError(Failure):
-    """A template that cannot be rendered."""
-
     def __init__(self, message: str) -> None:
         super().__init__("TEMPLATE_FAILED", message)
 
@@ -91,16 +88,16 @@ class TemplateError(Failure):
 class Rendered(NamedTuple):
     text: str
     values: list[str]
-    """The values of the marks in the text, if it has marks."""
+    """The values of the marks in the text."""
 
 
 def is_simple(text: str) -> bool:
-    """Return whether a template holds nothing but plain names, which need no worker."""
+    """Return whether a template holds only plain names, which need no worker."""
     return "{%" not in text and "{{" not in _PLACEHOLDER.sub("", text)
 
 
 def names_in(text: str) -> list[list[str]]:
-    """Return the plain names in a template, each as its head and the names behind it, up to a number."""
+    """Return the plain names, each as its head and the names behind it, up to a number."""
     found = []
     for name in _PLACEHOLDER.findall(text):
         head = _head_of(name)
@@ -113,7 +110,7 @@ def names_in(text: str) -> list[list[str]]:
 
 
 def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
-    """Render a template of plain names. Raises TemplateError for a missing name."""
+    """Render plain names. Raises TemplateError for a missing one."""
     values: list[str] = []
 
     def replaced(found: re.Match[str]) -> str:
@@ -131,7 +128,7 @@ def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
 
 
 def with_marks(template: str) -> str:
-    """Return a command as it is known before it is rendered: with marks for its values, and without its blocks."""
+    """Return a command before it is rendered: with marks for its values, and without its blocks."""
     made: list[str] = []
     position = 0
     while (found := _OPENED.search(template, position)) is not None:
@@ -145,7 +142,7 @@ def with_marks(template: str) -> str:
 
 
 def sole_name(text: str) -> str | None:
-    """Return the name, if the whole template is one plain name: its value keeps its type."""
+    """Return the name, if the whole template is one: its value keeps its type."""
     found = _PLACEHOLDER.fullmatch(text.strip())
     return None if found is None else found.group(1)
 
@@ -179,7 +176,6 @@ def mentions(template: str) -> list[Mention]:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Return every text in a value of mappings and lists."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
@@ -189,18 +185,14 @@ def texts_in(value: Any) -> list[str]:
     return []
 
 
-# --- in a worker, on the clock ----------------------------------------------------------------------------
-
-
 def render_all(templates: list[str], scope: dict[str, Any], marked: bool = False) -> list[list[Any]]:
-    """Render templates, each as its text and the values of its marks. Runs in a worker; raises TemplateError."""
+    """Render each template as text and the values of its marks. Runs in a worker; raises TemplateError."""
     with bounded_memory():
         return [list(_render(template, scope, marked)) for template in templates]
 
 
 def render_value(template: str, scope: dict[str, Any]) -> Any:
-    """Return the value of a template that is one expression, the text of any other. Runs in a worker; raises
-    TemplateError."""
+    """Return the value of one expression, the text of any other template. Runs in a worker; raises TemplateError."""
     expression = sole_expression(template)
     if expression is None:
         ((text, _),) = render_all([template], scope)
@@ -216,7 +208,7 @@ def render_value(template: str, scope: dict[str, Any]) -> Any:
 
 
 def evaluate(condition: str, scope: dict[str, Any]) -> bool:
-    """Return whether a condition holds, written with or without braces. Runs in a worker; raises TemplateError."""
+    """Return whether a condition holds, with or without braces. Runs in a worker; raises TemplateError."""
     expression = condition_expression(condition)
     if expression is None:
         ((text, _),) = render_all([condition.strip()], scope)
@@ -230,7 +222,7 @@ def evaluate(condition: str, scope: dict[str, Any]) -> bool:
 
 
 def sole_expression(template: str) -> str | None:
-    """Return the expression between the braces, if the whole template is one pair of braces."""
+    """Return the expression, if the whole template is one pair of braces."""
     written = template.strip()
     if not (written.startswith("{{") and written.endswith("}}")):
         return None
@@ -247,7 +239,7 @@ def sole_expression(template: str) -> str | None:
 
 
 def condition_expression(condition: str) -> str | None:
-    """Return the expression of a condition; None if it is text with templates in it."""
+    """Return the expression of a condition; None if it is text with templates."""
     return sole_expression(condition) if is_template(condition) else condition.strip()
 
 
@@ -294,7 +286,7 @@ def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
 
 
 def find_text_block(tree: Any) -> str | None:
-    """Return the name of a block that makes text of other text, in which values would lose their marks; or None."""
+    """Return a block that makes text of other text, in which values would lose their marks; or None."""
     from jinja2 import nodes
 
     blocks = {
@@ -353,7 +345,7 @@ def environment_for(marked: bool) -> Any:
 
 
 def _number_filter(name: str, parse: Callable[[Any], int | float], with_default: Callable[..., Any]) -> Any:
-    """Return Jinja's `int` or `float` with an error in place of its silent 0, unless the template gives a default."""
+    """Return Jinja's `int` or `float` with an error in place of its silent 0, unless there is a default."""
 
     def convert(value: Any, *default: Any, **named: Any) -> Any:
         if default or named:
@@ -377,7 +369,7 @@ def _to_int(value: Any) -> int:
 
 
 def with_subscripts(template: str) -> str:
-    """Write ids of steps with dashes as subscripts: Jinja would read a dash as minus."""
+    """Write step ids with dashes as subscripts: Jinja would read a minus."""
     return _DASHED.sub(lambda found: f"{found.group(1)}['{found.group(2)}']", template)
 
 

@@ -1,8 +1,8 @@
 """The reader of YAML: plain values, the position of every key, and all mistakes together.
 
-It uses ruamel's events and not its trees, which turn dates into objects, drop tags, lose the positions of merged keys
-and stop at the first duplicate key. The language is YAML 1.2 (core schema): `yes`, `no`, `on` and `off` are text, `010`
-is ten, a date is text. Merge keys (`<<`), which 1.2 left out, are read, because people use them.
+It uses ruamel's events: its trees turn dates into objects, drop tags, lose the positions of merged keys and stop at the
+first duplicate key. The language is YAML 1.2 (core schema): `yes` and `on` are text, `010` is ten, a date is text.
+Merge keys (`<<`), which 1.2 left out, are read, because people use them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from ruamel.yaml.reader import ReaderError
 
 from ..core.value_types import field, record, value
 
-# Aliases can make a small file unfold into a huge one, in the number of its values and in their length.
+# Aliases can unfold a small file into a huge one, in values and in their length.
 NODE_LIMIT, TEXT_LIMIT = 200_000, 8_000_000
 # Later readers recurse.
 DEPTH_LIMIT = 100
-# Digits of a number. Python itself refuses very long ones.
+# Python itself refuses very long numbers.
 DIGITS_LIMIT = 400
-# Characters of the file in a message.
 SHOWN_LIMIT = 60
 
 _NULL = {"", "~", "null", "Null", "NULL"}
@@ -49,7 +48,7 @@ _MERGE = "<<"
 
 @value
 class SourcePosition:
-    """A position in the file. Lines and columns count from 1, in characters."""
+    """Lines and columns count from 1, in characters."""
 
     line: int = 1
     column: int = 1
@@ -68,8 +67,6 @@ class YamlFlaw:
 
 @record
 class Spot:
-    """The source position of a YAML node and its children."""
-
     place: SourcePosition = TOP
     inside: dict[str | int, Spot] = field(default_factory=dict)
 
@@ -80,7 +77,7 @@ class Tree:
     spots: Spot
     flaws: tuple[YamlFlaw, ...] = ()
     is_whole: bool = True
-    """Whether it was read to the end; if not, `value` is None."""
+    """If not, `value` is None."""
 
 
 def read_tree(text: str) -> Tree:
@@ -104,7 +101,7 @@ def read_tree(text: str) -> Tree:
 
 
 def quote(text: object) -> str:
-    """Return text of the file quoted, in one line and without control characters."""
+    """Return text of the file in one line, without control characters."""
     whole = text if isinstance(text, str) else str(text)
     return repr(whole) if len(whole) <= SHOWN_LIMIT else f"{whole[:SHOWN_LIMIT]!r}…"
 
@@ -123,13 +120,13 @@ class _Anchored:
     length: int
     """Of all texts in it together."""
     text: str | None
-    """As it was written, if it can be a key."""
+    """As written, if it can be a key."""
 
 
 class _TreeBuilder:
     def __init__(self) -> None:
         self.flaws: list[YamlFlaw] = []
-        self._anchors: dict[str, _Anchored | None] = {}  # None while what it names is still being read
+        self._anchors: dict[str, _Anchored | None] = {}  # None while it is being read
         self._count = self._length = 0
         self._events: Iterator[Any] = iter(())
 
@@ -235,7 +232,7 @@ class _TreeBuilder:
         return []
 
     def _key(self, event: Any, depth: int) -> str | None:
-        """Return a key as it is written: `1:` and `"1":` are the same key, as they are in JSON."""
+        """Return a key as written: `1:` and `"1":` are the same, as in JSON."""
         if isinstance(event, AliasEvent):
             text = self._meant(event).text
         elif isinstance(event, ScalarEvent):

@@ -55,24 +55,21 @@ LASTS_MS = 30 * 24 * 60 * 60 * 1000
 
 @value
 class Session:
-    """A signed-in browser."""
-
     id: str
     name: str
     expires_at: WallTime
     token_id: str | None = None
-    """The token that it was begun with, if any: the session ends with it."""
+    """The token that began it, if any: the session ends with it."""
 
 
 class Sessions:
-    """Sessions of operators' browsers. Raises Failure where the store's directory cannot be used for their key."""
+    """Sessions of operators' browsers. Raises Failure if their key cannot be stored."""
 
     def __init__(self, home: Callable[[], Path]) -> None:
         self._home = home
         self._kept: bytes | None = None
 
     def begin(self, name: str, now: WallTime, *, token_id: str | None = None, until: WallTime | None = None) -> str:
-        """Return the cookie of a new session."""
         expires_at = now + LASTS_MS
         if until is not None:
             expires_at = min(expires_at, until)
@@ -81,11 +78,10 @@ class Sessions:
         return f"{body}.{self._sign('cookie', body)}"
 
     def proof(self, cookie: str) -> str:
-        """Return the proof that belongs to a cookie."""
         return self._sign("proof", cookie)
 
     def look(self, cookie: str, proof: str, now: WallTime) -> Session | None:
-        """Return the session; None unless cookie and proof are valid, belong together and have not expired."""
+        """Return the session if cookie and proof are valid, belong together and have not expired."""
         body, _, mac = cookie.partition(".")
         if not hmac.compare_digest(mac.encode(), self._sign("cookie", body).encode()):
             return None
@@ -122,7 +118,7 @@ class Link:
         return True
 
 
-# Principals and addresses whose rate is kept. Clients cannot invent them: they come from credentials and sockets.
+# Principals and addresses whose rate is kept. Clients cannot invent them.
 MOST_REMEMBERED = 4_096
 NS_PER_S = 1_000_000_000
 
@@ -187,13 +183,13 @@ HEADERS = {
 
 
 async def is_still_known(request: HTTPConnection) -> bool:
-    """Return whether the sender would still be admitted as the same principal: an event stream may outlive a token."""
+    """Return whether the sender is still the same principal: an event stream may outlive a token."""
     look: Callable[[], Awaitable[bool]] = request.scope[IS_STILL]
     return await look()
 
 
 class AuthMiddleware:
-    """ASGI middleware around all routes. `most_each` requests of one agent may be answered at once."""
+    """ASGI middleware around all routes. `most_each` requests of one agent run at once."""
 
     def __init__(self, app: ASGIApp, site: Site, store: Callable[[], Store], link: Link | None, most_each: int) -> None:
         self._app = app
@@ -235,9 +231,8 @@ class AuthMiddleware:
 
     @contextlib.contextmanager
     def _place(self, principal: Principal, path: str, body: _Body) -> Iterator[None]:
-        """Hold one of the places of an agent, from when its request is whole.
-
-        Without a limit, requests that wait for an operator would keep the operator's page from being served.
+        """Hold one of an agent's places from when its request is whole: waiting requests must not block the operator's
+        page.
         """
         if principal.role is Role.OPERATOR or is_public(path):
             yield
@@ -337,7 +332,6 @@ class AuthMiddleware:
         return Principal(token.name, Role(token.role))
 
     async def end_session(self, headers: Headers) -> None:
-        """End the session of these headers, if there is one. Raises Failure where that cannot be stored."""
         proof, cookie, now = headers.get(PROOF_HEADER), cookie_of(headers, self.cookie_name), wall_time()
         session = self.sessions.look(cookie, proof, now) if cookie and proof else None
         if session is not None:
@@ -348,7 +342,7 @@ class AuthMiddleware:
 
     @property
     def cookie_name(self) -> str:
-        """Return the name of the cookie, with the port: browsers share cookies between ports."""
+        """The name has the port, because browsers share cookies between ports."""
         return f"shotclock-inbox-{self._site.port}"
 
 
@@ -361,7 +355,7 @@ _BEARER = {"WWW-Authenticate": 'Bearer realm="shotclock"'}
 
 
 def is_public(path: str) -> bool:
-    """Return whether a path needs no principal: the files of the page, and signing in."""
+    """Return whether a path needs no principal: the page's files, and signing in."""
     return path in ("/", "/inbox", SESSION_PATH) or path.startswith("/page/")
 
 
@@ -385,9 +379,6 @@ def _name_of(scope: Scope) -> str:
     return f"{scope['method']} {scope['path']}"[:100]
 
 
-# --- bodies and headers -------------------------------------------------------------------------------------------
-
-
 def _body_limit(scope: Scope) -> int:
     path = scope["path"]
     large = path in (MCP_PATH, "/api/inbox") or path.endswith(("/decision", "/check"))
@@ -406,7 +397,7 @@ def _too_large(limit: int) -> Refused:
 
 
 class _Body:
-    """The body of a request, counted as it arrives. Raises ClientDisconnect where it ends early, and Refused."""
+    """The body of a request, counted as it arrives. Raises ClientDisconnect and Refused."""
 
     def __init__(self, receive: Receive, limit: int | None) -> None:
         self._receive = receive
@@ -436,7 +427,7 @@ _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADE
 
 
 class _Answer:
-    """The answer to a request, with the headers of every answer."""
+    """The answer, with the headers of every answer."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -30,7 +30,7 @@ PRINCIPAL = "shotclock.principal"
 
 
 def principal_of(request: HTTPConnection) -> Principal:
-    """Return the sender of a request that AuthMiddleware has admitted."""
+    """Return the sender that AuthMiddleware has admitted."""
     principal = request.scope.get(PRINCIPAL, ANONYMOUS)
     return principal if isinstance(principal, Principal) else ANONYMOUS
 
@@ -53,7 +53,7 @@ async def answer_request(
     idempotent: bool = False,
     wait_ms: int = 0,
 ) -> Response:
-    """Do the work of a request and return its answer, on time. Passes on a cancellation and ClientDisconnect."""
+    """Do the work of a request and answer it on time. Passes on a cancellation and ClientDisconnect."""
     clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
     admission = admit(name, clocks, mutates=mutates, idempotent=idempotent, tool=SERVED)
     outcome = await _outcome(admission, work)
@@ -66,7 +66,7 @@ Work = Callable[[Request, Principal], Awaitable[Mapping[str, Any]]]
 def answering(
     name: str, work: Work, *, mutates: bool = False, idempotent: bool = False, wait_ms: int = 0
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint that answers requests with the data that `work` returns."""
+    """Return an endpoint that answers with the data of `work`."""
 
     async def endpoint(request: Request) -> Response:
         data = work(request, principal_of(request))
@@ -93,7 +93,6 @@ async def _outcome(admission: Call, work: Awaitable[Mapping[str, Any]]) -> Outco
 
 
 def refusal(name: str, failure: Failure) -> Response:
-    """Return the answer to a refused request."""
     return make_response(answer(admit(name, Clocks()), refusal_outcome(failure)), _headers_of(failure))
 
 
@@ -125,7 +124,7 @@ def _text(plain: object) -> bytes:
 
 
 async def read_body(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the body, in time. A page of another site cannot send its type (CORS)."""
+    """Return the JSON object in the body. A page of another site cannot send its type (CORS)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         content = await asyncio.wait_for(request.body(), BODY_WITHIN_S)

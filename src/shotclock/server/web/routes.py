@@ -68,7 +68,7 @@ MOST_STREAMS_EACH = 24
 
 
 class Streams:
-    """The event streams of one server, as an ASGI application."""
+    """The event streams of one server, an ASGI application."""
 
     def __init__(self, inbox: Callable[[], Inbox], engine: FrontEnd | None = None) -> None:
         self._inbox = inbox
@@ -77,7 +77,7 @@ class Streams:
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """End every stream: the server is about to stop."""
+        """End every stream before the server stops."""
         self._ending.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,8 +111,6 @@ def _after(request: Request) -> int | None:
 
 
 class _EventStream:
-    """One reader of events."""
-
     def __init__(
         self, inbox: Inbox, request: Request, after: int | None, ending: asyncio.Event, engine: FrontEnd | None
     ) -> None:
@@ -156,7 +154,7 @@ class _EventStream:
             await asyncio.wait([change, *ends], timeout=TAKEN_WITHIN_S)
 
     def _describe(self, change: Summary | Any) -> bytes:
-        """Return the event for a change, or nothing where the principal may not see it."""
+        """Return the event for a change; nothing if the principal may not see it."""
         proposal = change if isinstance(change, Summary) else change.proposal
         if not self._principal.may_see(proposal):
             return b""
@@ -202,7 +200,7 @@ class Pages:
 
 
 class Operators:
-    """The routes of one server. `served` is the name of its App; `inbox` opens the inbox when it is first needed."""
+    """The routes of one server. `served` names its App; `inbox` opens the inbox when first needed."""
 
     auth: AuthMiddleware
     """Set when the middleware is put before these routes."""
@@ -221,7 +219,7 @@ class Operators:
         self._is_ending = False
 
     def end_waits(self) -> None:
-        """End the event streams and answer the requests that wait for a decision: the server is about to stop."""
+        """End the event streams and answer the waiting requests: the server is about to stop."""
         self._is_ending = True
         self._streams.end()
         for waiting in self._waits:
@@ -253,8 +251,6 @@ class Operators:
     async def _nowhere(self, request: Request) -> Response:
         failure = Failure("UNKNOWN_OPERATION", f"{request.method} {request.url.path[:100]} is not part of this API")
         return refusal("api", failure)
-
-    # --- the page -------------------------------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
         key = request.query_params.get("key")
@@ -305,8 +301,6 @@ class Operators:
             self._set_cookie(answer, request, cookie)
         return answer
 
-    # --- reading --------------------------------------------------------------------------------------------
-
     async def _list(self, request: Request, principal: Principal) -> dict[str, Any]:
         query = request.query_params
         wanted = query.get("status", "all")
@@ -334,7 +328,7 @@ class Operators:
         return await _compared(await self._find_visible(request, principal), principal)
 
     async def _find_visible(self, request: Request, principal: Principal) -> Proposal:
-        """Return the proposal. Raises PROPOSAL_NOT_FOUND unless the principal may see it."""
+        """Raises PROPOSAL_NOT_FOUND unless the principal may see it."""
         id = request.path_params["id"]
         proposal = await self._inbox().get(id)
         if proposal is None or not principal.may_see(proposal):
@@ -348,7 +342,7 @@ class Operators:
         return describe_proposal(await self._wait_for_decision(proposal, wait_ms))
 
     async def _wait_for_decision(self, proposal: Proposal, wait_ms: int) -> Proposal:
-        """Return the proposal once it is decided, or unchanged if the wait or the server ends before that."""
+        """Return the proposal once decided, or unchanged if the wait or the server ends first."""
         if not proposal.is_open or self._is_ending:
             return proposal
         waiting = asyncio.ensure_future(self._inbox().wait(proposal.id, wait_ms))
@@ -362,8 +356,6 @@ class Operators:
 
     def _wait_ms(self, written: object) -> int:
         return min(self._budget_ms, read_number(written, "wait_ms", 0, 2**53))
-
-    # --- proposing and deciding -----------------------------------------------------------------------------
 
     async def _propose(self, request: Request, principal: Principal) -> dict[str, Any]:
         body = await read_body(request)
@@ -419,7 +411,7 @@ class Operators:
 
 
 async def _compared(proposal: Proposal, principal: Principal) -> dict[str, Any]:
-    """Return the whole proposal, with a comparison to the file as it is now."""
+    """Return the whole proposal, compared to the file as it is now."""
     return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
 
 

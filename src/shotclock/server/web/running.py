@@ -34,7 +34,6 @@ from .responses import answer_request, answering, principal_of, read_body
 if TYPE_CHECKING:
     from ...temporal.front_end import FrontEnd
 
-# Of each kind that is listed.
 MOST_LISTED = 100
 MOST_STEPS = 500
 # For one process to list its calls. A process that is stopped does not answer.
@@ -44,8 +43,6 @@ LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
 
 
 class RunningCalls:
-    """The routes of running work."""
-
     def __init__(self, store: Callable[[], Store], engine: FrontEnd | None = None) -> None:
         self._store = store
         self._engine = engine
@@ -73,7 +70,7 @@ class RunningCalls:
                 engine["problem"] = f"no worker answers for {silent} runs" if silent else None
             except Failure as failure:
                 engine["problem"] = str(failure)
-        # Calls that clients of this server have made, without the calls inside them.
+        # Calls of clients of this server, without the calls inside them.
         own = {id for id, call in live_calls.items() if call.request is not None and call.inside_of is None}
         return {
             "now": wall_time().iso(),
@@ -97,7 +94,7 @@ class RunningCalls:
         return await answer_request(f"running {what[:20]}", work(), mutates=True)
 
     async def _order(self, body: dict[str, Any], by_ms: int | None, by: Principal) -> dict[str, Any]:
-        """Extend the named work by `by_ms`, or wind it down if that is None. Raises Failure if it is not running."""
+        """Extend the named work by `by_ms`, or wind it down if None. Raises Failure if it is not running."""
         named = {key: body[key] for key in ("run", "job", "step", "request_id") if body.get(key) is not None}
         is_target = bool(named.keys() & {"run", "job", "request_id"})
         if not is_target or not all(isinstance(value, str) for value in named.values()):
@@ -121,7 +118,7 @@ class RunningCalls:
 
 
 def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object] | None:
-    """Return the address and the problem of the engine; None where there is none, and for agents."""
+    """Return the engine's address and problem; None without an engine, and for agents."""
     return None if engine is None or to.role is Role.AGENT else {"url": engine.url, "problem": engine.problem}
 
 
@@ -146,7 +143,7 @@ def _find_holder(store: Store, named: dict[str, str]) -> ProcessIdentity:
 async def _list_calls_of(
     store: Store, holders: Iterable[ProcessIdentity]
 ) -> dict[ProcessIdentity, list[dict[str, Any]]]:
-    """Return the calls of each process, asked concurrently. A process that does not answer is left out."""
+    """Return the calls of each process, asked concurrently, without those that do not answer."""
     me = this_process()
 
     async def look(holder: ProcessIdentity) -> tuple[ProcessIdentity, Calls | None]:

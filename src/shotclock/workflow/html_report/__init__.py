@@ -1,7 +1,7 @@
 """The HTML report: one page that needs no server, no network and no script to be read.
 
-Everything is in the markup, escaped; the script only adds filters, search and keys. Steps, messages and outputs are
-untrusted text, so the page forbids every script and style but its own two.
+Steps, messages and outputs are untrusted text, so all is escaped, and the page forbids every script and style but its
+own two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..state import Status
 
 # Characters of the outputs of all steps together, and the least for each step.
 OUTPUTS_SHOWN, LEAST_OUTPUT = 4_000_000, 500
-# Names in one list. A thousand links do not explain a step that a thousand others wait for.
+# A thousand links do not explain a step that a thousand others wait for.
 NAMES_SHOWN = 40
 # Characters of each output of the run; the steps show more.
 OUTPUT_OF_RUN = 1_000
@@ -42,7 +42,7 @@ OUTPUT_OF_RUN = 1_000
 OPEN_OUTPUT = 2_000
 # Steps from which on each row is one line.
 COMPACT_FROM = 60
-# A deadline beyond this many durations of the run would squeeze the timeline, and is not shown.
+# In durations of the run. A later deadline would squeeze the timeline, and is not shown.
 DEADLINE_IN_SIGHT = 1.7
 TICKS = 6
 
@@ -93,7 +93,7 @@ def _outputs(report: Report) -> list[tuple[str, str]]:
     return [(name, shorten(format_output(value), OUTPUT_OF_RUN)) for name, value in values.items()][:NAMES_SHOWN]
 
 
-# Names at either end of the critical path that are shown.
+# Shown names at either end of the critical path.
 PATH_END = 6
 
 
@@ -109,7 +109,6 @@ def _row(
     output_limit: int,
     is_critical: bool,
 ) -> dict[str, Any]:
-    """Return the variables of one row of the page."""
     followers = behind.get(step.id, [])
     neighbours = sorted(numbers[name] for name in needs(step.depends_on) if name in numbers)
     used = None
@@ -137,7 +136,7 @@ def _row(
 
 
 def _bar(step: ReportedStep, end_ms: int) -> dict[str, str | None] | None:
-    """Return the bar of a step on the timeline, in per cent of it."""
+    """Return a step's bar on the timeline, in per cent."""
     if step.at_ms is None:
         return None
     start = 100 * step.at_ms / end_ms
@@ -169,7 +168,7 @@ def _bar(step: ReportedStep, end_ms: int) -> dict[str, str | None] | None:
 
 
 def _label(step: ReportedStep) -> str:
-    """Return a few words for the bar: tries, overtime, and the clock that ended it."""
+    """Return words for the bar: tries, overtime, and the clock that ended it."""
     words = []
     if step.attempts > 1 and not step.is_per_item:
         words.append(f"↻ {step.attempts} tries")
@@ -195,9 +194,6 @@ def _describe_times(step: ReportedStep) -> str:
     return f"+{format_duration(step.started_ms)}{until}{of}"
 
 
-# --- the timeline -----------------------------------------------------------------------------------------
-
-
 def _end_of_timeline(report: Report) -> int:
     last = max((step.ended_ms or 0 for step in report.steps), default=0)
     end = max(report.duration_ms, last, 1)
@@ -219,9 +215,6 @@ def _ticks(end_ms: int, deadline_ms: int | None) -> list[tuple[str, str]]:
 
 def _percent(ms: int, end_ms: int) -> str:
     return f"{100 * ms / end_ms:.3f}%"
-
-
-# --- the page's own parts ---------------------------------------------------------------------------------
 
 
 @lru_cache
