@@ -23,8 +23,7 @@ READ_SIZE = 256 * 1024
 # POLLOUT promises room for this much in a pipe, so a write cannot block and shared descriptors keep their flags.
 PIPE_ROOM = 4096
 RELAY_HELD = 64 * 1024
-# Bytes of each stream in an observer's view of a running command.
-LOOKED_AT = 4096
+LOOKED_AT = 4096  # bytes of each stream in an observer's view of a running command
 
 
 @value
@@ -120,8 +119,7 @@ class OutputPipe:
         self.held = bytearray()
         self.total = 0
         self.last = b""
-        self.trouble = 0
-        """The errno of a failed relay; 0 if the reader left."""
+        self.trouble = 0  # the errno of a failed relay; 0 if the reader left
         os.set_blocking(fd, False)
 
     @property
@@ -227,8 +225,7 @@ _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 class Output(Enum):
     INHERIT = auto()
     CAPTURE = auto()
-    RELAY = auto()
-    """Through a pipe, so that silence is noticed."""
+    RELAY = auto()  # through a pipe, so that silence is noticed
 
 
 @record
@@ -249,8 +246,7 @@ class CommandTask:
     spill_stdout: str | None = None
     spill_stderr: str | None = None
     leave_children: bool = False
-    stdin: bool = False
-    """Otherwise the command reads the end of file at once."""
+    stdin: bool = False  # otherwise the command reads the end of file at once
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     stop_signal: str = "SIGTERM"
     stop_file: str | None = None
@@ -263,13 +259,10 @@ class CommandTask:
 class CommandReport:
     """The report on a command or a worker, sent once, when its tree is verified gone or has survivors."""
 
-    status: int | None = None
-    """The leader's exit code, or minus its signal; None if its end was not seen."""
+    status: int | None = None  # the leader's exit code, or minus its signal; None if its end was not seen
     fired: str | None = None
-    elapsed_ns: int = 0
-    """From the start to the limit that was reached, or to the end."""
-    stopped: str | None = None
-    """The caller's reason."""
+    elapsed_ns: int = 0  # from the start to the limit that was reached, or to the end
+    stopped: str | None = None  # the caller's reason
     leaked: list[dict[str, object]] = field(default_factory=list)
     survivors: list[dict[str, object]] = field(default_factory=list)
     soft_rang: bool = False
@@ -281,8 +274,7 @@ class CommandReport:
     lost: bool = False
     """The supervisor was killed before it could report. The survivors were looked for without it."""
     ended_ns: int = 0
-    spare_pid: int = 0
-    """The pid of the supervisor, if it waits for another command."""
+    spare_pid: int = 0  # the pid of the supervisor, if it waits for another command
 
     def pack(self) -> dict[str, object]:
         packed = as_dict(self)

@@ -11,8 +11,7 @@ from . import kernel
 from .clock import monotonic_ns
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
-CALL_VARIABLE = "SHOTCLOCK_CALL"
-"""The call that started a process, if several calls share that process."""
+CALL_VARIABLE = "SHOTCLOCK_CALL"  # the call that started a process, if several calls share that process
 DEADLINE_VARIABLE = "SHOTCLOCK_DEADLINE_NS"
 STOP_FILE_VARIABLE = "SHOTCLOCK_STOP_FILE"
 OVERTIME_VARIABLE = "SHOTCLOCK_OVERTIME"

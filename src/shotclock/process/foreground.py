@@ -19,8 +19,7 @@ from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIM
 REPORT_MARGIN_MS = 3_000
 # After a second signal this program leaves, but a kill is usually reported within a few milliseconds.
 LAST_WORD_MS = 500
-# `timeout` and others signal a process and its group at once: that counts as one signal.
-ONE_WISH_MS = 200
+ONE_WISH_MS = 200  # `timeout` and others signal a process and its group at once: that counts as one signal
 
 # Signals that stay ignored if nohup, or the shell of a background job, had them ignored.
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)

@@ -200,14 +200,12 @@ def _end_everything(child: int, watch: _SignalWatch) -> list[int]:
 
 # Between SIGTERM and SIGKILL: time for an editor to save its buffers.
 EDITOR_GRACE_MS = 2_000
-# Then nothing was edited.
-_NOT_FOUND = 127
+_NOT_FOUND = 127  # then nothing was edited
 
 
 @value
 class Edited:
-    status: int | None
-    """Its exit code, or minus its signal."""
+    status: int | None  # its exit code, or minus its signal
     why_not: OSError | None = None
     overdue: bool = False
     signal: str | None = None

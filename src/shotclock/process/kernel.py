@@ -153,8 +153,7 @@ def collect_dead() -> bool:
             return True
 
 
-UNKNOWN_PID = 0
-"""The pid of processes that exist, since waitpid has not returned ECHILD, but that /proc does not show."""
+UNKNOWN_PID = 0  # the pid of processes that exist, since waitpid has not returned ECHILD, but that /proc does not show
 
 
 def descendants(root: int) -> list[int]:

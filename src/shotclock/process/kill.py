@@ -18,12 +18,10 @@ from .kernel import LINUX
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Only processes stuck inside the kernel (dead network mounts) exhaust this; they are reported as survivors.
 VERIFY_LIMIT_MS = 2_000
-# Between two sweeps; SIGCHLD usually ends the wait sooner.
-SWEEP_PAUSE_MS = 5
+SWEEP_PAUSE_MS = 5  # between two sweeps; SIGCHLD usually ends the wait sooner
 # After these the kernel is asked to kill the tree as a whole: it forks faster than it is found.
 SWEEPS_ALONE = 3
-# After these the wait for processes of other users, which we may not signal, ends.
-SWEEPS_OVER_OTHERS = 6
+SWEEPS_OVER_OTHERS = 6  # after these the wait for processes of other users, which we may not signal, ends
 
 
 def kill_below(

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from . import kernel
 
-# The address of a Unix socket holds 107 bytes (103 on macOS); a state directory may be longer.
-LONGEST_ADDRESS = 100
+LONGEST_ADDRESS = 100  # the address of a Unix socket holds 107 bytes (103 on macOS); a state directory may be longer
 
 
 def listen(path: str | os.PathLike[str], backlog: int = 64) -> socket.socket:

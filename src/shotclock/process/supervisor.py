@@ -47,16 +47,13 @@ TERM_AGAIN_MS = 50
 # over its tree after that.
 SUSPEND_GRACE_MS = 100
 SUSPEND_SWEEPS = 20
-# A command that ends sooner is not reported as started: one message less for most commands.
-ANNOUNCE_AFTER_MS = 20
+ANNOUNCE_AFTER_MS = 20  # a command that ends sooner is not reported as started: one message less for most commands
 # How long the caller may take to read a message.
 REPORT_LIMIT_S = 10.0
-# poll() takes a C int of milliseconds, which a month would overflow.
-LONGEST_WAIT_MS = 3_600_000
+LONGEST_WAIT_MS = 3_600_000  # poll() takes a C int of milliseconds, which a month would overflow
 # The worker itself arms its timeout, so the kernel continues a stopped supervisor of a worker this often.
 WORKER_LOOK_MS = 1_000
-# How long the reader of relayed output may take for the rest after a kill.
-FLUSH_LIMIT_MS = 1_000
+FLUSH_LIMIT_MS = 1_000  # how long the reader of relayed output may take for the rest after a kill
 # The largest size of a pipe, unless root has changed it.
 LARGEST_PIPE = 1024 * 1024
 _SIGNALS_PASSED_ON = {number.name: number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
@@ -76,8 +73,7 @@ class _Stage(Enum):
     RUNNING = auto()
     LINGERING = auto()
     STOPPING = auto()
-    FLUSHING = auto()
-    """The rest of the output is being relayed."""
+    FLUSHING = auto()  # the rest of the output is being relayed
     GONE = auto()
 
 

@@ -23,16 +23,13 @@ from .control import Observe, enter, leave, start_control
 
 # Past the kill and its verification; a supervisor without a report is then broken or stopped.
 REPORT_MARGIN_MS = 2_000
-# Past the timeout; a supervisor without a started command then hangs, as on a dead network mount.
-START_MARGIN_MS = 250
+START_MARGIN_MS = 250  # past the timeout; a supervisor without a started command then hangs, as on a dead network mount
 # Between two attempts to reach a busy zygote, which forks in about a millisecond.
 BEHIND_PAUSE_S = 0.005
-# How long to wait for a cancelled command that was not reported as started.
-CALL_OFF_S = 0.5
+CALL_OFF_S = 0.5  # how long to wait for a cancelled command that was not reported as started
 # How long closing waits for the commands it kills: a kill and its verification.
 STOP_ALL_S = 3.0
-# Each is a small process; more than these rarely run at once for long.
-MOST_SPARE = 8
+MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
 
 RequestFork = Callable[[bytes, list[int]], None]
 
@@ -85,8 +82,7 @@ class RunningCommand:
         control.setblocking(False)
         self.control = control
         self.lost = False
-        self.pid = 0
-        """The pid of a supervisor that can be used again."""
+        self.pid = 0  # the pid of a supervisor that can be used again
         self.supervisor = 0
         self._inbox = ipc.MessageReader(control)
         self.loop = asyncio.get_running_loop()
@@ -98,8 +94,7 @@ class RunningCommand:
     def begin(self) -> None:
         self.started = False
         self.ordered = False
-        self.stopped: str | None = None
-        """For the case that the supervisor cannot report it."""
+        self.stopped: str | None = None  # why it was ordered to end, if the supervisor cannot report it
         self._waiting_orders: list[tuple[Any, ...]] = []
         self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
 
@@ -414,8 +409,7 @@ async def run_in_foreground(
     return foreground.finish(supervisor, task, signals, None if report.lost else report)
 
 
-# A process that has not exited this long after its stdin ended is sent TERM.
-LEAVE_LIMIT_S = 0.5
+LEAVE_LIMIT_S = 0.5  # a process that has not exited this long after its stdin ended is sent TERM
 # The process has answered, so its remaining work is not needed.
 LEAVE_GRACE_MS = 500
 CHUNK = 64 * 1024

@@ -31,8 +31,7 @@ from .call import Call, WindDown, WorkView
 from .idle_clock import LONGEST_DELAY_S
 
 PROGRESS_KEPT = 20
-# Only a stopped supervisor exhausts it.
-LOOK_LIMIT_S = 1.0
+LOOK_LIMIT_S = 1.0  # only a stopped supervisor exhausts it
 # Only a blocked loop exhausts it.
 ACT_LIMIT_S = 5.0
 TEXT_SHOWN = 2000
@@ -42,8 +41,7 @@ OBSERVER_NAME = "overtime observer"
 
 T = TypeVar("T")
 
-live_calls: dict[str, Call] = {}
-"""The unanswered calls of this process by request id, oldest first."""
+live_calls: dict[str, Call] = {}  # the unanswered calls of this process by request id, oldest first
 
 
 Observe = Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]
@@ -67,8 +65,7 @@ class CallControl:
         self._stopping: asyncio.TimerHandle | None = None
         self._soft_ns: int | None = None
         self._kept_ms = 0
-        self._pending: tuple[int, str] | None = None
-        """Since when an observer is deciding, and at whose request."""
+        self._pending: tuple[int, str] | None = None  # since when an observer is deciding, and at whose request
         self._last_seen: dict[str, tuple[int, int]] = {}
         """Bytes written and signs of life when an observer last looked: of this call under "", of the calls inside it
         by request id."""

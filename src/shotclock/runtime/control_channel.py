@@ -35,13 +35,11 @@ MOST_LISTED = 1000
 # Exhausted by a client that sends nothing, or that does not read its answer.
 READ_LIMIT_S = 2.0
 WRITE_LIMIT_S = 2.0
-# How long a client waits for an answer; a stopped process or a blocked loop exhausts it.
-ANSWER_LIMIT_S = 5.0
+ANSWER_LIMIT_S = 5.0  # how long a client waits for an answer; a stopped process or a blocked loop exhausts it
 
 _numbers = itertools.count()
 
-runs: dict[str, Call] = {}
-"""The running calls that are runs or jobs, by their id in the store."""
+runs: dict[str, Call] = {}  # the running calls that are runs or jobs, by their id in the store
 
 
 class ControlChannel:

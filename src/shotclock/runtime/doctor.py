@@ -34,21 +34,18 @@ from .commands import assign
 T = TypeVar("T")
 Status = Literal["ok", "warn", "fail"]
 
-# A healthy machine needs milliseconds; a dead mount exhausts it.
-PROBE_LIMIT_MS = 5_000
+PROBE_LIMIT_MS = 5_000  # a healthy machine needs milliseconds; a dead mount exhausts it
 # The tree of the self-test must be up before its timeout; the second try is for a machine short of CPU.
 SELF_TEST_TIMEOUTS_MS = (600, 2_500)
 SELF_TEST_GRACE_MS = 50
 # Below these limits a tree of ordinary size may not start.
 FEW_PROCESSES = 64
 FEW_FILES = 256
-# A tree that is being stopped is past its deadline as well; its supervisor needs milliseconds.
-OVERDUE_AFTER_MS = 1_000
+OVERDUE_AFTER_MS = 1_000  # a tree that is being stopped is past its deadline as well; its supervisor needs milliseconds
 # The time of a leftover between TERM and KILL, and from KILL to its end.
 SWEEP_GRACE_MS = 1_000
 SWEEP_VERIFY_MS = 2_000
-# The supervisor of a cgroup younger than this may be about to put its command into it.
-CGROUP_SETTLED_S = 60
+CGROUP_SETTLED_S = 60  # the supervisor of a cgroup younger than this may be about to put its command into it
 
 # A leader and a daemon (forked twice, in its own session, holding our pipe). Both ignore TERM.
 _TREE = """
@@ -77,8 +74,7 @@ class Check:
 @value
 class SelfTest:
     started: bool
-    killed_ms: int = 0
-    """From SIGKILL to the kernel's word that nothing is left."""
+    killed_ms: int = 0  # from SIGKILL to the kernel's word that nothing is left
     survivors: list[dict[str, object]] = field(default_factory=list)
 
 
@@ -88,10 +84,8 @@ class Leftover:
     command: str
     overdue_ms: int
     trace_id: str
-    kept: str
-    """Why a sweep does not touch it; empty if it does."""
-    started: int
-    """With the pid, an identity that is never reused."""
+    kept: str  # why a sweep does not touch it; empty if it does
+    started: int  # with the pid, an identity that is never reused
 
 
 @record

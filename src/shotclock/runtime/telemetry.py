@@ -22,12 +22,10 @@ from .call import Call, Outcome
 if TYPE_CHECKING:
     from .otel import Writer
 
-# Only a provider that hangs exhausts this; further spans are dropped.
-BACKLOG = 10_000
+BACKLOG = 10_000  # only a provider that hangs exhausts this; further spans are dropped
 # Importing the exporter and one request take a tenth of it; an unreachable collector exhausts it. Exit hooks have 3 s.
 FLUSH_LIMIT_S = 2.0
-# How long a closing runtime waits until the program's own provider has all its spans.
-HANDOVER_LIMIT_S = 1.0
+HANDOVER_LIMIT_S = 1.0  # how long a closing runtime waits until the program's own provider has all its spans
 
 
 def begin_if_wanted() -> None:

@@ -25,8 +25,7 @@ from .shell_programs import ASSIGNED, AWK, RUNNERS, SHELL, find_script_files, fi
 from .shell_syntax import DEPTH_LIMIT, TooDeep, Word, read_script
 from .step_renderer import RenderedStep
 
-# A value that is the same however it is quoted in a script.
-_PLAIN_VALUE = re.compile(r"[\w./+@%:,-]+")
+_PLAIN_VALUE = re.compile(r"[\w./+@%:,-]+")  # a value that is the same however it is quoted in a script
 # After these, a relative path names another file.
 _MOVING = {"cd", "pushd", "popd", "chroot", "nsenter", "unshare"}
 _MOVING_OPTION = re.compile(r"-[A-Za-z]*[CD]|--chdir|--login|-execdir|-okdir")
@@ -74,8 +73,7 @@ class _ScriptCommand(NamedTuple):
     words: Sequence[Word]
     is_sure: bool
     """Whether it is certainly run. A quoted text may be a script, or only a text."""
-    is_moved: bool = False
-    """Whether its script changes the directory."""
+    is_moved: bool = False  # whether its script changes the directory
 
 
 def _commands_in(script: str, is_sure: bool = True, depth: int = 0) -> list[_ScriptCommand]:

@@ -38,8 +38,7 @@ class RunOrder:
     run_id: str
     step: str | None
     who: str
-    by_ms: int | None
-    """None winds down."""
+    by_ms: int | None  # None winds down
     within_ms: int | None = None
     reason: str = ""
 

@@ -20,8 +20,7 @@ from ..providers.provider import STEP_TYPES, Retry, StepPart, StepRetry, duratio
 from .schema import WorkflowFile
 from .templates import mentions, texts_in
 
-Groups = tuple[tuple[str, ...], ...]
-"""One step of every group: `["A", "B|C"]` means A, and B or C."""
+Groups = tuple[tuple[str, ...], ...]  # one step of every group: `["A", "B|C"]` means A, and B or C
 
 
 def groups_of(written: Iterable[str]) -> Groups:
@@ -84,11 +83,9 @@ def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
     return lost
 
 
-# The bits of all steps of the largest files would take gigabytes.
-AT_ONCE = 4096
+AT_ONCE = 4096  # the bits of all steps of the largest files would take gigabytes
 
-Before = Mapping[str, Collection[str]]
-"""The direct predecessors of each step, perhaps with cycles."""
+Before = Mapping[str, Collection[str]]  # the direct predecessors of each step, perhaps with cycles
 
 
 def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -148,15 +145,13 @@ class PlannedStep:
     grace_ms: int
     attempts: int
     delays_ms: int
-    starts_ms: int | None
-    """The latest start; None if it is unbounded."""
+    starts_ms: int | None  # the latest start; None if it is unbounded
     ends_ms: int | None
     is_per_item: bool
     soft_ms: int | None = None
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     overtime: OvertimePolicy | None = None
-    longest_ms: int | None = None
-    """The longest try, with overtime."""
+    longest_ms: int | None = None  # the longest try, with overtime
 
     @property
     def worst_ms(self) -> int | None:
@@ -168,8 +163,7 @@ class Plan:
     run_timeout_ms: int | None
     steps: tuple[PlannedStep, ...]
     critical_path: tuple[str, ...]
-    worst_ms: int | None
-    """None if a step on the longest path has no limit."""
+    worst_ms: int | None  # None if a step on the longest path has no limit
     clean_up_ms: int = 0
 
     def step(self, step_id: str) -> PlannedStep:

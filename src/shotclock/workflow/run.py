@@ -62,8 +62,7 @@ from .step_try import record_skipped_span, trace_steps
 if TYPE_CHECKING:
     from ..core.overtime import OvertimeRequest
 
-# The pause before news of a run is written again while other processes keep the store busy.
-BUSY_PAUSE_S = 0.05
+BUSY_PAUSE_S = 0.05  # the pause before news of a run is written again while other processes keep the store busy
 
 
 @value
@@ -88,19 +87,15 @@ class RunRequest:
 
 @value
 class RunCaller:
-    stop: asyncio.Future[str] | None = None
-    """Stops the run once it holds the name of a signal."""
+    stop: asyncio.Future[str] | None = None  # stops the run once it holds the name of a signal
     on_change: OnChange | None = None
     on_news: OnNews | None = None
-    environment: Mapping[str, str] | None = None
-    """None means those of this process."""
+    environment: Mapping[str, str] | None = None  # None means those of this process
     aside: Aside = contextlib.nullcontext
     """Entered while a question is shown at the terminal, so that a live view stops drawing."""
-    budget_ms: int | None = None
-    """How long the caller waits once only people can continue the run."""
+    budget_ms: int | None = None  # how long the caller waits once only people can continue the run
     outer: RunContext | None = None
-    cleans_up: bool = True
-    """Whether clean-up steps can run in a run that is stopped at once."""
+    cleans_up: bool = True  # whether clean-up steps can run in a run that is stopped at once
 
     @property
     def variables(self) -> Mapping[str, str]:

@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
     from ..store.store import Store
 
-# Each clean-up step has its own timeout before that.
-CLEAN_UP_LIMIT_MS = 300_000
+CLEAN_UP_LIMIT_MS = 300_000  # each clean-up step has its own timeout before that
 
 RecordItem = Callable[[str, int, JsonObject], Awaitable[None]]
 OnChange = Callable[[StepState], None]
-OnNews = Callable[[str, JsonObject], None]
-"""The name is that of a step, or empty for the run."""
+OnNews = Callable[[str, JsonObject], None]  # the name is that of a step, or empty for the run
 
 
 # A step takes a slot before it starts, lends it to its parts (items, or steps of a nested file) and requests more for
@@ -40,8 +38,7 @@ OnNews = Callable[[str, JsonObject], None]
 
 class _SlotState(Enum):
     WAITING = auto()
-    OUTSIDE = auto()
-    """Has an own slot, and waits for an outer one."""
+    OUTSIDE = auto()  # has an own slot, and waits for an outer one
     TAKEN = auto()
     OVER = auto()
 
@@ -139,8 +136,7 @@ class PersonWait:
         self.budget_ms = budget_ms
         self.waiting: dict[str, Proposal | ForeignProposal] = {}
         self.parked_on: dict[str, Proposal | ForeignProposal] = {}
-        self.unanswered: list[Proposal] = []
-        """Proposals that no step waits for any more, perhaps undecided."""
+        self.unanswered: list[Proposal] = []  # proposals that no step waits for any more, perhaps undecided
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._at_work = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -248,8 +244,7 @@ class RunContext:
     run_id: str
     workflow: WorkflowFile
     folder: Path
-    files: tuple[str, ...]
-    """The nested files, from the outermost to this one."""
+    files: tuple[str, ...]  # the nested files, from the outermost to this one
     began_at: WallTime
     store: Store
     runtime: Runtime
@@ -259,16 +254,13 @@ class RunContext:
     slots: ParallelSlots
     deadlines: Deadlines
     environment: Mapping[str, str]
-    base_env: Mapping[str, str]
-    """Without names that look secret."""
+    base_env: Mapping[str, str]  # without names that look secret
     redaction: Redaction
     call: Call
     describe_limit: Callable[[], tuple[str, Fired]]
     on_change: OnChange | None = None
     on_news: OnNews | None = None
-    wound_down: set[str] = field(default_factory=set)
-    """None of their items or tries begins any more."""
+    wound_down: set[str] = field(default_factory=set)  # none of their items or tries begins any more
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
-    record_item: RecordItem | None = None
-    """None if only whole steps are recorded."""
+    record_item: RecordItem | None = None  # None if only whole steps are recorded
     json_limit: int | None = None

@@ -39,8 +39,7 @@ class Status(StrEnum):
     SKIPPED = "skipped"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    PARKED = "parked"
-    """Only for runs: no process waits for the person."""
+    PARKED = "parked"  # only for runs: no process waits for the person
 
     @property
     def is_final(self) -> bool:
@@ -55,8 +54,7 @@ class Reason(StrEnum):
     CONDITION = "condition"
     DEPENDENCY_FAILED = "dependency_failed"
     DEPENDENCY_SKIPPED = "dependency_skipped"
-    ON_DEMAND = "on_demand"
-    """Named only by `run`, and no step called it."""
+    ON_DEMAND = "on_demand"  # named only by `run`, and no step called it
     RUN_ENDED = "run_ended"
 
 
@@ -71,35 +69,27 @@ class StepState:
     duration_ms: int | None = None
     timeout_ms: int | None = None
     attempts: int = 0
-    cut_off: int = 0
-    """Attempts whose process died, which are no tries of `retry`."""
+    cut_off: int = 0  # attempts whose process died, which are no tries of `retry`
     loops: int = 0
     output: Any = None
     error: StepError | None = None
     exit_code: int | None = None
     ending: str | None = None
-    side_effects: SideEffects | None = None
-    """None before the step begins."""
+    side_effects: SideEffects | None = None  # None before the step begins
     warnings: list[Warning_] = field(default_factory=list)
-    partial: bool = False
-    """The output ends where the step was stopped or wound down."""
-    details: JsonObject = field(default_factory=dict)
-    """For a model, its name and usage."""
-    continues: bool = False
-    """Dependents run although this step failed."""
+    partial: bool = False  # the output ends where the step was stopped or wound down
+    details: JsonObject = field(default_factory=dict)  # for a model, its name and usage
+    continues: bool = False  # dependents run although this step failed
     visit: int = 0
     calls: int = 0
     is_called: bool = False
     is_cut_short: bool = False
-    proposal_id: str | None = None
-    """The approval that the step began with before the run was parked."""
+    proposal_id: str | None = None  # the approval that the step began with before the run was parked
     parts: list[JsonObject] = field(default_factory=list)
     """The records of its items, if some of them waited when the run was parked."""
-    has_begun: bool = False
-    """It had begun when the run was parked or its process died, and begins again on resume."""
+    has_begun: bool = False  # it had begun when the run was parked or its process died, and begins again on resume
     overtime: list[JsonObject] = field(default_factory=list)
-    cut_off_ms: int = 0
-    """If the next try has only the rest of the time."""
+    cut_off_ms: int = 0  # used by the cut-off try, if the next one has only the rest
     # Not recorded: known only while the step runs.
     try_began_ns: int = 0
     used_ms: int = 0

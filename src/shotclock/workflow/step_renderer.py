@@ -65,8 +65,7 @@ class StepFailed(Exception):
 
 class RenderedStep(NamedTuple):
     settings: Mapping[str, Any]
-    values: Mapping[str, str]
-    """The variables of the values interpolated into its shell command."""
+    values: Mapping[str, str]  # the variables of the values interpolated into its shell command
     env: Mapping[str, str]
     folder: Path
 

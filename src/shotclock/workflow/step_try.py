@@ -32,11 +32,9 @@ from .state import Status, StepState, TemplateScope
 class AnsweredTry(NamedTuple):
     envelope: Envelope
     output: Any = None
-    rule: str | None = None
-    """The kind of a failure, such as `command/timeout`."""
+    rule: str | None = None  # the kind of a failure, such as `command/timeout`
     details: Mapping[str, Any] | None = None
-    cut: str | None = None
-    """Why the output is not whole."""
+    cut: str | None = None  # why the output is not whole
 
 
 async def try_step(
