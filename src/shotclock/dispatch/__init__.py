@@ -1,4 +1,4 @@
-"""What a call of an App declares beyond its clocks: approval, keys, limits, jobs, and where the App is found."""
+"""Stages of an App's calls: approval, keys, limits, jobs, and the place of the App."""
 
 from __future__ import annotations
 

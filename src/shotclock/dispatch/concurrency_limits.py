@@ -1,7 +1,6 @@
 """Limits of calls that run at the same time, across all processes of this user.
 
-A place is a lock in the store, released when the call ends. A holder that died, or whose limits have long passed, loses
-it to the next call.
+A place is a lock in the store. A holder that died, or whose limits have long passed, loses it to the next call.
 
 docs/design.md: R36.
 """
@@ -23,12 +22,10 @@ from ..runtime.call import Call, Outcome
 from ..store.locks import Lock
 from ..store.store import Store
 
-# Between two tries to get a place.
 FIRST_TRY_S = 0.01
 LATER_TRIES_S = 0.2
 # Time beyond its timeout and grace after which a holder loses its place.
 LEASE_MARGIN_MS = 10_000
-# The default of `retry_after_ms`.
 RETRY_AFTER_MS = 1_000
 
 
@@ -37,7 +34,7 @@ Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
 class ConcurrencyLimits:
     def __init__(self, catalogue: Catalogue, store: Callable[[], Store], check: Check | None = None) -> None:
-        """`check` validates arguments without running anything, if that was not done before."""
+        """`check` validates arguments without running anything."""
         self._check = check
         self._app = catalogue.name
         self._specs = {
@@ -51,7 +48,7 @@ class ConcurrencyLimits:
         return name in self._specs
 
     async def enter(self, call: Call) -> Callable[[], None] | Outcome:
-        """Take the places of a call within its queue limit. Return the function that releases them, or the refusal."""
+        """Take the places of a call within its queue limit. Return their release, or the refusal."""
         spec, tokens = self._specs[call.name], list[str]()
 
         def leave() -> None:
@@ -73,7 +70,7 @@ class ConcurrencyLimits:
         return leave
 
     async def _find_mistakes(self, call: Call, spec: CommandSpec) -> Outcome | None:
-        """Return the refusal of wrong arguments, for a call that got no place: a retry would not help it."""
+        """Refuse wrong arguments of a call that got no place: a retry would not help it."""
         if self._check is None:
             return None
         checked = await self._check(call, spec, call.arguments or {})

@@ -1,9 +1,6 @@
-"""Calls of one app's commands: begun once, taken through the same stages, answered once.
+"""Calls of one app's commands, from every surface: begun once, taken through the same stages, answered once.
 
-    begin ── arguments checked, confirmation ── approval ── job, or idempotency key ── limits ── worker ── answer
-
-The command line, the MCP server, workflows and the library differ only in how they make a request and show its
-envelope. All of a call is within its own limits.
+begin ── arguments checked, confirmation ── approval ── job, or idempotency key ── limits ── worker ── answer
 
 docs/design.md: R31, R38.
 """
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
 STOP_LIMIT_S = 3.0
-# The job commands other than `wait` take a moment; the store's own waits are shorter than this.
+# The job commands other than `wait`; the store's own waits are shorter than this.
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
 
 
@@ -50,8 +47,7 @@ T = TypeVar("T")
 
 
 class Dispatcher:
-    """The stages of calls of one app's commands. Use it as an async context manager; the store is opened when a call
-    first needs it."""
+    """The stages of calls of one app's commands. The store is opened when a call first needs it."""
 
     def __init__(
         self,
@@ -67,9 +63,9 @@ class Dispatcher:
         """Prepare the stages; nothing is opened yet.
 
         With a `program`, commands that declare it continue as jobs in a process that imports it. `command` is the
-        command line of the `job` commands, for hints. `inbox_of` gives the inbox for approvals, which its owner closes
-        (default: the store's). `place` is the file or module of the commands if there is no `program`, and `step` the
-        step of a run that calls them."""
+        command line of the `job` commands, for hints; `inbox_of` gives the inbox for approvals (default: the store's);
+        `place` is the file or module of the commands without a `program`; `step` is the step of a run that calls them.
+        """
         self.catalogue = catalogue
         self.runtime = runtime
         runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
@@ -111,7 +107,7 @@ class Dispatcher:
             self._opened.close()
 
     def store(self) -> Store:
-        """Open the store, once. Raises StoreError, which is a Failure."""
+        """Open the store, once. Raises StoreError."""
         if self._opened is None:
             from ..store.store import Store
 
@@ -134,13 +130,11 @@ class Dispatcher:
         return JobClient(self.store(), self._command)
 
     async def call(self, request: CallRequest) -> Envelope:
-        """Call a command: always one envelope, on time. A cancellation stops the work and is passed on with the answer
-        in its `envelope`."""
+        """Call a command: one envelope, on time. A cancellation is passed on with the answer in its `envelope`."""
         return await self.carry_out(self.begin(request))
 
     def begin(self, request: CallRequest) -> Call:
-        """Start the clocks of a call. They include the check of its arguments, every wait, and the work; only the wait
-        for an approval is not counted."""
+        """Start the clocks of a call. They count everything but the wait for an approval."""
         spec = self.catalogue.find(request.name)
         by_argument: object = False
         if spec is not None and spec.needs_confirmation and CONFIRMATION in request.arguments:
@@ -170,16 +164,10 @@ class Dispatcher:
         return call
 
     async def carry_out(self, call: Call) -> Envelope:
-        """Take a call through its stages, and answer it."""
         return await self.runtime.conclude(call, self._run_stages(call))
 
-    # --- the stages of a call ------------------------------------------------------------------------------
-
     async def _run_stages(self, call: Call) -> Outcome | Envelope:
-        """Run the stages in turn; the first answer ends the call.
-
-        Limits and the worker come after the last one (`Runtime.perform`), for inner calls as well; approvals and
-        observers get the answer in `Runtime.conclude`."""
+        """Run the stages in turn; the first answer ends the call. `Runtime.perform` follows the last one."""
         spec, request = self.catalogue.find(call.name), call.request
         assert request is not None
         if request.refusal is not None:
@@ -220,7 +208,7 @@ class Dispatcher:
         return Outcome(Ending.NOT_STARTED, Problem("CONFIRMATION_REQUIRED", message, "validation"), would)
 
     async def _approve_unless_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
-        """Ask for an approval, unless the identical call was approved before and is running or has its answer kept."""
+        """Ask for an approval, unless the identical call was approved and is running or has its answer kept."""
         if not self._needs_approval(spec):
             return None
         try:
@@ -246,9 +234,7 @@ class Dispatcher:
         return refusal.outcome(Ending.NOT_STARTED) if isinstance(refusal, StopSignal) else refusal
 
     async def _run_as_job(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | Envelope | None:
-        """Start the work as a job, or attach to it, and wait within the caller's budget. Return None if it is no job.
-
-        Wrong arguments are refused before there is a job."""
+        """Start or attach to the job of this work, and wait within the caller's budget. Return None if it is no job."""
         if not self._goes_on_as_job(spec):
             return None
         ended = await self._wait_for_job(call, spec, request, may_start=self._needs_no_approval(call))
@@ -269,7 +255,6 @@ class Dispatcher:
         return await keyed.begin(call) or await self._approve(call, spec, request)
 
     async def _run_here(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome:
-        """Run the work below this process, and report its steps."""
 
         def checkpoint() -> InvocationCheckpoint:
             from .invocation import InvocationCheckpoint, invocation_key
@@ -297,13 +282,10 @@ class Dispatcher:
             await listener.forget_checkpoint()
         return outcome
 
-    # --- what the stages need --------------------------------------------------------------------------------
-
     async def _wait_for_job(
         self, call: Call, spec: CommandSpec, request: CallRequest, *, may_start: bool
     ) -> Outcome | Envelope | None:
-        """Return the outcome of the job, as far as this caller waits; None if it would have to be started and may
-        not."""
+        """Return the outcome of the job, as far as this caller waits; None if it may not be started."""
         checked = await self._check(call, spec)
         if checked.problem is not None:
             return checked
@@ -348,7 +330,7 @@ class Dispatcher:
         return call.proposal_id is not None or self._approvals is None or not self._approvals.guards(call.name)
 
     def _is_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> bool:
-        """Return whether the identical call was approved before, and is running or has its answer kept."""
+        """Return whether the identical call was approved, and is running or has its answer kept."""
         if self._goes_on_as_job(spec):
             return self.jobs().find_attached(self._invocation(call, spec, request)) is not None
         key = request.idempotency_key
@@ -372,7 +354,7 @@ class Dispatcher:
         )
 
     def begin_job_command(self, action: str, parent: Deadline | None = None) -> Call:
-        """Start the clocks of list, status, wait or cancel. `wait` has no limit of its own."""
+        """Start the clocks of a job command. `wait` has no limit of its own."""
         clocks = Clocks(timeout_ms=0) if action == "wait" else JOB_CLOCKS
         return self.begin_own(f"job {action}", clocks, parent, mutates=action == "cancel")
 
@@ -387,7 +369,7 @@ class Dispatcher:
     async def run_job_command(
         self, call: Call, action: str, job_id: str | None, request: CallRequest
     ) -> Outcome | Envelope:
-        """List, look at, wait for or cancel jobs. An agent sees only its own."""
+        """Run a job command. An agent sees only its own jobs."""
         return await self.jobs().perform(
             action,
             job_id,
@@ -410,8 +392,7 @@ class Dispatcher:
         return spec.interruption is not None and spec.interruption.detach and self._program is not None
 
     async def _check(self, call: Call, spec: CommandSpec, bound: Bound | None = None) -> Outcome:
-        """Check the arguments of a call and run nothing. The types' own code may take time: it is bounded by the call,
-        and by less before a job or an approval."""
+        """Check the arguments of a call, bounded (more tightly before a job or an approval): types may run code."""
         stop = None if call.request is None else call.request.stop
         looked = await _unless_stopped(
             self._checks.look_at(call, spec, call.arguments or {}, bound), stop, STOP_LIMIT_S
@@ -420,7 +401,7 @@ class Dispatcher:
 
 
 class ArgumentChecks:
-    """Checks of the arguments of commands, in a process that can import their types."""
+    """Checks of arguments, in a process that can import their types."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -429,7 +410,6 @@ class ArgumentChecks:
     async def look_at(
         self, call: Call, spec: CommandSpec, arguments: Mapping[str, object], bound: Bound | None = None
     ) -> Outcome:
-        """Check arguments as a part of the call, before its work."""
         bound = bound or call.narrowed(LOOK_LIMIT_MS, "look at the arguments")
         return await self._runtime.check(call, self._operation(spec), arguments, bound)
 
@@ -443,9 +423,7 @@ class ArgumentChecks:
 
 
 class CommandListener(CallListener):
-    """Listener to one call of a command: its steps, its progress and its checkpoint.
-
-    `checkpoint` makes the checkpoint when the command first needs it."""
+    """Listener to one call of a command: its steps, its progress and its checkpoint."""
 
     def __init__(
         self,
@@ -487,12 +465,11 @@ class CommandListener(CallListener):
         return [] if self._checkpoint is None else self._checkpoint.warnings
 
     async def forget_checkpoint(self) -> None:
-        """Delete the checkpoint, if there is one."""
         if self._checkpoint is not None and self._checkpoint.is_kept:
             await asyncio.to_thread(self._checkpoint.clear)
 
     def add_steps(self, data: object) -> dict[str, object]:
-        """Return the data of a command that did not succeed, with the state of its steps."""
+        """Return the data of a failed command, with the state of its steps."""
         completed = self._begun[:-1]
         skipped = list(self.skipped_steps)
         pending = [name for name in self._steps if name not in completed and name not in skipped]
@@ -515,9 +492,10 @@ class StopSignal(NamedTuple):
 
 
 async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, limit_s: float) -> T | StopSignal:
-    """Wait for the work, and cancel it when the surface stops it. Return its result, or the signal that stopped it.
+    """Return the work's result, or the signal by which the surface stopped it.
 
-    A cancellation is passed on with the `outcome` of the work."""
+    A cancellation is passed on with the `outcome` of the work.
+    """
     if stop is None:
         return await work
     working = asyncio.ensure_future(work)
@@ -547,7 +525,6 @@ def _has_dry_run(spec: CommandSpec) -> bool:
 
 
 def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:
-    """Mark the failure of a preview as such."""
     problem = preview.problem() if callable(preview.problem) else preview.problem
     if problem is not None and (problem.phase != "validation" or preview.ending is not Ending.NOT_STARTED):
         why = f"{spec.name} was not confirmed, and its preview (dry_run) failed"
@@ -562,7 +539,6 @@ def _describe_failed_preview(spec: CommandSpec, preview: Outcome) -> Outcome:
 
 
 def _describe_arguments(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Write arguments as JSON, or by their repr."""
     described: dict[str, object] = {}
     for name, value in arguments.items():
         try:

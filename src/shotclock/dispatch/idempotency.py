@@ -23,7 +23,7 @@ LATER_LOOKS_S = 0.2
 
 
 def find_other_work(store: Store, scope: str, key: str, digest: str) -> Outcome | None:
-    """Bind a key to this work. Return the refusal if it is bound to other work."""
+    """Bind a key to this work, or return the refusal if it is bound to other work."""
     beginning = store.idempotency.begin(scope, key, digest, this_process(), wall_time(), is_alive)
     return _key_reused(key, beginning.began_at) if isinstance(beginning, Mismatch) else None
 
@@ -34,7 +34,7 @@ def _key_reused(key: str, began_at: WallTime) -> Outcome:
 
 
 class KeyedCall:
-    """A call with a key: it runs if it is the first, and waits for the first otherwise."""
+    """A call with a key: the first runs, the others wait for it."""
 
     def __init__(
         self, store: Store, scope: str, key: str, arguments: Mapping[str, object], stdin: Stdin | None = None
@@ -43,8 +43,7 @@ class KeyedCall:
         self._digest = digest([dict(arguments), None if stdin is None else stdin.digest])
 
     async def begin(self, call: Call) -> Outcome | Envelope | None:
-        """Return None if this call is the first with its key: its answer will be kept. Otherwise wait for the first
-        call's answer and return it, or the reason why there is none."""
+        """Return None for the first call with its key, else the first call's answer, or why there is none."""
         pause_s = FIRST_LOOK_S
         stop = None if call.request is None else call.request.stop
         await asyncio.to_thread(self._forget_old)
@@ -90,7 +89,7 @@ class KeyedCall:
         return None
 
     def _keep(self, envelope: Envelope) -> None:
-        """Keep the first answer under its key, unless the call had no effect and may be repeated."""
+        """Keep the first answer, unless the call had no effect and may be repeated."""
         if envelope.ok or envelope.meta["side_effects"] != SideEffects.NONE.value:
             self._store.idempotency.finish(self._scope, self._key, envelope.to_dict(), wall_time())
         else:

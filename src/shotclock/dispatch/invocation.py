@@ -1,4 +1,4 @@
-"""An invocation of a command that may outlive its caller: its identity, and the checkpoint kept under it."""
+"""An invocation that may outlive its caller: its identity, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKPOINT_LIMIT = 16_000_000
 
 @value
 class Stdin:
-    """Input from the caller's stdin, spooled to a file that is the caller's to remove."""
+    """Input from stdin, spooled to a file that the caller removes."""
 
     path: str
     digest: str
@@ -46,9 +46,8 @@ class Invocation:
     resume_from: str | None = None
     stdin: Stdin | None = None
     owner: str | None = None
-    """The owner of the job. None: the user of the store."""
+    """None: the user of the store."""
     proposal_id: str | None = None
-    """The approval that it uses, and that gets its outcome."""
 
     def key(self) -> str:
         return invocation_key(
@@ -56,7 +55,6 @@ class Invocation:
         )
 
     def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
-        """Return the job that does this work, for the store."""
         interruption = self.spec.interruption
         assert interruption is not None
         from ..store.jobs import NewJob  # imports sqlite3, which few commands need
@@ -95,8 +93,7 @@ def invocation_key(
     stdin: Stdin | None = None,
     owner: str | None = None,
 ) -> str:
-    """Return a digest of command, arguments with defaults, directory, version, key, input and owner: equal for the same
-    work."""
+    """Return a digest of all that identifies the work: equal for the same work."""
     spec = catalogue.find(command)
     properties = {} if spec is None else spec.input_schema.get("properties", {})
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
@@ -114,11 +111,8 @@ def invocation_key(
 
 
 class InvocationCheckpoint:
-    """The checkpoint of one invocation, in the store, under its identity."""
-
     def __init__(self, store: Callable[[], Store], key: Callable[[], str]) -> None:
-        """`store` and `key` are called when needed, in a thread: opening the store may block, and not every argument
-        can be put into JSON."""
+        """`store` and `key` are called in a thread when needed: the store may block, and not all arguments are JSON."""
         self._store = store
         self._make_key = key
         self._fingerprint = ""
@@ -133,7 +127,7 @@ class InvocationCheckpoint:
             raise Failure("CHECKPOINTS_UNAVAILABLE", f"the arguments of the call cannot be recorded: {error}") from None
 
     async def save(self, state: object) -> None:
-        """Store the state, durably, before this returns. Raises Failure if it cannot be stored."""
+        """Store the state durably. Raises Failure if it cannot be stored."""
         plain = to_jsonable(state)
         if len(json.dumps(plain)) > CHECKPOINT_LIMIT:
             raise Failure("CHECKPOINTS_UNAVAILABLE", f"a checkpoint holds at most {CHECKPOINT_LIMIT} characters")
@@ -153,7 +147,6 @@ class InvocationCheckpoint:
         return kept.state
 
     def clear(self) -> None:
-        """Delete the checkpoint."""
         self._store().checkpoints.clear(self._key)
 
     def _save(self, state: object) -> None:

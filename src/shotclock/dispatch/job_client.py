@@ -1,6 +1,4 @@
-"""Jobs as their callers see them: start or attach, wait within the budget, look, cancel.
-
-A caller and a runner share nothing but the store, so any caller can wait for a job, also after its first one died.
+"""Jobs as their callers see them. Any caller can wait for a job: it shares only the store with the runner.
 
 docs/design.md: R33.
 """
@@ -13,12 +11,13 @@ import secrets
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.catalogue import semantic_version
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
+from ..core.proposal import Proposal
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Progress
@@ -30,9 +29,6 @@ from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobSta
 from ..store.store import JOBS_FOLDER, Store
 from .invocation import Invocation
 
-if TYPE_CHECKING:
-    from ..core.proposal import Proposal
-
 # Between two looks at a job. The first are close together, because most work is short.
 FIRST_LOOK_S = 0.02
 LATER_LOOKS_S = 0.2
@@ -41,19 +37,16 @@ SILENT_LIMIT_MS = 60_000
 # How long cancelling waits beyond the grace for the runner to notice and to report.
 CANCEL_LIMIT_S = 10.0
 LOG_TAIL = 4_000
-# How long a checkpoint is kept.
 CHECKPOINTS_KEPT_MS = 7 * 24 * 3600 * 1000
 POLL_INTERVAL_MS = 1_000
 
 
 class JobClient:
-    """The jobs of one store. `command` is how a person or an agent calls the program that has the `job` commands."""
+    """The jobs of one store. `command` is the program that has the `job` commands, for hints."""
 
     def __init__(self, store: Store, command: list[str]) -> None:
         self._store = store
         self._command = command
-
-    # --- the job commands, for every surface ----------------------------------------------------------------
 
     async def perform(
         self,
@@ -67,8 +60,8 @@ class JobClient:
         budget_ms: int | None = None,
         on_progress: Progress | None = None,
     ) -> Outcome | Envelope:
-        """Do one of list, status, wait and cancel; an envelope is the job's own. Raises Failure if there is no such
-        job, or no usable store. `of` limits it to the jobs of one owner; None sees all."""
+        """Do one of list, status, wait and cancel, on the jobs of one owner (`of`; None: all). An envelope is the job's
+        own. Raises Failure if there is no such job, or no usable store."""
         if verb == "list":
             jobs = await asyncio.to_thread(self.list, app, active_only=active_only, of=of)
             return Outcome(Ending.FINISHED, data={"jobs": jobs})
@@ -100,11 +93,8 @@ class JobClient:
             return None, 0
         return min(ends), max(0, (min(ends) - call.started_ns) // NS_PER_MS)
 
-    # --- starting -----------------------------------------------------------------------------------------
-
     def start_or_attach(self, invocation: Invocation, trace: TraceContext) -> Job:
-        """Return the job of this work: a running one, an ended one that was not delivered, or a new one in the caller's
-        trace."""
+        """Return the job of this work: a running one, an ended one that was not delivered, or a new one."""
         self.forget_old()
         job_id = secrets.token_hex(8)
         log = self._store.folder(JOBS_FOLDER) / f"{job_id}.log"
@@ -119,7 +109,7 @@ class JobClient:
         return job
 
     def find_attached(self, invocation: Invocation) -> Job | None:
-        """Return the running or undelivered job of this work. Nothing is started."""
+        """Return the running or undelivered job of this work."""
         return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", wall_time()), wall_time(), is_alive)
 
     def _start_runner(self, job: Job, trace: TraceContext) -> None:
@@ -145,15 +135,13 @@ class JobClient:
             os.close(output)
 
     def forget_old(self) -> None:
-        """Delete jobs and checkpoints that are too old, with the files of the jobs."""
+        """Delete jobs and checkpoints that are too old."""
         self._store.checkpoints.forget_saved_before(WallTime(max(0, wall_time().ms - CHECKPOINTS_KEPT_MS)))
         before = WallTime(max(0, wall_time().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):
             for path in (job.log_path, f"{job.log_path}.1", job.stdin_path):
                 if path:
                     Path(path).unlink(missing_ok=True)
-
-    # --- waiting ------------------------------------------------------------------------------------------
 
     async def wait(
         self,
@@ -162,7 +150,7 @@ class JobClient:
         budget_ms: int | None,
         on_progress: Progress | None = None,
     ) -> Outcome | Envelope:
-        """Return the job's own envelope once it has ended; INCOMPLETE when the caller's time is up first."""
+        """Return the job's envelope once it has ended; INCOMPLETE when the caller's time is up first."""
         until_ns, waits_ms = self.patience(call, budget_ms)
         pause_s = FIRST_LOOK_S
         reported: object = None
@@ -200,14 +188,13 @@ class JobClient:
         return self._store.jobs.get(job.id)
 
     def deliver(self, job: Job) -> Envelope:
-        """Return its envelope, and mark it as delivered."""
         self._store.jobs.deliver(job.id, wall_time())
         envelope = job.envelope or lost_envelope(job)
         meta = {**envelope["meta"], "job_id": job.id}
         return Envelope(envelope["data"], envelope["error"], list(envelope["warnings"]), meta)
 
     def incomplete(self, job: Job, call: Call, budget_ms: int) -> Outcome:
-        """Return the answer that the job continues: its progress, and how to wait for it or cancel it."""
+        """Answer that the job continues: its progress, and how to wait for it or cancel it."""
         elapsed_ms = (monotonic_ns() - call.started_ns) // 1_000_000
         silent_ms = 0 if job.heartbeat_at is None else wall_time().since_ms(job.heartbeat_at)
         if silent_ms > SILENT_LIMIT_MS:
@@ -226,8 +213,6 @@ class JobClient:
         problem = Problem("INCOMPLETE", message, fired=fired)
         return Outcome(Ending.DETACHED, problem, data, budget_ms=budget_ms)
 
-    # --- looking and cancelling ---------------------------------------------------------------------------
-
     def find(self, prefix: str, of: str | None = None) -> Job:
         """Find a job by the beginning of its id. Raises Failure if there is none, or more than one."""
         found = self._store.jobs.find(prefix, of)
@@ -242,7 +227,6 @@ class JobClient:
     def list(
         self, app: str | None = None, *, active_only: bool = False, of: str | None = None
     ) -> list[dict[str, object]]:
-        """Describe the newest jobs."""
         found = self._store.jobs.list(app, active_only, of=of)
         return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
@@ -257,7 +241,6 @@ class JobClient:
         return current or job
 
     def describe(self, job: Job) -> dict[str, object]:
-        """Describe a job as the job commands show it."""
         shown: dict[str, object] = {
             "job_id": job.id,
             "app": job.app,
@@ -284,8 +267,7 @@ class JobClient:
     async def _perform_on_proposal(
         self, verb: str, proposal_id: str, call: Call, of: str | None, budget_ms: int | None
     ) -> Outcome | None:
-        """Do a job command with a proposal; return None if `of` may see none with that id. Raises Failure if one is to
-        be cancelled that is decided, or has another owner."""
+        """Do a job command with a proposal; None if `of` may not see it. Raises Failure if it cannot be cancelled."""
         from ..inbox.access import Principal, Role
         from ..inbox.inbox import Inbox
         from ..inbox.person_wait import outcome_of
@@ -307,7 +289,6 @@ class JobClient:
             await inbox.close()
 
     def _describe_proposal(self, proposal: Proposal) -> dict[str, object]:
-        """Describe a proposal like a job."""
         from ..core.proposal import ProposalStatus
 
         status = "running" if proposal.is_open else "complete" if proposal.status.allows else "failed"
@@ -332,7 +313,6 @@ class JobClient:
 
 
 def progress_of(job: Job) -> dict[str, object]:
-    """Return the known progress of a job."""
     if job.progress is None:
         return {"done": 0}
     fields = {"done": job.progress.done, "total": job.progress.total, "unit": job.progress.unit}
@@ -350,7 +330,6 @@ def _status(job: Job) -> str:
 
 
 def lost_envelope(job: Job) -> dict[str, Any]:
-    """Return the envelope of a job whose runner is gone."""
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
     message = f"the runner of job {job.id} is gone; {job.command} was stopped in the middle"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
@@ -360,7 +339,6 @@ def lost_envelope(job: Job) -> dict[str, Any]:
 
 
 def answer_for_job(job: Job, outcome: Outcome) -> Envelope:
-    """Answer for a job whose runner cannot."""
     catalogue = job.spec.get("catalogue") or {}
     tool = Tool(semantic_version(job.tool_version), is_served=catalogue.get("is_served", False))
     return answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool), outcome)

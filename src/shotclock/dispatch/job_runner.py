@@ -1,7 +1,4 @@
-"""The runner of a job: a process of its own that holds the limits, runs the work where it can be killed, and stores its
-progress and its end.
-
-    caller (waits up to its budget)      store      runner ── zygotes, supervisor ── worker
+"""The runner of a job: a process that holds the limits, runs the work where it can be killed, and stores its end.
 
 If the runner is killed its work dies with it, the job is lost, and the same invocation starts it again.
 
@@ -49,7 +46,7 @@ LOG_LIMIT = 1_000_000
 
 
 def main(home: str, job_id: str) -> None:
-    """Run a job from start to end. Errors before it is taken go to stderr, which is the job's log."""
+    """Run a job. Errors before it is taken go to stderr, which is the job's log."""
     log, log_in = os.pipe()
     with Store.open(Path(home)) as store:
         job = store.jobs.take_charge(job_id, this_process(), wall_time())
@@ -144,8 +141,6 @@ def _still_wanted(store: Store, job: Job) -> bool:
 
 
 class JobListener(CommandListener):
-    """Listener that stores the progress of a job."""
-
     def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
         def checkpoint() -> InvocationCheckpoint:
             return InvocationCheckpoint(lambda: store, lambda: job.key)
@@ -162,7 +157,6 @@ class JobListener(CommandListener):
             self.write_progress()
 
     def write_progress(self) -> None:
-        """Store the latest progress, if it is not stored."""
         if self._latest is None:
             return
         self._written_ns = monotonic_ns()
@@ -179,7 +173,7 @@ def _in_whole_numbers(done: float, total: float | None, unit: str | None) -> tup
 
 
 class Logbook:
-    """Log of the work's output in at most two files of limited size."""
+    """Log of the work's output, in two files of limited size."""
 
     def __init__(self, path: Path, file: int) -> None:
         self._path, self._file = path, file

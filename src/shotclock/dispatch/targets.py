@@ -17,15 +17,14 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 
 DEFAULT_ATTRIBUTE = "app"
-# How long the program may take to be imported. Long enough for the heaviest libraries on a cold disk.
+# How long the program may take to be imported: the heaviest libraries on a cold disk.
 IMPORT_LIMIT_MS = 60_000
-# The longest traceback of a failed import in a message.
 TRACEBACK_SHOWN = 8000
 
 
 @value
 class Target:
-    """Place of an App: a module or a file, and the name it has in there."""
+    """Place of an App: a module or a file, and its name in there."""
 
     attribute: str
     module: str | None = None
@@ -36,20 +35,18 @@ class Target:
 
     @property
     def program(self) -> Program:
-        """Return how a process of its own imports the target. Imports are looked for where `python FILE` and `python -m
-        MODULE` look for them."""
+        """Return how a process imports the target, from where `python FILE` and `python -m MODULE` would."""
         ours = [entry for entry in sys.path if entry]
         folder = os.path.dirname(self.file) if self.file else os.getcwd()
         return Program(file=self.file, imports=(self.module,) if self.module else (), path=(folder, *ours))
 
 
 def parse_attribute(text: str) -> str:
-    """Return the name that the App of a target has in its module or file."""
     return text.partition(":")[2] or DEFAULT_ATTRIBUTE
 
 
 def parse_target(text: str) -> Target:
-    """Read `package.module:app` or `path/to/file.py:app`. Raises Failure if it cannot be either."""
+    """Read `package.module:app` or `path/to/file.py:app`. Raises Failure."""
     place, attribute = text.partition(":")[0], parse_attribute(text)
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise Failure("TARGET_UNUSABLE", f"{attribute!r} cannot be the name of an App in {place!r}")
@@ -64,8 +61,8 @@ def parse_target(text: str) -> Target:
 
 
 async def learn(runtime: Runtime, target: Target) -> Catalogue:
-    """Ask what the App offers, told by a worker that has imported it. Raises Failure with the reason why not."""
-    runtime.tool = Tool(debug=True)  # whoever points at a program may see where it fails to import
+    """Read the App's catalogue in a worker that imports it. Raises Failure with the reason."""
+    runtime.tool = Tool(debug=True)  # the operator may see where the program fails to import
     module = MAIN_ALIAS if target.file else target.module
     describe = _asking("describe", "shotclock.app", "describe")
     described = await runtime.call(describe, {"attribute": target.attribute, "module": module})
@@ -82,7 +79,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
 
 
 async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:
-    """Import it once more, by itself, for the reason why it did not work, with its traceback."""
+    """Import it once more, for the traceback of the failure."""
     if target.file:
         again = _asking("import", "runpy", "run_path")
         imported = await runtime.call(again, {"path_name": target.file, "run_name": MAIN_ALIAS})

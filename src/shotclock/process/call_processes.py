@@ -1,10 +1,8 @@
 """Processes started by a call that shares its process with others: killed when a limit ends the call, or listed.
 
-Python starts processes by a handful of functions. Each is replaced, once, by one that notes the new process for the
-call in whose context it runs, and marks its environment: that finds processes that leave their family (a daemon, a
-background job of a shell). A call with a worker for itself needs none of this: everything below is its own. Processes
-started under another loop than asyncio's, in a thread that the call made itself, or orphaned with an environment of
-their own are not found.
+Python's functions that start processes are wrapped: each notes the new process for its call, and marks its environment,
+which finds daemons and background jobs. Not found are processes started under another loop than asyncio's, in a thread
+that the call made itself, or orphaned with an environment of their own.
 
 docs/design.md: R29a.
 """
@@ -30,9 +28,8 @@ from .context import Scope, current_scope
 from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
 from .kill import kill_below, signal_process
 
-# Between two checks whether the processes have ended.
 LOOK_PAUSE_S = 0.005
-# Where the environment is among the arguments of `fork_exec`, and of `posix_spawn`.
+# Where `fork_exec` and `posix_spawn` take the environment.
 _EXEC_ENVIRONMENT, _SPAWN_ENVIRONMENT = 5, 2
 
 
@@ -41,14 +38,12 @@ Then = Callable[[Survivors], object]
 
 
 class StartedProcesses:
-    """The processes that one call has started."""
-
     __slots__ = ("__weakref__", "_pids", "is_over", "mark")
 
     def __init__(self, mark: str | None = None) -> None:
         self.mark = os.urandom(8).hex() if mark is None else mark
         self.is_over = False
-        """The call was abandoned and its processes killed; those that it starts later are killed at once."""
+        """The call was abandoned; processes that it starts later are killed at once."""
         self._pids: dict[int, int] = {}
 
     def __bool__(self) -> bool:
@@ -71,8 +66,7 @@ class StartedProcesses:
         return [pid for pid in found if not kernel.is_zombie(pid)]
 
     def stop(self, kill_ns: int) -> list[int]:
-        """Send TERM now and KILL at `kill_ns`; return the survivors. Blocks, bounded by that and by the limit of a
-        kill."""
+        """Send TERM now and KILL at `kill_ns`; return the survivors. Blocks until then, and for the limit of a kill."""
         left = self.alive()
         if left and monotonic_ns() < kill_ns:
             for pid in left:
@@ -94,7 +88,7 @@ class StartedProcesses:
 
 
 def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
-    """Run blocking work in a thread, and call `then` with the processes that it found on the loop."""
+    """Run blocking work in a thread, and call `then` with its result on the loop."""
 
     def run() -> None:
         try:
@@ -109,25 +103,23 @@ def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], t
 
 _started: weakref.WeakKeyDictionary[Scope, StartedProcesses] = weakref.WeakKeyDictionary()
 started_by_scope: dict[Any, Any] = _started.data  # type: ignore[attr-defined]
-"""The same, as a plain dict."""
 _listener: Callable[[StartedProcesses, int], None] | None = None
 _is_watching = False
 
 
 def take_started(scope: Scope) -> StartedProcesses | None:
-    """Return and forget the processes that the call has started."""
     return _started.pop(scope, None)
 
 
 def give_up_started(scope: Scope) -> StartedProcesses:
-    """Return the processes that the call has started; those that it starts later are killed at once."""
+    """Return the processes of the call; those that it starts later are killed at once."""
     started = _started.setdefault(scope, StartedProcesses())
     started.is_over = True
     return started
 
 
 def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> None:
-    """Note from here on the processes that calls start. A listener is called in the thread that starts one."""
+    """Note the processes that calls start. A listener is called in the thread that starts one."""
     global _listener, _is_watching
     _listener = listener
     if _is_watching:
@@ -147,7 +139,7 @@ def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> No
 
 
 def _submit_in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `submit`, so that it runs the work in the context of the call: a pool's threads belong to no call."""
+    """Wrap `submit` to run the work in the context of the call: a pool's threads belong to no call."""
 
     def submit_for_call(pool: Any, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         if current_scope.get() is None:
@@ -158,7 +150,7 @@ def _submit_in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_starts(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:
-    """Wrap a function that starts processes, so that it notes them for the call that runs."""
+    """Wrap a function that starts processes to note them for the call that runs."""
 
     def note_and_start(*arguments: Any, **named: Any) -> int:
         scope = current_scope.get()
@@ -187,8 +179,7 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
 
 
 def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
-    """Return the environment with these variables, without those of them that are empty, as `fork_exec` takes it (a
-    list of bytes) or as `posix_spawn` does (a mapping)."""
+    """Return the environment with these variables, without empty ones: bytes for `fork_exec`, else a mapping."""
     if isinstance(environment, list):
         names = tuple(os.fsencode(f"{name}=") for name in own)
         others = [entry for entry in environment if not entry.startswith(names)]
@@ -198,7 +189,6 @@ def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
 
 
 def _find_marked(entry: bytes) -> list[int]:
-    """Return every process with the mark whose environment we may read."""
     names = os.listdir("/proc") if os.path.isdir("/proc") else ()
     return [int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name))]
 

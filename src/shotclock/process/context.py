@@ -1,4 +1,4 @@
-"""Context of a running handler: its deadline, whether it should stop, progress, and further calls."""
+"""Context of a running handler."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from ..core.value_types import entity
 from . import clock
 
 OVERTIME = "overtime"
-"""The question of `ctx.request_overtime`."""
 
 Progress = Callable[[float, float | None, str | None], None]
 """Done, total, and what is being done or counted."""
 
 
 class CallListener:
-    """Listener to one running call, on the caller's loop. Its methods do nothing unless overridden."""
+    """Listener to one running call, on the caller's loop."""
 
     skipped_steps: tuple[str, ...] = ()
-    """Steps that were done before and are skipped."""
+    """Done before."""
     stdin_path: str | None = None
-    """The file that is the stdin of a function in a worker (default: empty)."""
+    """The stdin of a function in a worker (default: empty)."""
 
     def progress(self, done: float, total: float | None, message: str | None) -> None:
         """Take a progress report."""
@@ -55,8 +54,6 @@ class CallListener:
 
 
 class Traced(Protocol):
-    """A call, or a place in a trace, as the parent of further calls."""
-
     @property
     def trace(self) -> TraceContext: ...
 
@@ -70,17 +67,15 @@ class Scope:
     name: str
     span: Traced
     call: Any = None
-    """The call itself, if it is one of this process."""
+    """If it is one of this process."""
     overtime_address: str = ""
-    """The address where a command started here may request overtime; empty if the call has none."""
+    """Where a command started here may request overtime."""
 
 
 current_scope: ContextVar[Scope | None] = ContextVar("shotclock_scope", default=None)
 
 
 class ProgressListener(CallListener):
-    """Listener to progress only."""
-
     def __init__(self, on_progress: Progress) -> None:
         self._on_progress = on_progress
 
@@ -92,15 +87,10 @@ NULL_LISTENER = CallListener()
 
 
 class Stopped(BaseException):
-    """Raised inside a sync function in a worker when its time is up, so that `finally` blocks run.
-
-    Not an Exception: a bare `except Exception` must not swallow it. What swallows it anyway is killed.
-    """
+    """Raised in a sync function in a worker when its time is up. Not an Exception, which functions often swallow."""
 
 
 class CallLink(Protocol):
-    """The runtime's side of a handler's context."""
-
     def is_stopping(self) -> bool: ...
     def progress(self, done: float, total: float | None, unit: str | None) -> None: ...
     def step(self, name: str) -> None: ...

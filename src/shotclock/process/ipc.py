@@ -1,7 +1,7 @@
 """Messages between our own processes: a length, then marshalled plain values.
 
-Marshal is built in, fast and knows no classes, so a message can neither run code nor cost an import. Values of
-users travel as pickled bytes inside a message and are only opened where they belong.
+Marshal is built in and knows no classes, so a message can neither run code nor cost an import. Values of users travel
+pickled inside a message and are only opened where they belong.
 
 docs/design.md: R25.
 """
@@ -36,7 +36,7 @@ def frame(message: Message) -> bytes:
 
 
 def send(sock: Socket, message: Message) -> None:
-    """Send a whole message, or raise Broken. Bounded by the socket's own timeout where it has one."""
+    """Send a whole message, or raise Broken. Bounded by the socket's timeout."""
     try:
         sock.sendall(frame(message))
     except OSError as error:
@@ -44,16 +44,13 @@ def send(sock: Socket, message: Message) -> None:
 
 
 class MessageReader:
-    """Reader that takes bytes as they come and gives whole messages."""
-
     def __init__(self, sock: Socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
         self._unread: list[Message] = []
 
     def receive(self) -> list[Message]:
-        """Read once and return every message it completed. Raises Broken at the end, BlockingIOError if nothing is
-        there."""
+        """Read once and return whole messages. Raises Broken at the end, BlockingIOError if nothing is there."""
         try:
             chunk = self._read()
         except (BlockingIOError, InterruptedError):
@@ -91,18 +88,17 @@ class MessageReader:
         return bool(self._unread)
 
     def put_back(self, messages: list[Message]) -> None:
-        """Put back messages that were taken out too early, in their order."""
         self._unread[:0] = messages
 
     def next(self) -> Message:
-        """Return the next message, waiting for it as long as the socket's timeout allows."""
+        """Return the next message, as long as the socket's timeout allows."""
         while not self._unread:
             self._unread += self.receive()
         return self._unread.pop(0)
 
 
 class ReaderWithDescriptors(MessageReader):
-    """Reader of messages that descriptors may come with. The kernel delivers them no later than their message."""
+    """Reader of messages with descriptors. The kernel delivers them no later than their message."""
 
     def __init__(self, sock: Socket) -> None:
         super().__init__(sock)
@@ -124,7 +120,7 @@ def peer_pid(sock: Socket) -> int:
 
 
 def receive_one(sock: Socket) -> Message:
-    """Receive one message and not a byte further, where descriptors follow on the same socket."""
+    """Receive one message and not a byte further: descriptors follow on the same socket."""
     size = int.from_bytes(_exactly(sock, _PREFIX), "little")
     message: Message = marshal.loads(_exactly(sock, size))
     return message
@@ -155,7 +151,7 @@ def send_fds(sock: Socket, note: bytes, fds: list[int]) -> None:
 
 
 def receive_fds(sock: Socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
-    """Receive a note of one byte and the descriptors that came with it; an empty note when the other side is gone."""
+    """Receive a note of one byte and its descriptors; an empty note when the other side is gone."""
     room = _socket.CMSG_SPACE(limit * array.array("i").itemsize)
     note, ancillary, _, _ = sock.recvmsg(size, room, getattr(_socket, "MSG_CMSG_CLOEXEC", 0))
     fds = array.array("i")

@@ -1,10 +1,8 @@
-"""Messages between the runtime and its workers, each a type of its own.
+"""Messages between the runtime and its workers: on the wire the number of the type, and the fields (`ipc.frame`).
 
-On the wire a message is the number of its type and its fields (`ipc.frame`). Both sides are forked from one program, so
-the numbers need not stay the same from one version to the next.
-
-Values of users travel pickled. Unpickling imports the modules of their classes, so a process that must not run users'
-code (a server) unpickles only plain values and classes of our own; for others it uses the JSON form beside them.
+Both sides are forked from one program, so the numbers may change between versions. Values of users travel pickled. A
+process that must not run users' code (a server) unpickles only plain values and our own classes; for others it uses
+the JSON form beside them.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ def describe_outside(error: BaseException) -> str:
 
 
 class Run(NamedTuple):
-    """To a worker: run a function. Its arguments are pickled."""
+    """To a worker: run a function with pickled arguments."""
 
     number: int
-    """Of the call in its process, here and in all that follows. Calls begin in the order of their numbers."""
+    """Of the call in its process. Calls begin in the order of their numbers."""
     module: str
     qualname: str
     arguments: bytes
@@ -47,9 +45,8 @@ class Run(NamedTuple):
     skipped_steps: tuple[str, ...]
     stdin_path: str | None
     caller: tuple[str, bool, str]
-    """The trace of the call: its id, whether it is sampled, its state."""
+    """Its id, whether it is sampled, its state."""
     overtime_address: str = ""
-    """The address where a command that it starts may request overtime; empty if it has none."""
 
 
 class MoveBell(NamedTuple):
@@ -115,7 +112,7 @@ class Step(NamedTuple):
 
 
 class Wrote(NamedTuple):
-    """From a worker: a piece of the text that its call is producing. Unlike progress it is never dropped."""
+    """From a worker: a piece of its call's text. Unlike progress it is never dropped."""
 
     number: int
     text: str
@@ -126,7 +123,7 @@ class Ask(NamedTuple):
 
     number: int
     question: int
-    """Its number, unique in its process."""
+    """Unique in its process."""
     what: str
     value: bytes
 
@@ -152,7 +149,7 @@ class Done(NamedTuple):
 
     number: int
     kind: str
-    """One of those that `outcomes.worker_outcome` knows, or "unbegun"."""
+    """A kind that `outcomes.worker_outcome` knows, or "unbegun"."""
     payload: Any
     leaked: list[dict[str, object]]
     finished_ns: int
@@ -172,8 +169,6 @@ def pack(message: Message) -> bytes:
 
 
 class Reader(ipc.MessageReader):
-    """Reader of these messages."""
-
     def receive(self) -> list[ipc.Message]:
         return [_make(_TYPES[received[0]], received[1:]) for received in super().receive()]
 
@@ -192,7 +187,7 @@ def is_plain(pickled: bytes) -> bool:
 
 
 def unpickle(pickled: bytes) -> Any:
-    """Unpickle a value. Raises what pickle raises, and for values that would import users' code if that is kept out."""
+    """Unpickle a value. Raises what pickle raises, and for users' classes where those are kept out."""
     if _opens_all or is_plain(pickled):
         return pickle.loads(pickled)
     return _PlainUnpickler(io.BytesIO(pickled)).load()
@@ -200,7 +195,7 @@ def unpickle(pickled: bytes) -> Any:
 
 @contextlib.contextmanager
 def keep_users_code_out() -> Iterator[None]:
-    """Refuse values of users' classes in this process, while the context is entered."""
+    """Refuse values of users' classes in this process."""
     global _opens_all
     before, _opens_all = _opens_all, False
     try:

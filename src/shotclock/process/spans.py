@@ -1,7 +1,4 @@
-"""The recorder of spans, if OpenTelemetry is set up.
-
-Every call imports this module, so it is small; the rest is in `telemetry.py`.
-"""
+"""The recorder of spans, if OpenTelemetry is set up. Every call imports this module; the rest is in `telemetry.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Attribute = str | int | bool
 
 @value
 class SpanEvent:
-    """A moment inside of a span, in wall-clock nanoseconds."""
+    """A moment in a span, in wall-clock nanoseconds."""
 
     name: str
     at_ns: int
@@ -33,11 +30,10 @@ class SpanEvent:
 
 @value
 class Span:
-    """A span that ended, in the words of OpenTelemetry. Times are wall-clock nanoseconds."""
+    """An ended span, in the words of OpenTelemetry. Times are wall-clock nanoseconds."""
 
     name: str
     trace: TraceContext
-    """Its own ids, which its children know."""
     parent_id: str
     started_ns: int
     ended_ns: int
@@ -68,7 +64,7 @@ def are_wanted() -> bool:
 
 
 def has_own_provider() -> bool:
-    """Return whether the program has set up a provider, without importing anything."""
+    """Return whether the program has set up a provider. Imports nothing."""
     sdk, api = sys.modules.get("opentelemetry.sdk.trace"), sys.modules.get("opentelemetry.trace")
     if sdk is None or api is None or not hasattr(sdk, "TracerProvider"):
         return False
@@ -76,7 +72,6 @@ def has_own_provider() -> bool:
 
 
 def active() -> TraceContext | None:
-    """Return the program's current span, if it uses OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not hasattr(api, "get_current_span"):
         return None
@@ -91,7 +86,7 @@ def active() -> TraceContext | None:
 
 
 def stand_at(trace: TraceContext) -> None:
-    """Make this the parent of spans that the program makes in this context, if it uses OpenTelemetry."""
+    """Make this the parent of the program's own spans in this context."""
     api, contexts = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if api is None or contexts is None or not hasattr(contexts, "attach") or not hasattr(api, "NonRecordingSpan"):
         return

@@ -1,10 +1,7 @@
 """Program of a worker process: take a call, run its function, send the result, and stay warm.
 
-A worker for itself runs one call after another, sync or async. It arms a timer for each; its supervisor hears the
-timer and kills the worker with everything it started. The shared worker runs the async functions of all its calls on
-one event loop; the runtime holds their limits. Nothing here has to be trusted to end.
-
-asyncio is imported by the calls that need it: workers of sync functions do without.
+A worker for itself arms a timer for each call; its supervisor kills it at the limit. The shared worker runs async
+functions on one loop; the runtime holds their limits. asyncio is imported by the calls that need it.
 
 docs/design.md: R19.
 """
@@ -62,9 +59,9 @@ if TYPE_CHECKING:
     import asyncio
 
 Reply = tuple[str, object]
-"""The result of a function: one of the kinds that `outcomes.worker_outcome` knows, and its details."""
+"""A kind that `outcomes.worker_outcome` knows, and its details."""
 
-# The memory that a worker shares with the runtime, in words of eight bytes. It can be read when the worker is blocked.
+# The memory shared with the runtime, in words of eight bytes. It can be read when the worker is blocked.
 MEMORY_SIZE = 4096
 BEGUN = 0
 """The highest number of a call that has begun. Calls begin in the order of their numbers."""
@@ -75,34 +72,30 @@ SHARED = 2
 
 MAIN_ALIAS = "__shotclock_main__"
 main_import_error = ""
-"""The reason why the main program could not be imported here."""
 inside_worker = False
-"""True in a worker and in the zygote that preloads for it: no runtime may be started there."""
+"""True in a worker and in its zygote: no runtime may be started there."""
 
-# Leaked processes named in an answer; there may be thousands, a person reads a few.
+# Leaked processes named in an answer; there may be thousands.
 _LEAKED_NAMED = 50
 # A child may end between being counted and being listed; one that no look finds cannot be named.
 _LEAK_LOOKS = 3
 # A worker that answered this close to its limit may be about to be killed: no other call may begin in it.
 CLOSE_CALL_NS = 3_000_000
-# How long tasks that an async function left behind may take to be cancelled. If one stays, the worker ends.
+# How long tasks left by an async function may take to be cancelled. If one stays, the worker ends.
 OTHERS_LIMIT_S = 0.1
 # An exception may carry anything. Larger ones are not sent; their text is.
 LONGEST_EXCEPTION = 1_000_000
-# Progress that a slow runtime has not read yet is dropped beyond this.
+# Progress beyond this that a slow runtime has not read is dropped.
 PROGRESS_HELD = 256 * 1024
 # How often the shared worker sends the news of a handler that does not let the loop run.
 SEND_AT_LEAST_NS = 5_000_000
 
 
 def open_memory(fd: int) -> memoryview:
-    """Map the memory that a worker and the runtime share."""
     return memoryview(mmap.mmap(fd, MEMORY_SIZE)).cast("Q")
 
 
 class CallTrace:
-    """The call's own place in its trace."""
-
     __slots__ = ("_caller", "_request_id")
 
     def __init__(self, caller: tuple[str, bool, str], request_id: str) -> None:
@@ -126,11 +119,11 @@ class CallTrace:
 
 _questions = itertools.count(1)
 _awaited: dict[int, asyncio.Future[bytes]] = {}
-"""Answers that are awaited on an event loop, by the number of their question."""
+"""By the number of their question."""
 
 
 class RunningCall:
-    """A call in its process. Each kind of worker has its own way to send and to hear that the call is to stop."""
+    """A call in its process. Each kind of worker has its own way to send, and to learn that the call is to stop."""
 
     def __init__(self, request: Run) -> None:
         self.request = request
@@ -154,7 +147,7 @@ class RunningCall:
         return Deadline(self.request.bell_ns) if self.request.bell_ns else None
 
     def bind(self) -> Callable[[], Any] | Reply:
-        """Return the function with its checked arguments, or the reply that says why it cannot be called."""
+        """Return the function with its checked arguments, or the reply why it cannot be called."""
         module, qualname, payload = self.request.module, self.request.qualname, self.request.arguments
         try:
             function = find(module, qualname)
@@ -187,7 +180,6 @@ class RunningCall:
         return self._context
 
     def take(self, message: ipc.Message) -> None:
-        """Take a message of the runtime for this call."""
         if isinstance(message, BeginWindDown):
             self.stopping = True
         elif isinstance(message, MoveBell) and self._context is not None:
@@ -233,7 +225,7 @@ class RunningCall:
         return unpickle_answer(await self._await_answer(self.question(question, value)))
 
     async def _await_answer(self, message: FurtherCall | Ask) -> bytes:
-        """Ask and await the answer. Bounded by the call's own limit, which cancels us here."""
+        """Ask and await the answer. The call's own limit cancels us here."""
         import asyncio
 
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -270,11 +262,11 @@ def describe_briefly(error: BaseException) -> str:
 
 
 class OnlyCall(RunningCall):
-    """The one call of a worker for itself. A sync function waits here for the answers to its questions."""
+    """The one call of a worker for itself."""
 
     coroutine: RunningCoroutine | None = None
     is_last = False
-    """Something of the call is still there that would disturb the next: the worker ends after the answer."""
+    """Something of the call would disturb the next: the worker ends after the answer."""
     _is_async = False
     _is_over = False
 
@@ -342,7 +334,7 @@ class OnlyCall(RunningCall):
         return unpickle_answer(self._wait_for_answer(self.question(question, value)))
 
     def _wait_for_answer(self, message: FurtherCall | Ask) -> bytes:
-        """Ask and wait for the answer, in any thread. Bounded by our supervisor, which kills us at the limit."""
+        """Ask and wait for the answer, in any thread. Our supervisor kills us at the limit."""
         with self._changed:
             self._refuse_if_over()
             self._asking += 1
@@ -381,7 +373,7 @@ class OnlyCall(RunningCall):
             super().take(message)
 
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> object:
-        """Run an async function on the loop of this worker, and read messages while it runs."""
+        """Run an async function on the loop of this worker, and read messages meanwhile."""
         loop = _event_loop()
         while self._inbox.has_unread:
             self.take(self._inbox.next())
@@ -409,7 +401,7 @@ class OnlyCall(RunningCall):
 
 
 class RunningCoroutine:
-    """An async function on the loop of this worker, from its first step until nothing of it is left."""
+    """An async function on the loop of this worker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._loop = loop
@@ -417,8 +409,7 @@ class RunningCoroutine:
         self._is_cancelling = self._is_cancelled = self._is_thrown = False
 
     def stop(self) -> None:
-        """Cancel it, from the signal handler, which is called every few milliseconds. If its loop does not run, raise
-        `Stopped` wherever it is, once."""
+        """Cancel it, from the repeated signal. If its loop does not run, raise `Stopped` wherever it is, once."""
         if not self._is_cancelling:
             self._is_cancelling = True
             self._loop.call_soon_threadsafe(self._cancel)
@@ -431,7 +422,7 @@ class RunningCoroutine:
         self._task.cancel()
 
     def run(self) -> Any:
-        """Return what it returns. Raises what it raises, and Stopped if it was stopped."""
+        """Return its result. Raises Stopped if it was stopped."""
         try:
             return self._loop.run_until_complete(self._task)
         except Stopped:
@@ -445,7 +436,7 @@ class RunningCoroutine:
                 raise Stopped
 
     def end_others(self) -> bool:
-        """Cancel the tasks that it started and did not wait for. Return False if one is still there."""
+        """Cancel the tasks that it left. Return False if one is still there."""
         import asyncio
 
         others = asyncio.all_tasks(self._loop)
@@ -459,7 +450,7 @@ class RunningCoroutine:
 
 call_variables = CallVariables()
 _loop: asyncio.AbstractEventLoop | None = None
-"""One for all async calls of this worker: connections and pools that they keep open on it serve the next."""
+"""One for all async calls of this worker: connections that they keep open on it serve the next."""
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -473,8 +464,8 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def prepare_forks(*, serves_many: bool = True) -> None:
-    """Do once, in the process that workers are forked from, what is the same for all of them. Unless it `serves_many`,
-    garbage is not collected: that would copy every page of the program for one command."""
+    """Do what is the same for all forks. Unless it `serves_many`, garbage is not collected: that would copy every page
+    of the program for one command."""
     quiet_this_process()
     call_variables.prepare()
     _read_from(os.devnull)
@@ -485,7 +476,6 @@ def prepare_forks(*, serves_many: bool = True) -> None:
 
 
 def serve_calls(sock: socket.socket, bell: kernel.DeadlineTimer, memory: int, tokens: int) -> NoReturn:
-    """Serve calls until the runtime closes the socket, or the supervisor kills us."""
     words = open_memory(memory)
     os.close(memory)
     if words[SHARED]:
@@ -571,7 +561,6 @@ def _serve_one_at_a_time(
 
 
 def _send(sock: socket.socket, message: messages.FromWorker) -> None:
-    """Send a whole message, or raise ipc.Broken."""
     try:
         sock.sendall(messages.pack(message))
     except OSError as error:
@@ -608,7 +597,6 @@ def _perform(call: OnlyCall) -> Reply:
 
 
 def _read_from(path: str) -> None:
-    """Make this file our stdin."""
     file = os.open(path, os.O_RDONLY)
     os.dup2(file, 0)
     os.close(file)
@@ -622,8 +610,6 @@ _number: ContextVar[int] = ContextVar("shotclock_call_number", default=0)
 
 
 class SharedWorker:
-    """The event loop of the shared worker and the calls on it."""
-
     def __init__(self, sock: socket.socket, words: memoryview) -> None:
         kernel.name_process("shotclock-host")
         call_variables.remove_prepared()
@@ -649,7 +635,7 @@ class SharedWorker:
                 self.loop.run_forever()  # unbounded on purpose: it ends with the socket, or by the supervisor
 
     def _report_process(self, started: call_processes.StartedProcesses, pid: int) -> None:
-        """Send at once that a call has started a process, so that it can be killed whatever its loop does then."""
+        """Report at once that a call has started a process: it can be killed whatever its loop does then."""
         self.send_from_anywhere(Process(_number.get(), started.mark, pid))
         if self.is_here():
             self._flush()
@@ -681,11 +667,11 @@ class SharedWorker:
             self._flush()
 
     def is_here(self) -> bool:
-        """Return whether this is the loop's thread, and not one that a handler has started."""
+        """Return whether this is the loop's thread."""
         return threading.get_ident() == self._thread
 
     def send(self, message: messages.FromWorker) -> None:
-        """Send a message at the end of this turn of the loop, together with the others of the turn."""
+        """Send a message at the end of this turn of the loop, with the others of the turn."""
         self._outbox += messages.pack(message)
         if not self._is_flushing:
             self._is_flushing = True
@@ -728,8 +714,6 @@ class SharedWorker:
 
 
 class SharedCall(RunningCall):
-    """One of the calls on the shared loop."""
-
     task: asyncio.Task[None]
     _has_replied = False
 
@@ -862,8 +846,7 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
 
 
 def _describe(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
-    """Return type, message, traceback, code and public text of an exception, and the exception itself if it can be
-    pickled, rebuilt, and is of a reasonable size."""
+    """Return type, message, traceback, code and public text of an exception, and itself if it can be sent."""
     pickled = b""
     with contextlib.suppress(Exception):
         pickled = pickle.dumps(error)
@@ -873,7 +856,7 @@ def _describe(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
 
 
 def _find_leaked() -> list[dict[str, object]]:
-    """Return the processes that the function left running. Its dead children are collected on the way."""
+    """Return the processes that the function left running, and collect its dead children."""
     for _ in range(_LEAK_LOOKS):
         if kernel.collect_dead():
             return []

@@ -1,6 +1,4 @@
-"""A call and its two ends: `admit` starts its clocks before anything runs, `answer` makes the one envelope of it.
-
-The blocking command line and the asyncio runtime differ only in how they wait in between.
+"""A call and its two ends: `admit` starts its clocks before anything runs, `answer` makes its envelope.
 
 docs/design.md: R1.
 """
@@ -48,14 +46,13 @@ DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS
 
 @value
 class Tool:
-    """The program that answers: the version in its envelopes, and how much they show of exceptions."""
+    """The program that answers."""
 
     version: str | None = __version__
-    """None if the app's version does not have the form of the contract: ours would be wrong."""
+    """None if the app's version does not have the form of the contract."""
     debug: bool = False
-    """Whether its envelopes carry tracebacks."""
     is_served: bool = False
-    """Whether its callers are remote, behind MCP or HTTP: without `debug` they do not see the text of an exception."""
+    """Its callers are remote: without `debug` they do not see the text of an exception."""
 
 
 OURSELVES = Tool()
@@ -63,7 +60,7 @@ OURSELVES = Tool()
 
 @record
 class Call:
-    """One call of an operation, from its start to its answer. Its clocks are fixed and running."""
+    """One call of an operation. Its clocks are running."""
 
     name: str
     clocks: Clocks
@@ -77,43 +74,31 @@ class Call:
     warnings: tuple[Warning_, ...] = ()
     tool: Tool = OURSELVES
     began_ns: int = 0
-    """When the caller began to wait, if that was before the clocks started: during an approval or an import."""
+    """When the caller began to wait, if before the clocks started: during an approval or an import."""
     queued_ns: int = 0
-    """How long it waited for a place or for a worker before its work began."""
+    """Its wait for a place or a worker."""
     parent: Deadline | None = None
-    """The deadline that this call's own is inside of, with its owner's name."""
     parent_owner: str = "caller"
     operation: Operation | None = None
     arguments: Mapping[str, object] | None = None
-    """The arguments; after an approval the approved ones. Released when the call is answered."""
+    """After an approval the approved ones. Released when the call is answered."""
     request: CallRequest | None = None
-    """The request of the surface, if one made it."""
     confirmed: bool = False
-    """The caller confirmed a destructive call."""
     has_begun: bool = False
-    """Its work may have begun."""
     proposal_id: str | None = None
-    """The approval that it uses, and that gets its outcome."""
     stopped_for: Problem | None = None
     """The reason of a cancellation that the caller did not ask for. The canceller gets the answer."""
     inside_of: Call | None = None
-    """The call of this process that it was made in."""
     min_time_ms: int = 0
     """With less than this left it is not started."""
     overtime: Overtime | None = None
-    """Its overtime: the policy and the grants."""
     loop: asyncio.AbstractEventLoop | None = None
-    """The loop that waits for it."""
     overtime_address: str = ""
-    """The address at which a command that its function starts may request overtime."""
+    """Where a command that its function starts may request overtime."""
     control: CallControl | None = None
-    """Its soft limit, and the means to extend it or wind it down, once needed."""
     work: Work | None = None
-    """The work that carries it out now."""
     winding_down: WindDown | None = None
-    """The graceful stop, once it was requested."""
     partial: dict[str, object] | list[object] | None = None
-    """The partial result that its handler has kept."""
     partial_changes: Sequence[str] = ()
     """The changes that JSON made to it."""
     keep_answer: Callable[[Envelope], None] | None = None
@@ -127,16 +112,15 @@ class Call:
         self.warnings = others + _inherited_warnings(self)
 
     def count_from(self, started_ns: int) -> None:
-        """Count the clocks from an earlier start: this call continues the work of a process that died."""
+        """Count the clocks from the start of a process that died, whose work this call continues."""
         self.started_ns = self.began_ns = started_ns
         self.bound = self._nest()
 
     def keep_partial(self, partial: object, changes: Sequence[str]) -> None:
-        """Keep a partial result instead of the former one."""
         self.partial, self.partial_changes = as_data(partial), changes
 
     def narrowed(self, limit_ms: int, owner: str) -> Bound:
-        """Return the bound of a part of this call: `limit_ms` from now on, within the call's own."""
+        """Return the bound of a part of this call: `limit_ms` from now, within the call's own."""
         latest = Deadline.after_ms(clock.monotonic_ns(), limit_ms)
         if self.bound.bell is not None and self.bound.bell.at_ns <= latest.at_ns:
             return self.bound
@@ -171,7 +155,6 @@ class Call:
         return left_ns <= 0 or left_ns < self.min_time_ms * NS_PER_MS
 
     def fired(self, kind: ClockKind, elapsed_ns: int) -> Fired:
-        """Record which clock fired, with its owner and limit."""
         elapsed_ms = elapsed_ns // NS_PER_MS
         if kind is ClockKind.TIMEOUT:
             return Fired(kind, self.bound.owner, self.bound.limit_ms, elapsed_ms, self.bound.source)
@@ -180,8 +163,6 @@ class Call:
 
 @value
 class WorkView:
-    """The output of running work: its last part, and its total size."""
-
     stdout: str = ""
     stderr: str = ""
     written: int = 0
@@ -189,13 +170,12 @@ class WorkView:
 
 
 class Work:
-    """The work of a call, which can be ended sooner or later than planned."""
+    """The work of a call."""
 
     __slots__ = ()
 
     @property
     def is_queued(self) -> bool:
-        """Return whether it still waits for a worker."""
         return False
 
     def wind_down(self, until_ns: int) -> None:
@@ -208,17 +188,16 @@ class Work:
         """Kill it at once: another process is about to do the same work."""
 
     def move_bell(self) -> bool:
-        """Take the call's new deadline. Return False if this kind of work cannot."""
+        """Take the call's new deadline. Return False if it cannot."""
         return False
 
     async def look(self) -> WorkView:
-        """Return its output so far."""
         return WorkView()
 
 
 @value
 class WindDown:
-    """A graceful stop: its author, its reason, and until when the work may end by itself."""
+    """A graceful stop, and until when the work may end by itself."""
 
     by: str
     """`soft clock`, `observer`, or a person's name."""
@@ -231,19 +210,17 @@ class WindDown:
 
 @record
 class Outcome:
-    """The end of a call's work: how it ended, its result, and its problem."""
+    """The end of a call's work."""
 
     ending: Ending
     problem: Problem | Callable[[], Problem] | None = None
-    """Why it did not succeed."""
     data: dict[str, object] | list[object] | None = None
     value: object = None
     warnings: tuple[Warning_, ...] = ()
     survivors: Sequence[dict[str, object]] = ()
     traceback: str = ""
-    """The traceback of the handler's exception: for stderr, and in the envelope only with `debug`."""
+    """For stderr, and in the envelope only with `debug`."""
     call: Call | None = None
-    """Its call, once it is answered."""
     answered_ns: int = 0
     wall_ns: int = 0
     side_effects: SideEffects | None = None
@@ -254,14 +231,12 @@ class Outcome:
 
 @value
 class Inherited:
-    """The deadline that the environment of this process gives."""
-
     deadline: Deadline | None = None
     warnings: tuple[str, ...] = ()
 
 
 def inherited_deadline(environment: Mapping[str, str], now_ns: int) -> Inherited:
-    """Read the caller's deadline: exact where it was read on this boot's clock, else what remained at the start."""
+    """Read the caller's deadline: exact if it was read on this boot's clock, else what remained at the start."""
     unreadable: list[str] = []
     values: dict[str, int] = {}
     for name in (REMAINING_VARIABLE, DEADLINE_VARIABLE):
@@ -288,7 +263,6 @@ _calls = 0
 
 
 def _forget_process() -> None:
-    """Forget the token: a forked process is another one."""
     global _process_token
     _process_token = ""
 
@@ -297,7 +271,7 @@ os.register_at_fork(after_in_child=_forget_process)
 
 
 def new_request_id() -> str:
-    """Return an id that is unique per call; its first part is that of the process."""
+    """Return a unique id; its first part is that of the process."""
     global _process_token, _process_trace, _calls
     if not _process_token:
         _process_token, _calls = os.urandom(6).hex(), 0
@@ -317,7 +291,7 @@ def new_trace() -> TraceContext:
 
 
 def inherited_trace() -> TraceContext:
-    """Return the trace of the process that started this one, or one that begins with this process."""
+    """Return the trace of the parent process, or one that begins here."""
     inherited = trace_from_variables(os.environ)
     if inherited is not None:
         return inherited
@@ -337,7 +311,6 @@ def admit(
     idempotent: bool = False,
     tool: Tool = OURSELVES,
 ) -> Call:
-    """Begin a call: its clocks run from now on."""
     if clocks is not defaults:
         clocks = clocks.over(defaults)
     now = clock.monotonic_ns()
@@ -368,7 +341,7 @@ def admit(
 
 
 def _inherited_warnings(call: Call) -> tuple[Warning_, ...]:
-    """Return the warning that the parent's deadline is earlier than the requested one, if it is."""
+    """Warn if the parent's deadline is earlier than the requested one."""
     timeout_ms = call.clocks.timeout_ms or 0
     if call.parent is None or not timeout_ms or call.bound.owner == call.name:
         return ()
@@ -390,13 +363,11 @@ def no_time_left(call: Call) -> Outcome:
 
 
 def invalid(problems: list[dict[str, str]]) -> Outcome:
-    """Refuse a call with every problem at once; nothing began."""
     message = join_problems(problems)
     return Outcome(Ending.NOT_STARTED, Problem("ARG_ERROR", message, "validation", errors=problems))
 
 
 def wound_down_problem(call: Call) -> Problem:
-    """Return the problem of a call that was wound down before it finished."""
     asked = call.winding_down
     assert asked is not None
     message = f"{asked.reason}; {call.name} wound down without finishing"
@@ -407,9 +378,7 @@ def wound_down_problem(call: Call) -> Problem:
 
 
 def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
-    """Make the one envelope of a call.
-
-    An envelope is what another call answered that did the same work, and is passed on as it is."""
+    """Make the one envelope of a call. An envelope of another call that did the same work is passed on."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
     call.arguments = call.work = None  # the envelope need not keep them
     if isinstance(outcome, Envelope):
@@ -441,8 +410,7 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
 
 
 def answer_at(call: Call, outcome: Outcome, now_ns: int) -> Envelope:
-    """Make the envelope of a call on the clock of a Temporal workflow. Nothing is read, recorded or written here, so a
-    replay makes the same one."""
+    """Make the envelope on the clock of a Temporal workflow. It reads and writes nothing: a replay makes the same."""
     outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, now_ns
     envelope = _render(outcome)
     envelope.warnings.extend(call.warnings + outcome.warnings)
@@ -515,40 +483,36 @@ def _tell_outside(call: Call, problem: Problem) -> str:
 
 @record
 class CallRequest:
-    """A request to call a command: its name, its arguments, and the options of this call."""
+    """A request to call a command, with the options of this call."""
 
     name: str
     arguments: Mapping[str, object]
     clocks: Clocks | None = None
-    """The caller's limits, which override those of the command."""
     principal: Principal | None = None
-    """The caller, which owns what the call starts. None: the user of this process."""
+    """None: the user of this process."""
     idempotency_key: str | None = None
     parent: Deadline | None = None
-    """The caller's own deadline, if it came with the call."""
     began_ns: int = 0
-    """When the caller began to wait, if that was before the call was made."""
+    """When the caller began to wait, if before the call was made."""
     budget_ms: int | None = None
-    """How long the caller waits for a job or for a person. None: as long as the work takes."""
+    """How long the caller waits for a job or a person. None: as long as the work takes."""
     confirmed: bool = False
-    """A destructive command may run. Without this or `confirm_destructive` it is only previewed."""
+    """Without this or `confirm_destructive` a destructive command is only previewed."""
     dry_run: bool = False
     validate_only: bool = False
     resume_from: str | None = None
     on_progress: Progress | None = None
     stop: asyncio.Future[str] | None = None
-    """Once it holds the name of a signal the work is stopped and its partial outcome is the answer."""
+    """Once it holds the name of a signal the work is stopped, with its partial outcome as the answer."""
     stdin: Stdin | None = None
     justification: str = ""
-    """Why a person should approve it."""
     repeat_hint: str | None = None
-    """How this caller repeats the call."""
     run_wait: RunWait | None = None
     """How a step of a run waits for a person."""
     refusal: Outcome | None = None
-    """The refusal of the surface itself. It is the answer, and nothing runs."""
+    """The refusal of the surface itself; nothing runs."""
 
     @property
     def owner(self) -> str | None:
-        """Return the owner of its jobs and keys. None: the user of the store."""
+        """None: the user of the store."""
         return None if self.principal is None else self.principal.owner

@@ -33,12 +33,12 @@ from .preloaded_zygote import Preloaded, Program, explain_unfindable
 from .worker_pool import WorkerPool
 from .worker_process import OnCall, ProcessCall, Worker
 
-# How long closing waits for supervisors to report that their workers are gone.
+# Closing waits so long for supervisors to report that their workers are gone,
 CLOSE_LIMIT_S = 3.0
-# How long closing waits for the zygote, which itself waits for its supervisors.
+# and so long for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
-# A zygote that is still there after so many looks may have been stopped by the work that it guards.
+# A zygote that is there after so many looks may have been stopped by the work that it guards.
 LOOKS_UNTIL_STOPPED = 10
 # All of closing: commands, workers, shared process and zygote, three seconds each. A blocked loop runs it out.
 CLOSING_LIMIT_S = 15.0
@@ -46,8 +46,6 @@ MAX_DEPTH = 16
 
 
 class ChildProcesses:
-    """Workers, shared process, commands and zygotes of one runtime."""
-
     def __init__(
         self,
         operations: Callable[[], Iterable[Operation]],
@@ -108,8 +106,6 @@ class ChildProcesses:
             )
         return self._preloaded
 
-    # --- the zygote ---------------------------------------------------------------------------------------
-
     def _clean_zygote(self) -> socket.socket:
         if self._zygote is None:
             self._zygote, pid = start_clean_zygote()
@@ -126,8 +122,7 @@ class ChildProcesses:
             ipc.send_fds(self._clean_zygote(), note, fds)
 
     def start_guard(self, timer: DeadlineTimer) -> socket.socket:
-        """Start a process that kills this one, with all that it runs, once the timer rings. It lives as long as the
-        returned socket, which ends if the guard is killed."""
+        """Start a process that kills this one, with all it runs, once the timer rings. It ends with the socket."""
         ours, theirs = socket.socketpair()
         runtime = os.pidfd_open(os.getpid())
         try:
@@ -151,7 +146,7 @@ class ChildProcesses:
         self._zygote_pids = [pid for pid in self._zygote_pids if not _has_ended(pid)]
 
     async def close(self) -> None:
-        """Stop every process and wait, bounded, until all are gone. A cancellation is passed on after that."""
+        """Stop every process and wait, bounded, until all are gone. Then a cancellation is passed on."""
         closing = asyncio.ensure_future(self._close())
         try:
             await asyncio.shield(closing)
@@ -175,7 +170,6 @@ class ChildProcesses:
             await asyncio.sleep(ZYGOTE_PAUSE_S)
 
     async def _close_workers(self) -> None:
-        """Kill every worker and wait, bounded, until each tree is reported gone."""
         workers: list[Worker] = []
         for pool in (self._pool, self._shared):
             if pool is not None:
@@ -203,18 +197,15 @@ def _has_ended(pid: int) -> bool:
 
 @record
 class Counts:
-    """Numbers of calls, of abandoned ones, and of those that ended after they were abandoned."""
-
     calls: int = 0
     abandoned: int = 0
     late: int = 0
 
 
 class Executor:
-    """Runs the handlers of one runtime, and lists those that were abandoned."""
+    """Runs the handlers of one runtime."""
 
     def __init__(self, children: ChildProcesses, counts: Counts, observe: Observe) -> None:
-        """`observe` decides about overtime."""
         self._children = children
         self._counts = counts
         self._observe = observe
@@ -225,7 +216,7 @@ class Executor:
         return len(self._orphans)
 
     def list_orphans(self, most: int | None = None) -> list[dict[str, object]]:
-        """List abandoned work that still runs: its name and for how long."""
+        """List abandoned work that still runs."""
         now = monotonic_ns()
         return [
             {"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000}
@@ -233,7 +224,7 @@ class Executor:
         ]
 
     async def run(self, call: Call, depth: int, listener: CallListener, on_call: OnCall) -> Outcome:
-        """Run the handler of a call at its place. `on_call` makes the calls inside this one."""
+        """Run the handler at its place. `on_call` makes the calls inside this one."""
         operation = call.operation
         assert operation is not None
         call.has_begun = True
@@ -268,7 +259,7 @@ class Executor:
         self._orphans[call] = None
 
     def note_late_end(self, call: InlineCall) -> None:
-        """Note that abandoned work ended after all. Its result is dropped."""
+        """Count abandoned work that ended after all. Its result is dropped."""
         self._counts.late += 1
         self._orphans.pop(call, None)
 

@@ -11,7 +11,7 @@ from ..process.clock import monotonic_ns
 # asyncio refuses absurd delays on some platforms; a day at a time is as good.
 LONGEST_DELAY_S = 86_400.0
 NOT_YET = object()
-"""Returned by `on_idle` if the work has not begun, and so cannot be silent."""
+"""Returned by `on_idle` if the work has not begun."""
 
 
 class IdleClock:

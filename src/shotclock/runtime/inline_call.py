@@ -2,8 +2,7 @@
 
     running -> limit reached: cancelled -> ended within the grace, or abandoned
 
-All transitions happen on the caller's loop, so exactly one of result and limit wins. A handler that blocks the loop
-delays its caller's answer too; one that ignores its cancellation is abandoned and counted.
+All transitions happen on that loop, so exactly one of result and limit wins.
 
 docs/design.md: R22, R23.
 """
@@ -34,22 +33,18 @@ from .outcomes import limit_problem, outcome_of_handler_error, outcome_of_value
 # A cancellation takes a turn of the loop for each layer of awaiting: a task in a group in a gather in a handler. A
 # handler that obeys within so many turns is never abandoned, however short its grace and however busy the loop.
 TURNS_TO_OBEY = 8
-# Part of the grace kept for killing the processes that the call started, so that its answer comes within the grace.
+# Part of the grace kept for killing the call's processes, so that its answer comes within the grace.
 MARGIN_MS = 100
-# How long a caller that was cancelled waits beyond the grace for the handler to end.
+# How long a cancelled caller waits beyond the grace for the handler to end.
 STOP_MARGIN_S = 1.0
 
 
 class AbandonedCalls(Protocol):
-    """Register of calls that ignored their cancellation."""
-
     def note_abandoned(self, call: InlineCall) -> None: ...
     def note_late_end(self, call: InlineCall) -> None: ...
 
 
 class InlineCall(Work):
-    """One async handler on the caller's loop, and its one outcome."""
-
     def __init__(self, call: Call, scope: Scope, listener: CallListener, abandoned: AbandonedCalls) -> None:
         assert call.operation is not None
         self._call = call
@@ -78,7 +73,7 @@ class InlineCall(Work):
         return self._call.started_ns
 
     async def run(self, on_call: Callable[..., Any]) -> Outcome:
-        """Run the handler and return exactly one outcome, on time. `on_call` makes calls inside this one."""
+        """Run the handler and return exactly one outcome, on time."""
         call_processes.watch()
         self._on_call = on_call
         if idle_ms := self._call.clocks.idle_ms:
@@ -120,8 +115,6 @@ class InlineCall(Work):
         finally:
             self._finished_ns = monotonic_ns()
 
-    # --- what the handler's context offers ------------------------------------------------------------------
-
     def _make_context(self) -> Context:
         call = self._call
         return Context(
@@ -156,7 +149,7 @@ class InlineCall(Work):
         return self._on_call(operation, arguments, clocks)
 
     def _report(self, note: Callable[[], None]) -> None:
-        """Take news of the handler, which may come from a thread that it started."""
+        """Take news of the handler, also from a thread that it started."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._take_news, note)
 
@@ -169,8 +162,6 @@ class InlineCall(Work):
     def _take_progress(self, done: float, total: float | None, unit: str | None) -> None:
         note_progress(self._call, done, total, unit)
         self._listener.progress(done, total, unit)
-
-    # --- limits -------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
         bell = self._call.bound.bell
@@ -186,7 +177,6 @@ class InlineCall(Work):
             self._ring(ClockKind.TIMEOUT)
 
     def _ring(self, kind: ClockKind) -> None:
-        """Cancel the handler because a limit was reached."""
         if self._fired is not None or self._done.done() or self._task.done():
             return
         self._fired = kind
@@ -195,7 +185,6 @@ class InlineCall(Work):
         self._loop.call_later(self._call.bound.grace_ms / 1000, self._end_grace)
 
     def _end_grace(self, turns: int = TURNS_TO_OBEY) -> None:
-        """Abandon the handler if it is still there."""
         if self._done.done() or self._is_ending:
             return
         if turns:
@@ -226,8 +215,6 @@ class InlineCall(Work):
             self._context.deadline = self._call.bound.bell
         return True
 
-    # --- the end ------------------------------------------------------------------------------------------
-
     def _on_end(self, task: asyncio.Task[Outcome]) -> None:
         outcome = None if task.cancelled() else task.result()
         if self._is_abandoned:
@@ -245,7 +232,7 @@ class InlineCall(Work):
             started.stop_beside(self._loop, settle, grace_ns=max(0, left_ns))
 
     def _settle(self, outcome: Outcome | None, survivors: call_processes.Survivors) -> None:
-        """Choose between the handler's own outcome (None: it was cancelled) and the limit that was reached."""
+        """Choose between the handler's outcome (None: it was cancelled) and the limit that was reached."""
         bell = self._call.bound.bell
         in_time = bell is None or self._finished_ns <= bell.at_ns
         if outcome is None and self._fired is None:
@@ -266,7 +253,7 @@ class InlineCall(Work):
             self._done.set_result(outcome)
 
     async def _stop_for_caller(self) -> Outcome:
-        """Cancel the handler because its caller was cancelled; wait no longer than its grace and a margin."""
+        """Cancel the handler because its caller was cancelled; wait for its grace and a margin."""
         if self._outcome is not None:
             return self._outcome
         self._done = self._loop.create_future()

@@ -16,13 +16,11 @@ from ..process.command_task import CommandReport
 from .call import Call, Outcome, admit, answer, invalid, wound_down_problem
 from .commands import signal_name
 
-# The reason given to a worker by a runtime that closes.
 CLOSING = "closing"
 NOTHING_RAN = error_entry("ARG_ERROR").exit_code
 
 
 def worker_outcome(kind: str, payload: Any) -> Outcome:
-    """Turn the reply of a worker into an outcome."""
     match kind:
         case "returned":
             pickled, data, changes = payload
@@ -61,15 +59,15 @@ def returned_outcome(value: object, plain: Any, changes: list[str]) -> Outcome:
 
 
 def answer_unopenable(name: str, error: Exception) -> Envelope:
-    """Answer an inner call whose arguments are objects of a program that is not imported here."""
+    """Answer an inner call whose arguments are of classes that are not imported here."""
     message = f"pass plain data, not objects: {error}"
     problem = Problem("ARG_ERROR", message, "validation", errors=[{"field": "arguments", "message": message}])
     return answer(admit(name, Clocks()), Outcome(Ending.NOT_STARTED, problem))
 
 
 def failure_outcome(failure: Failure) -> Outcome:
-    """Turn an expected failure outside a handler into an outcome. If its exit code promises that nothing ran, the
-    `errors` of its context become the answer's `error.errors`."""
+    """Turn a failure outside a handler into an outcome. If its exit code promises that nothing ran, the `errors` of its
+    context become those of the answer."""
     outcome = _describe_failure(failure)
     if failure.entry.exit_code == NOTHING_RAN:
         assert isinstance(outcome.problem, Problem)
@@ -81,7 +79,6 @@ def failure_outcome(failure: Failure) -> Outcome:
 
 
 def _describe_failure(failure: Failure) -> Outcome:
-    """Make an outcome of a failure, without regard to its exit code."""
     problem = Problem(
         failure.code,
         str(failure),
@@ -122,7 +119,7 @@ def raised_outcome(name: str, text: str, lines: str, code: str = "INTERNAL_ERROR
 
 
 def crash_outcome(call: Call, report: CommandReport) -> Outcome:
-    """Return the outcome of a call whose worker ended without an answer: by a limit, an order, or itself."""
+    """Return the outcome of a call whose worker ended without an answer."""
     survivors = report.survivors
     bell = call.bound.bell
     if report.lost and report.stopped == CLOSING:  # by our own order, and its zygote ended after that
@@ -164,7 +161,7 @@ def replaced_warning(call: Call, culprit: str, deed: str, interrupted: int = 0) 
 
 
 def replaced_outcome(call: Call, culprit: str, deed: str) -> Outcome:
-    """Return the outcome of a call that was killed with the shared process because of another call."""
+    """Return the outcome of a call that was killed with the shared process because of another one."""
     why = _blame(call, culprit, deed)
     message = f"{call.name} was interrupted, the shared process was replaced: {why}; {_LOST}"
     context: dict[str, object] | None = {"operation": culprit} if culprit else None
@@ -181,7 +178,6 @@ def timeout_problem(call: Call, elapsed_ns: int) -> Problem:
 
 
 def limit_problem(call: Call, kind: ClockKind) -> Problem:
-    """Return the problem of a call that was stopped by this limit."""
     if kind is ClockKind.IDLE:
         return stalled_problem(call)
     if kind is ClockKind.SOFT:
@@ -194,9 +190,6 @@ def stalled_problem(call: Call) -> Problem:
     return Problem("STALLED", f"{call.name}: no sign of life for {format_duration(fired.limit_ms)}", fired=fired)
 
 
-# --- where a handler runs in this process --------------------------------------------------------------
-
-
 def outcome_of_value(value: object) -> Outcome:
     try:
         return returned_outcome(value, *to_valid_json(value))
@@ -205,7 +198,6 @@ def outcome_of_value(value: object) -> Outcome:
 
 
 def outcome_of_error(error: BaseException, code: str = "INTERNAL_ERROR") -> Outcome:
-    """Turn an exception outside a handler into an outcome: a failure, or a bug."""
     if isinstance(error, Failure):
         return failure_outcome(error)
     outcome = raised_outcome(*describe_exception(error), code, messages.describe_outside(error))

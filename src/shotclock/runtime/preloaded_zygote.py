@@ -1,6 +1,6 @@
-"""The preloaded zygote as the runtime sees it: a process that has imported the users' modules, started when needed.
+"""The preloaded zygote as the runtime sees it: a process with the users' modules imported, which forks the workers.
 
-Workers are forked from it. It may hang in an import or be killed; the next request starts another.
+It may hang in an import or be killed; the next request starts another.
 
 docs/design.md: R30.
 """
@@ -25,18 +25,16 @@ PREPARE_LIMIT_S = 10.0
 
 
 class Program(NamedTuple):
-    """How another process imports the program whose functions are called: by name, by file, or not (a REPL)."""
+    """How another process imports the program: by name, by file, or not (a REPL)."""
 
     module: str | None = None
     file: str | None = None
     path: tuple[str, ...] | None = None
-    """Its module path (default: that of this process)."""
+    """Default: that of this process."""
     imports: tuple[str, ...] = ()
-    """Modules that are imported under their own names."""
 
     @property
     def place(self) -> str | None:
-        """Return the file or the modules that it is in."""
         return self.file or self.module or ", ".join(self.imports) or None
 
     @classmethod
@@ -50,8 +48,6 @@ class Program(NamedTuple):
 
 
 class Preloaded:
-    """Source of forks with everything imported."""
-
     def __init__(
         self,
         request_fork: Callable[[bytes, list[int]], None],
@@ -74,10 +70,7 @@ class Preloaded:
 
     @classmethod
     def fork_here(cls) -> Preloaded | None:
-        """Fork this program with all its imports. Return None if it has threads: those cannot be forked.
-
-        Streams have to be flushed before, or every fork would write their buffers again.
-        """
+        """Fork this program, with flushed streams (else each fork writes them again). None if it has threads."""
         import threading
 
         if threading.active_count() > 1:
@@ -98,8 +91,7 @@ class Preloaded:
         return made
 
     def request(self, kind: bytes, fds: list[int]) -> socket.socket:
-        """Have a supervisor forked that forks a process of this kind; return the socket to it. Raises ipc.Broken or
-        OSError."""
+        """Have a supervisor forked, and return the socket to it. Raises ipc.Broken or OSError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -122,7 +114,6 @@ class Preloaded:
             ipc.send_fds(self._requests, note, fds)
 
     def start(self) -> None:
-        """Ask the clean zygote for one with the imports that the forks need."""
         self.close()
         control, their_control = socket.socketpair()
         requests, theirs = socket.socketpair()
@@ -166,7 +157,7 @@ def address_of(handler: Handler) -> tuple[str, str]:
 
 @lru_cache(maxsize=1024)
 def explain_unfindable(handler: Handler) -> str | None:
-    """Return why a worker cannot find this function by its name; None if it can."""
+    """Return why a worker cannot find this function by its name."""
     if isinstance(handler, HandlerReference):
         return None  # the worker reports it
     name = getattr(handler, "__qualname__", None)

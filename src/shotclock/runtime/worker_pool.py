@@ -1,8 +1,5 @@
 """The pool of workers: how a call gets a worker, and how long it waits for one. Runs on one event loop.
 
-Two pools differ only in their capacities: workers that run one call at a time, as many as are needed, and the one
-shared worker, which runs all its calls on one loop.
-
 docs/design.md: R29.
 """
 
@@ -32,23 +29,22 @@ DEFAULT_MOST = 256
 # that is busy with one call for longer than this is replaced in the count.
 GROW_AFTER_S = 0.05
 GROW_LATE_NS = 10_000_000
-# How long the imports of the preloaded zygote may take. A call does not wait longer than its own limits; after this the
-# zygote is considered hung and is started anew by the next call.
+# How long the imports of the preloaded zygote may take. After this the zygote is considered hung, and the next call
+# starts another.
 IMPORT_LIMIT_NS = 60_000_000_000
 # After a worker that died before it was of use.
 RESPAWN_PAUSE_S = 0.25
 # After this many of them in a row, waiting calls are answered instead of waiting for their limits.
 MOST_FAILED_STARTS = 8
-# Workers beyond the warm ones are kept this long in case the load comes back.
+# How long workers beyond the warm ones are kept.
 IDLE_KEPT_S = 10.0
 # Calls that wait in a worker are taken back if the one before them runs for longer than this.
 HELD_UP_S = 0.005
-# Between two looks at whether the workers are up.
 WARM_UP_PAUSE_S = 0.005
 
 
 class WorkerPool:
-    """Pool that keeps `warm` workers ready, grows to `most` while calls hang, and replaces those that are killed."""
+    """Pool that keeps `warm` workers ready, grows to `most` while calls hang, and replaces killed ones."""
 
     def __init__(
         self,
@@ -65,12 +61,12 @@ class WorkerPool:
         self._free: list[Worker] = []
         self._all: set[Worker] = set()
         self._leaving: set[Worker] = set()
-        """Those that are being killed; their successors need not wait for the proof that they are gone."""
+        """Being killed; their successors need not wait for the proof that they are gone."""
         self._vacant: list[Vacancy] = []
         """Supervisors without a worker. Each forks its next one faster than the zygote would fork both."""
         self._waiting: deque[ProcessCall] = deque()
         self._has_inner = False
-        """Calls made by calls may be among those that wait."""
+        """Calls made by calls may be waiting."""
         self._growth: asyncio.TimerHandle | None = None
         self._growth_due_ns = 0
         self._trim: asyncio.TimerHandle | None = None
@@ -84,7 +80,7 @@ class WorkerPool:
         return len(self._all)
 
     async def warm_up(self, within_s: float) -> bool:
-        """Start the warm workers and wait for them. Return False if they are not all up in time."""
+        """Start the warm workers. Return False if they are not all up in time."""
         give_up_ns = monotonic_ns() + int(within_s * 1e9)
         while sum(worker.is_up for worker in self._all) < self.warm:
             self._refill()
@@ -94,7 +90,7 @@ class WorkerPool:
         return True
 
     async def run(self, call: ProcessCall) -> Outcome:
-        """Run a call in a worker. Returns when the work has ended; bounded by its limits."""
+        """Run a call in a worker, bounded by its limits."""
         if self._closing:
             call.disarm()
             return closing_outcome()
@@ -108,7 +104,7 @@ class WorkerPool:
             call.disarm()
 
     async def _stop_for_caller(self, call: ProcessCall) -> Outcome:
-        """Stop the work because its caller was cancelled, and wait, bounded, until it is gone."""
+        """Stop the work of a cancelled caller, and wait, bounded, until it is gone."""
         if call.outcome is not None:
             return call.outcome
         if call.worker is None:
@@ -120,8 +116,6 @@ class WorkerPool:
         limit_ms += MOST_WAITS * SHORTEST_GRACE_NS // NS_PER_MS
         await run_shielded(asyncio.wait([call.done], timeout=limit_ms / 1000))
         return call.done.result() if call.done.done() else Outcome(Ending.ABANDONED)
-
-    # --- waiting for a worker -------------------------------------------------------------------------------
 
     def _submit(self, call: ProcessCall) -> None:
         if call.depth:  # before calls that are made by no call: its own caller holds a worker until it ends
@@ -172,7 +166,7 @@ class WorkerPool:
             self._recall = self.loop.call_later(HELD_UP_S, self._recall_held_up)
 
     def _recall_held_up(self) -> None:
-        """Take calls back that wait in a worker behind one that takes long."""
+        """Take back calls that wait in a worker behind a long one."""
         self._recall = None
         long_ago = monotonic_ns() - int(HELD_UP_S * 1e9)
         for worker in list(self._all):
@@ -187,7 +181,6 @@ class WorkerPool:
             self._waiting.remove(call)
 
     def turn_away(self, call: ProcessCall, kind: ClockKind) -> None:
-        """Answer a call that had no worker in time: it never started."""
         self.leave_queue(call)
         elapsed_ns = monotonic_ns() - call.call.started_ns
         message = "no worker came free in time"
@@ -202,10 +195,8 @@ class WorkerPool:
             problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
         call.resolve(Outcome(Ending.NOT_STARTED, problem))
 
-    # --- workers ------------------------------------------------------------------------------------------
-
     def on_free(self, worker: Worker) -> None:
-        """Give a worker that has come up, or has ended a call, its next one."""
+        """Give a worker that came up or ended a call its next one."""
         if self._closing or not worker.room:
             return
         if worker.has_served:
@@ -228,7 +219,7 @@ class WorkerPool:
             self._growth = self.loop.call_later(GROW_AFTER_S, self._grow)
 
     def _grow(self) -> None:
-        """Start workers for calls that wait. A worker busy with one call for long is as good as missing."""
+        """Start workers for waiting calls. A worker busy with one call for long is as good as missing."""
         self._growth = None
         if not self._waiting or self._closing:
             return
@@ -257,7 +248,7 @@ class WorkerPool:
         return sum(not worker.is_up for worker in self._all)
 
     def _spawn(self) -> bool:
-        """Start a worker. Return False, and try again in a moment, where the machine does not start one."""
+        """Start a worker. Where the machine starts none, return False and try again in a moment."""
         while self._vacant:
             with contextlib.suppress(ipc.Broken, OSError):  # it was killed while it waited
                 worker = Worker(self, self._vacant.pop())
@@ -287,7 +278,7 @@ class WorkerPool:
         self._refill()
 
     def on_leaving(self, worker: Worker) -> None:
-        """Replace a worker that is being killed. Its successor is forked meanwhile."""
+        """Replace a worker that is being killed."""
         if worker in self._all:
             self._forget(worker)
             self._leaving.add(worker)
@@ -330,7 +321,7 @@ class WorkerPool:
             call.resolve(Outcome(outcome.ending, outcome.problem))
 
     def kill_all(self) -> list[Worker]:
-        """Take no more calls, answer those that wait, and kill every worker. Return those that are to be gone then."""
+        """Take no more calls, answer those that wait, and kill every worker. Return the workers."""
         self._closing = True
         for handle in (self._growth, self._trim, self._respawn, self._recall):
             if handle is not None:

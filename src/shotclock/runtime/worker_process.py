@@ -86,8 +86,6 @@ OnCall = Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
 
 
 class WorkerOwner(Protocol):
-    """The pool of a worker."""
-
     loop: asyncio.AbstractEventLoop
     preloaded: Preloaded
     is_shared: bool
@@ -106,7 +104,7 @@ class ProcessCall(Work):
     def __init__(
         self, call: Call, handler: Handler, depth: int, listener: CallListener, on_call: OnCall, pool: WorkerOwner
     ) -> None:
-        """Pickle the arguments. Raises what pickle raises: such arguments never leave, and cost no worker."""
+        """Pickle the arguments. Raises what pickle raises, before they cost a worker."""
         self.call = call
         self._handler = handler
         self._arguments = pickle.dumps(dict(call.arguments or {}))
@@ -119,7 +117,6 @@ class ProcessCall(Work):
         self.worker: Worker | None = None
         self.number = 0
         self.fired: ClockKind | None = None
-        """The limit that was reached."""
         self.is_stopping = False
         """A limit was reached, or the caller has left."""
         self.is_heard = False
@@ -128,7 +125,7 @@ class ProcessCall(Work):
         self._waits = 0
         self._timer: asyncio.TimerHandle | None = None
         self.started: StartedProcesses | None = None
-        """The processes that the call has started in the shared worker."""
+        """In the shared worker."""
         bell, queue_ms = call.bound.bell, call.clocks.queue_ms
         self._queue_ns = call.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
         self._arm(min(self._queue_ns, inf if bell is None else bell.at_ns))
@@ -137,7 +134,6 @@ class ProcessCall(Work):
         call.work = self
 
     def pack(self) -> bytes:
-        """Return the message that begins it."""
         call = self.call
         bell, caller = call.bound.bell, call.caller
         return messages.pack(
@@ -234,17 +230,15 @@ class ProcessCall(Work):
 
     @property
     def overdue_ns(self) -> int:
-        """Return the end of the grace."""
         return self._stopped_ns + max(self.call.bound.grace_ms * NS_PER_MS, SHORTEST_GRACE_NS)
 
     def on_heard(self) -> None:
-        """Count the grace from now on: a crowded loop takes its time to read a cancellation."""
+        """Count the grace from now on: a crowded loop reads a cancellation late."""
         self.is_heard = True
         self._stopped_ns = monotonic_ns()
         self._arm(self.overdue_ns)
 
     def _end_grace(self, now_ns: int) -> None:
-        """Kill the shared worker if the call is still there."""
         worker = self.worker
         if worker is None or not worker.is_shared or worker.is_ending:
             return
@@ -298,7 +292,7 @@ class ProcessCall(Work):
         self.started.add(pid)
 
     def take_shared_result(self, done: Done) -> None:
-        """Take the answer of the shared worker, once the processes of the call are stopped or listed."""
+        """Take the answer of the shared worker, once the call's processes are stopped or listed."""
         self.disarm()
         settle = partial(self._settle, done)
         if not self.started:
@@ -344,24 +338,22 @@ class Worker:
         self._loop = pool.loop
         self.is_shared = pool.is_shared
         self.is_up = vacant is not None
-        """It was forked, and can be given calls."""
         self.is_ending = False
-        """Nothing may begin in it any more."""
         self._is_retiring = False
         """Its deadline was moved, and the timer might be taken for that of the next call: it ends after this one."""
         self.gone: asyncio.Future[CommandReport | None] = self._loop.create_future()
-        """Done when the process and everything below it is gone, with its supervisor's report; None if that is lost."""
+        """Done when its whole tree is gone, with the supervisor's report; None if that is lost."""
         self.calls: dict[int, ProcessCall] = {}
         self._numbers = 0
         self._returned: tuple[ProcessCall, Outcome, list[dict[str, object]]] | None = None
-        """A call that returned and left processes. It is answered when they are gone."""
+        """A call that returned and left processes: answered when they are gone."""
         self.vacant: Vacancy | None = None
         """When it is gone: its supervisor, waiting to fork another."""
         self.asked_ns = self.began_ns = self._up_ns = self._sign_ns = monotonic_ns()
         self._supervisor = 0 if vacant is None else vacant.pid
         self._ordered: str | None = None
         self.killed_because: tuple[str, str] = ("", "")
-        """Of a shared worker that was killed: the name of the call that is to blame, if known, and its deed."""
+        """Of a killed shared worker: the call that is to blame, if known, and its deed."""
         self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
@@ -393,8 +385,7 @@ class Worker:
 
     @property
     def room(self) -> int:
-        """Return how many calls it may be given. One whose calls are quick gets some ahead, so that it need not sleep
-        between them; they are refilled some at a time."""
+        """Return how many calls it may be given. Quick ones come ahead, so that it need not sleep between them."""
         if not self.is_up or self.is_ending or self._is_retiring:
             return 0
         if self.is_shared:
@@ -407,7 +398,7 @@ class Worker:
         return bool(self._words[BEGUN] >= call.number)
 
     def is_moving(self, now_ns: int) -> bool:
-        """Return whether the shared worker has ended or cancelled a call, or read something, a moment ago."""
+        """Return whether the shared worker did something a moment ago."""
         return now_ns - self._sign_ns <= SHORTEST_GRACE_NS
 
     @property
@@ -416,7 +407,7 @@ class Worker:
 
     @property
     def was_of_use(self) -> bool:
-        """Return whether it ran a call or lived for a while, so that another one may be started at once."""
+        """Return whether another one may be started at once: it ran a call or lived for a while."""
         return self.is_up and (self.has_served or monotonic_ns() - self._up_ns > SHORT_LIFE_NS)
 
     def begin(self, calls: list[ProcessCall]) -> None:
@@ -446,8 +437,7 @@ class Worker:
         return self.is_shared or call.call.bound.grace_ms == self._grace_ms
 
     def take_back(self) -> list[ProcessCall]:
-        """Return the calls that it has not started. It never will: the worker takes the token of a call out of the pipe
-        before it begins."""
+        """Return the calls that it has not started, and never will: it takes a call's token out of the pipe first."""
         try:
             tokens = b"" if self.is_shared else os.read(self._tokens, MOST_AHEAD * TOKEN_SIZE)
         except OSError:
@@ -493,7 +483,6 @@ class Worker:
             self._pool.put_first(unbegun)
 
     def kill_for(self, call: ProcessCall) -> None:
-        """Kill the shared worker because a call has not ended within its grace."""
         if call.is_heard:
             self.killed_because = (call.call.name, "did not stop when it was cancelled")
         else:
@@ -521,7 +510,7 @@ class Worker:
                 self._loop.call_exception_handler({"message": "shotclock worker", "exception": error})
 
     def read_what_is_there(self) -> None:
-        """Take the messages that lie in the socket: an answer there is the truth, whatever happened since."""
+        """Take the messages in the socket: an answer there is the truth, whatever happened since."""
         with contextlib.suppress(ipc.Broken, OSError):
             for _ in range(MOST_READS):
                 if not self.calls or self._calls.fileno() < 0:
@@ -571,7 +560,6 @@ class Worker:
                 self._answer_later(message.question, partial(_answer_call, call, message))
 
     def _take_result(self, call: ProcessCall, done: Done) -> None:
-        """Take the answer of a worker for itself."""
         bell = call.call.bound.bell
         to_bell_ns = inf if bell is None else bell.at_ns - done.finished_ns
         if to_bell_ns <= 0:  # too late: it is answered when its supervisor reports the end
@@ -623,7 +611,7 @@ class Worker:
         self._send(messages.pack(message))
 
     def _send(self, message: bytes) -> None:
-        """Send a message, whole and in order: what is larger than the socket's buffer goes out as it is read."""
+        """Send a message, whole and in order, as fast as it is read."""
         if self.gone.done():
             return
         if not self._outbox:
@@ -655,8 +643,7 @@ class Worker:
             ipc.send(self._control, order)
 
     def _order_end(self, order: str, why: str, grace_ms: int = 0) -> None:
-        """Have its supervisor stop or kill it, and bound the wait for the report: a supervisor that was itself stopped,
-        or is broken, sends none."""
+        """Have its supervisor stop or kill it. The wait is bounded: a stopped or broken supervisor sends no report."""
         if self._ordered is None or why == CLOSING:  # its supervisor may end with us, whatever the first reason
             self._ordered = why
         self._order(order, why)
@@ -669,12 +656,11 @@ class Worker:
     # --- the end ------------------------------------------------------------------------------------------
 
     async def wait_gone(self, within_s: float) -> bool:
-        """Return whether its whole tree was reported gone in time."""
         await asyncio.wait([self.gone], timeout=within_s)
         return self.gone.done()
 
     def end(self, report: CommandReport | None) -> None:
-        """Close it: the process and everything below it is gone, or its supervisor was killed."""
+        """Close it: its tree is gone, or its supervisor was killed."""
         if self.gone.done():
             return
         self.is_ending = True
@@ -746,8 +732,6 @@ class Worker:
 
 
 class Vacancy:
-    """A supervisor without a worker."""
-
     def __init__(self, control: socket.socket, pid: int) -> None:
         self.control, self.pid = control, pid
 
@@ -762,7 +746,6 @@ class Vacancy:
 
 
 def _shared_memory() -> int:
-    """Return a descriptor of memory that both sides map."""
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("shotclock-worker")
     else:
@@ -773,7 +756,7 @@ def _shared_memory() -> int:
 
 
 async def _answer_question(call: ProcessCall, message: Ask) -> bytes:
-    """Answer `ctx.request_overtime`, `ctx.checkpoint`, `ctx.restore` or `ctx.ask`, or send the Failure to raise."""
+    """Answer a question of the handler's context, or send the Failure to raise."""
     answer: object
     try:
         value = messages.unpickle(message.value)
@@ -789,7 +772,6 @@ async def _answer_question(call: ProcessCall, message: Ask) -> bytes:
 
 
 async def _answer_call(call: ProcessCall, message: messages.FurtherCall) -> bytes:
-    """Answer `ctx.call`: make the further call and return its envelope."""
     try:
         arguments = messages.unpickle(message.arguments)
     except Exception as error:
