@@ -48,7 +48,7 @@ class RunInput(TypedDict):
     name: str
     file: str
     folder: str
-    files: list[str]
+    files: list[str]  # the real paths of the nested files, from the outermost to this one
     workflow: JsonObject
     inputs: JsonObject
     trace_id: str

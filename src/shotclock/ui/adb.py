@@ -264,6 +264,7 @@ class Adb:
         return _last_line(output.stdout.decode("utf-8", "replace")) or _last_line(output.stderr)
 
     async def shell(self, script: str, within_ms: int) -> tuple[int, bytes]:
+        """Return the exit code and the output of a script. An answer is whole only with its requested last line."""
         time = Countdown(within_ms)
         marked = f"({script}) 2>&1; shotclock_code=$?; echo; echo {_MARK}$shotclock_code"
         output = await self.run("shell", marked, within_ms=within_ms)

@@ -214,6 +214,7 @@ def execute(
 
 
 async def execute_async(device: str, payload: object, **options: Any) -> Envelope:
+    """Do as `execute`, in a thread. A cancellation stops the execution."""
     import asyncio
 
     from ..runtime.command_runner import run_shielded
@@ -267,7 +268,7 @@ def is_running(device: str) -> bool:
 
 
 def kill_daemon(device: str, connection: socket.socket) -> dict[str, object] | None:
-    """Kill the daemon at the other end with all below it; the open connection proves that it is still the daemon's."""
+    """Kill the daemon with all below it. Its pid is certain while the connection is open; None: it is unknown."""
     pid, user = peer_of(connection)
     if pid in (0, os.getpid()) or user != os.geteuid():
         return None

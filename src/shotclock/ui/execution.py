@@ -72,7 +72,7 @@ class ExecutionRun:
     execution: Execution
     device: Device
     on_event: Callable[[Event], None]  # Called when a step begins and when it ends. Does not wait.
-    within_ms: int | None = None
+    within_ms: int | None = None  # the rest of the caller's time
 
     async def run(self) -> dict[str, Any]:
         """Run the actions and return the result. Raises CancelledError only."""
@@ -169,7 +169,7 @@ class ExecutionRun:
         }
 
     async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
-        """Return the state of the page, and repair it for the next execution if the caller's time allows it."""
+        """Return the state of the page and repair it. Without time for that the device is replaced after the answer."""
         state, where = "unresponsive", None if before is None else before.where
         look_ms, may_recover = LOOK_MS, True
         if self.within_ms is not None:
