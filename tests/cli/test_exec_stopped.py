@@ -302,3 +302,10 @@ def test_waiting_costs_no_processor_time_even_without_standard_streams(closed: s
     _, status, usage = os.wait4(running.process.pid, 0)
     running.process.returncode = os.waitstatus_to_exitcode(status)
     assert usage.ru_utime + usage.ru_stime < 0.9
+
+
+def test_a_daemon_in_its_own_session_is_asked_to_stop_with_its_command(start: Any):
+    """While its parent dies, an orphan is in no listing of processes: it was missed in one of eight runs."""
+    command = ["bash", "-c", "setsid sleep 300 & sleep 300"]
+    running = [start("exec", "--timeout", "300ms", "--grace", "60s", "--", *command) for _ in range(16)]
+    assert [each.ends() for each in running] == [10] * 16

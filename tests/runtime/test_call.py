@@ -1016,6 +1016,24 @@ def test_a_script_without_a_main_guard_gets_an_answer_that_says_what_is_wrong(tm
 # --- the pool -------------------------------------------------------------------------------------
 
 
+def test_the_queue_limit_holds_for_a_call_that_a_busy_worker_gives_back(tmp_path: Path) -> None:
+    async def scenario() -> Envelope:
+        async with Runtime(preload=PRELOAD, workers=1, most_workers=1) as runtime:
+            for _ in range(20):  # quick calls: the worker is given more than one at a time
+                await runtime.call(Operation("noop", operations.noop), {}, Clocks.of("20s"))
+            slow, clocks = Operation("sleeps", work.sleeps), Clocks.of("2s", grace="0ms")
+            busy = asyncio.ensure_future(runtime.call(slow, {"folder": str(tmp_path)}, clocks))
+            await asyncio.sleep(0)
+            clocks = Clocks.of("20s", queue="2ms", grace="0ms")
+            late = await runtime.call(Operation("noop", operations.noop), {}, clocks)
+            assert not busy.done()
+            await busy
+            return late
+
+    late = run(scenario())
+    assert (late.code, late.ending) == ("QUEUE_TIMEOUT", "not_started"), late
+
+
 def test_when_no_worker_comes_free_within_the_queue_clock_the_call_never_starts(
     tmp_path: Path, validate_envelope: Validate
 ) -> None:

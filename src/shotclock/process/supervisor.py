@@ -557,9 +557,11 @@ class Supervisor:
         self._asked_with = number
         if self._suspended:
             self._continue()
+        # Listed before and after: while its parent dies, an orphan on its way to us is in no listing.
+        outside = self._outside_the_group()
         for each in (number, signal.SIGCONT):
             self._signal_group(each)
-        for pid in self._outside_the_group():
+        for pid in {*outside, *self._outside_the_group()}:
             signal_process(pid, number)
             signal_process(pid, signal.SIGCONT)
 

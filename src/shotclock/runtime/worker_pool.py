@@ -136,6 +136,7 @@ class WorkerPool:
                 call.resolve(closing_outcome())
             else:
                 self._waiting.appendleft(call)
+                call.check_limits()  # its queue limit counts again
         self._serve_waiting()
         if self._waiting:
             self._plan_growth()

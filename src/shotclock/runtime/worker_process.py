@@ -169,7 +169,7 @@ class ProcessCall(Work):
         if self._timer is not None:
             self._timer.cancel()
         if at_ns != inf:
-            self._timer = self._pool.loop.call_later(max(0, at_ns - monotonic_ns()) / 1e9, self._on_timer)
+            self._timer = self._pool.loop.call_later(max(0, at_ns - monotonic_ns()) / 1e9, self.check_limits)
 
     def disarm(self) -> None:
         if self._timer is not None:
@@ -177,7 +177,8 @@ class ProcessCall(Work):
         if self.idle is not None:
             self.idle.cancel()
 
-    def _on_timer(self) -> None:
+    def check_limits(self) -> None:
+        """Enforce the limits that are reached, and arm the timer for the next."""
         bell, now_ns = self.call.bound.bell, monotonic_ns()
         bell_ns = inf if bell is None else bell.at_ns
         if self.is_stopping:
