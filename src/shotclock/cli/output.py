@@ -365,7 +365,7 @@ def is_the_end(package: str, frame: FrameType | None) -> bool:
 
 
 def leave_soon(code: int) -> None:
-    """End the program within LEAVE_LIMIT_S with this exit code, whatever its exit hooks and threads do."""
+    """End the program within LEAVE_LIMIT_S with this exit code, even if exit hooks or threads hang."""
     import threading  # which `exec` does without
 
     for number in STOP_SIGNALS:  # the interpreter would restore their defaults

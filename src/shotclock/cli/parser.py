@@ -150,7 +150,7 @@ class ParsedLine:
 
 
 def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
-    """Find the command that the words name. Options may stand before it."""
+    """Find the command that the words name. Options may precede it."""
     options = words[: words.index("--")] if "--" in words else words
     places = [place for place, word in enumerate(options) if not is_option(word)]
     named = [place for place in places if words[place] == "help" or table.find(words[place]) is not None]

@@ -22,10 +22,7 @@ def read_serve_options(mistakes: dict[str, str] | None = None, **values: Any) ->
 
 
 def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_stderr: bool = False) -> int:
-    """Serve an App, or without a target the operators' page, until a signal.
-
-    A refusal to serve is one envelope. `to_stderr`: stdout belongs to the protocol.
-    """
+    """Serve an App, or without a target the operators' page, until a signal. `to_stderr`: stdout is the protocol's."""
     try:
         return serve_inbox(options) if target is None else serve_target(target, options)
     except Failure as failure:

@@ -439,9 +439,7 @@ class TemporalEngine:
         return RunSummary(found.id, name, status, began_at, ended_at, duration_ms, code, code or "")
 
     async def find_attributes(self) -> list[str]:
-        """Return our search attributes that the namespace has. None with a key for payloads, because Temporal stores
-        attributes in the clear.
-        """
+        """Return our registered search attributes; none with a key for payloads: Temporal stores them in the clear."""
         if self._attributes is None:
             client, found = await self.client(), []
             if read_key(os.environ) is None:
