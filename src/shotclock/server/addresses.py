@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
 
-BACKLOG = 1024
-
-
 def parse_address(text: str) -> tuple[str, int]:
     """Read HOST:PORT. Raises ValueError."""
     host, colon, port = text.strip().rpartition(":")
@@ -58,7 +55,7 @@ def listen_on(address: tuple[str, int]) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
+        sock.listen(1024)
     except OSError as error:
         sock.close()
         message = f"cannot listen on {url_of(address)}: {error.strerror or error}"
@@ -89,8 +86,7 @@ class Site:
     host: str
     port: int
     names: frozenset[str] = frozenset()
-    wants_token: bool = False
-    """Other machines can reach the server, by its address or through a proxy."""
+    wants_token: bool = False  # other machines can reach the server, by its address or through a proxy
 
     @classmethod
     def at(cls, address: tuple[str, int], environ: Mapping[str, str], *, require_token: bool = False) -> Site:

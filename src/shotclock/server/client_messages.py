@@ -31,14 +31,12 @@ from ..process.clock import monotonic_ns
 SHOWN_LENGTH = 4_000
 WHY_LENGTH = 1_000
 NAME_LENGTH = 100
-# A client may take as long as its call; this bounds one that never answers.
-LONGEST_ASK_S = 3_600.0
-_ELICITS = ClientCapabilities(elicitation=ElicitationCapability())
+LONGEST_ASK_S = 3_600.0  # a client may take as long as its call; this bounds one that never answers
 
 
 def decider_at(ctx: ServerRequestContext[Any, Any], caller: Principal) -> Principal | None:
     """Return the principal that decides if this client is asked; None if it cannot be."""
-    if not ctx.session.check_client_capability(_ELICITS):
+    if not ctx.session.check_client_capability(ClientCapabilities(elicitation=ElicitationCapability())):
         return None
     client = ctx.session.client_params
     name = "without a name" if client is None else one_line(client.client_info.name, NAME_LENGTH)
@@ -140,8 +138,7 @@ async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox,
         await inbox.decide(proposal.id, decision, decider, action_hash=proposal.action_hash)
 
 
-# Notifications of a call at once, and one more per interval, so that a loop does not flood the client.
-BURST = 10
+BURST = 10  # notifications of a call at once, and one more per interval, so that a loop does not flood the client
 INTERVAL_S = 0.1
 # For the last notifications to be sent before the answer. Only a client that stopped reading takes longer.
 LAST_WORD_S = 1.0

@@ -55,11 +55,9 @@ if TYPE_CHECKING:
     from ..temporal.front_end import FrontEnd
 
 HEADERS_WITHIN_S = 10.0
-# 4 MiB, over a line of a megabit a second.
-BODY_WITHIN_S = 30.0
+BODY_WITHIN_S = 30.0  # 4 MiB, over a line of a megabit a second
 TAKEN_WITHIN_S = 60.0
-# For the last bytes of a closed connection to be read by its client.
-CLOSED_WITHIN_S = 2.0
+CLOSED_WITHIN_S = 2.0  # for the last bytes of a closed connection to be read by its client
 # In one turn of the loop. The descriptor of a dropped connection is closed a turn later, so this many are kept spare.
 ACCEPTED_AT_ONCE = 16
 # When there are no descriptors although some were kept: other parts of the process may close theirs by then.
@@ -255,18 +253,14 @@ class _Corked:
         return getattr(self._transport, name)
 
 
-# For connections to close once the server stops and everything is answered.
-FAREWELL_S = 1
+FAREWELL_S = 1  # for connections to close once the server stops and everything is answered
 # The SDK pings every open response each 15 s: hundreds a second, in bursts, with ten thousand waiting callers. Proxies
 # drop a connection that is silent for a minute.
 PING_S = 45.0
-# A client of a session gets the head of its answer by then, even if the answer takes longer.
-HEAD_WITHIN_S = 0.05
-# Turns of the loop that the SDK takes from the last event of an answer to its end.
-TURNS_TO_END = 3
+HEAD_WITHIN_S = 0.05  # a client of a session gets the head of its answer by then, even if the answer takes longer
+TURNS_TO_END = 3  # turns of the loop that the SDK takes from the last event of an answer to its end
 # An answer, not a request or a notification, which may be the only message when a session ends.
 _ANSWER = re.compile(r'\{"jsonrpc":"2\.0","id":[^,]+,"(?:result|error)":')
-_PING = b": ping\r\n\r\n"
 # Sessions of older clients take some 40 kB each. The longest idle one of a principal makes room for the next.
 MOST_SESSIONS = 2_000
 MOST_SESSIONS_EACH = 500
@@ -401,7 +395,7 @@ class EventStream(EventSourceResponse):
             if not has_begun:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             elif silence.cancelled_caught:
-                body = body or _PING
+                body = body or b": ping\r\n\r\n"
             has_begun, silent_s = True, self.ping_interval
             if body or has_ended:
                 await send({"type": "http.response.body", "body": body, "more_body": not has_ended})

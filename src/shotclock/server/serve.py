@@ -38,14 +38,10 @@ if TYPE_CHECKING:
     from .http import HttpServer
     from .tool_calls import McpServer
 
-# Every hanging sync call holds a process. Further calls wait, and report that.
-MOST_WORKERS = 256
-# For the first workers to start before clients are served; a call before that only waits longer.
-WARM_UP_S = 10.0
-# For the last answers to reach their clients, once everything is stopped.
-LAST_ANSWERS_S = 1.0
-# For the transport to end. Each of its own waits is shorter.
-TRANSPORT_ENDS_S = 5.0
+MOST_WORKERS = 256  # every hanging sync call holds a process. Further calls wait, and report that
+WARM_UP_S = 10.0  # for the first workers to start before clients are served; a call before that only waits longer
+LAST_ANSWERS_S = 1.0  # for the last answers to reach their clients, once everything is stopped
+TRANSPORT_ENDS_S = 5.0  # for the transport to end. Each of its own waits is shorter
 
 
 @value
@@ -54,12 +50,9 @@ class Options:
 
     address: tuple[str, int] | None = None
     operation_timeout_ms: int | None = None
-    require_token: bool = False
-    """From clients on this machine as well."""
-    elicitation: bool = False
-    """Clients may ask their own person for approvals, even if the App does not allow it."""
-    on: Address | None = None
-    """The engine whose runs the operators' page shows."""
+    require_token: bool = False  # from clients on this machine as well
+    elicitation: bool = False  # clients may ask their own person for approvals, even if the App does not allow it
+    on: Address | None = None  # the engine whose runs the operators' page shows
 
 
 class ServedApp(Protocol):

@@ -20,8 +20,7 @@ from ..process.clock import monotonic_ns
 from ..process.command_task import PIPE_ROOM
 
 READ_SIZE = 64 * 1024
-# Bytes of stderr that wait for a slow client. More are dropped.
-MOST_HELD = 1024 * 1024
+MOST_HELD = 1024 * 1024  # bytes of stderr that wait for a slow client. More are dropped
 
 
 class PipeWriter:
@@ -35,8 +34,7 @@ class PipeWriter:
         self._held = bytearray()
         self._waits = False
         self._on_drained = on_drained
-        self.is_broken = False
-        """The other side has closed it. Further bytes are dropped."""
+        self.is_broken = False  # the other side has closed it. Further bytes are dropped
 
     @property
     def held(self) -> int:
@@ -86,8 +84,7 @@ class Allowance:
         self._per_second = per_second
         self._left = float(at_once)
         self._at_ns = monotonic_ns()
-        self.is_used_up = False
-        """True from the first refusal until half of the allowance is back."""
+        self.is_used_up = False  # True from the first refusal until half of the allowance is back
 
     def take(self, count: int) -> bool:
         now_ns = monotonic_ns()
@@ -223,8 +220,7 @@ def claim_descriptors() -> Iterator[tuple[int, int]]:
 # For the store, the host of async commands, logs, and connections that are accepted or closed in the same moment.
 KEPT_FOR_SERVER = 64
 EACH_WORKER = 4
-# Beyond this, memory is used up first.
-MOST_CONNECTIONS = 16_384
+MOST_CONNECTIONS = 16_384  # beyond this, memory is used up first
 
 
 def share_descriptors(most_workers: int) -> tuple[int, int]:

@@ -23,16 +23,12 @@ from mcp_types import INVALID_REQUEST, PARSE_ERROR, jsonrpc_message_adapter
 from .standard_streams import PipeWriter
 
 READ_SIZE = 256 * 1024
-# Messages not yet taken by the SDK, which takes them at once unless the loop is busy.
-MOST_UNREAD = 1024
+MOST_UNREAD = 1024  # messages not yet taken by the SDK, which takes them at once unless the loop is busy
 MOST_UNWRITTEN = 1024 * 1024
-# The limit of HTTP. A longer line is answered with an error.
-LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
+LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE  # the limit of HTTP. A longer line is answered with an error
 TOO_LONG = f"a message may have {LONGEST_LINE} bytes at most: send less, or the name of a file"
-# Bytes of a refused line in which its id is looked for.
-HEAD_SIZE = 1024
-# While nothing is read, the end of stdin is not seen: the descriptor is checked this often.
-HANG_UP_CHECK_S = 0.25
+HEAD_SIZE = 1024  # bytes of a refused line in which its id is looked for
+HANG_UP_CHECK_S = 0.25  # while nothing is read, the end of stdin is not seen: the descriptor is checked this often
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 # The leading keys of a JSON object that hold text or a whole number.
 _LEADING_KEYS = re.compile(rb'\s*\{((?:\s*"\w+"\s*:\s*(?:-?\d{1,18}|"[^"\\]*")\s*[,}])+)')

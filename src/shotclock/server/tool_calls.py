@@ -57,10 +57,8 @@ REMAINING = "shotclock.dev/remainingMs"
 TIMEOUT = "shotclock.dev/timeoutMs"
 BUDGET = "shotclock.dev/budgetMs"
 IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
-PROGRESS_TOKEN = "progressToken"
 
-# About three years. Longer times overflow timers.
-LONGEST_MS = 100_000_000_000
+LONGEST_MS = 100_000_000_000  # about three years. Longer times overflow timers
 LONGEST_KEY = 256
 
 
@@ -72,8 +70,7 @@ class RequestMeta(NamedTuple):
     budget_ms: int | None = None
     idempotency_key: str | None = None
     wants_progress: bool = False
-    unreadable: str | None = None
-    """Why the remaining time was ignored, if it was."""
+    unreadable: str | None = None  # why the remaining time was ignored, if it was
     mistakes: tuple[dict[str, str], ...] = ()
 
 
@@ -96,7 +93,7 @@ def read_request_meta(meta: Mapping[str, Any] | None) -> RequestMeta:
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
         message = f"must be a string of 1 to {LONGEST_KEY} characters"
         mistakes.append({"field": f"_meta.{IDEMPOTENCY_KEY}", "message": message})
-    wants_progress = meta.get(PROGRESS_TOKEN) is not None
+    wants_progress = meta.get("progressToken") is not None
     return RequestMeta(remaining_ms, limits[0], limits[1], key, wants_progress, unreadable, tuple(mistakes))
 
 
@@ -124,8 +121,7 @@ class CallCounts:
     in_flight: int = 0
     cancelled: int = 0
     backstop: int = 0
-    late: int = 0
-    """Results dropped because the backstop had answered."""
+    late: int = 0  # results dropped because the backstop had answered
 
 
 class ToolRequest(NamedTuple):

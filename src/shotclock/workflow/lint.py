@@ -59,7 +59,6 @@ HOUR_S, DAY_S = 3_600, 86_400
 # Bare numbers probably in the other unit: seconds from the first, milliseconds below the second; the third is for
 # models and repositories.
 MANY_SECONDS, FEW_MILLISECONDS, FEW_FOR_NETWORK = HOUR_S, 100, 1000
-LONGEST_DAYS = 30
 # Workflows in workflows: levels and files, and bytes, where a file counts once for each limit it is run under. More
 # bytes would take minutes.
 NESTING_LIMIT, NESTED_FILES_LIMIT = 10, 100
@@ -71,8 +70,7 @@ _PLAIN_COMMAND = re.compile(
     r"(?! *(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
 )
 _TEACHING = re.compile(r"\b(?:alias|shopt)\b")
-# Values of one command that are reported.
-REFUSALS_LIMIT = 10
+REFUSALS_LIMIT = 10  # values of one command that are reported
 
 
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
@@ -135,7 +133,8 @@ class _Nesting:
                 below += inside
         if not is_whole:
             own = list(_certain(own, loaded.findings))
-        return _sort([*loaded.findings, *(_locate(loaded, found) for found in own)]) + below
+        located = (replace(found, place=loaded.source.place_of(found.path)) for found in own)
+        return _sort([*loaded.findings, *located]) + below
 
     def _check_nested(
         self,
@@ -247,10 +246,6 @@ def _check_fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | 
         if written not in workflow.inputs:
             hint = suggest(written, workflow.inputs, otherwise="there are ")
             yield Finding("nested/input", f"{name} has no input {written!r}", (*path, written), suggestion=hint)
-
-
-def _locate(loaded: Loaded, found: Finding) -> Finding:
-    return replace(found, place=loaded.source.place_of(found.path))
 
 
 def _sort(findings: list[Finding]) -> list[Finding]:
@@ -445,7 +440,7 @@ def _looks_like_ms(seconds: int) -> bool:
     if seconds < MANY_SECONDS or seconds % 100:
         return False
     is_hours = seconds <= DAY_S and seconds % HOUR_S == 0
-    is_days = seconds <= LONGEST_DAYS * DAY_S and seconds % DAY_S == 0
+    is_days = seconds <= 30 * DAY_S and seconds % DAY_S == 0
     return not is_hours and not is_days
 
 

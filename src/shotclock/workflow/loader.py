@@ -22,14 +22,12 @@ from ..runtime.call import Outcome
 from .schema import ToolPart, WorkflowFile
 from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
-# Bytes. A file that a person wrote is far smaller.
-SIZE_LIMIT = 4_000_000
+SIZE_LIMIT = 4_000_000  # bytes. A file that a person wrote is far smaller
 FINDINGS_LIMIT = 200
 # Characters of a word, and names, for which a similar name is searched: the time grows with the square.
 WORD_LIMIT, COMPARED_LIMIT = 60, 500
 LISTED_LIMIT = 15
-# Removing a mistake may leave something missing.
-SALVAGE_ROUNDS = 4
+SALVAGE_ROUNDS = 4  # removing a mistake may leave something missing
 
 Path_ = tuple[str | int, ...]
 
@@ -44,8 +42,7 @@ class Finding:
     place: SourcePosition = TOP
     suggestion: str | None = None
     is_error: bool = True
-    file: str | None = None
-    """If it is not the checked file but one that it runs."""
+    file: str | None = None  # if it is not the checked file but one that it runs
 
     @property
     def field(self) -> str:
@@ -57,8 +54,7 @@ class Source:
     name: str
     spots: Spot = field(default_factory=Spot)
     folder: Path = field(default_factory=Path)
-    size: int = 0
-    """In bytes."""
+    size: int = 0  # in bytes
     sha256: str = ""
 
     def place_of(self, path: Sequence[str | int]) -> SourcePosition:
@@ -78,8 +74,7 @@ class Loaded:
     source: Source
     workflow: WorkflowFile | None
     findings: tuple[Finding, ...] = ()
-    salvaged: WorkflowFile | None = None
-    """The file without the mistakes in its shape, to find others. It is never run."""
+    salvaged: WorkflowFile | None = None  # the file without the mistakes in its shape, to find others. It is never run
 
     def format_finding(self, found: Finding) -> str:
         """Return one line, as compilers write it."""

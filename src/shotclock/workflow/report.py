@@ -23,8 +23,7 @@ from .plan import Groups, Plan, PlannedStep, needs, plan_of
 from .schema import WorkflowFile, calls_of
 from .state import Reason, Status
 
-# Characters of a step's output. All of it is in the envelope of the run.
-OUTPUT_SHOWN = 20_000
+OUTPUT_SHOWN = 20_000  # characters of a step's output. All of it is in the envelope of the run
 MESSAGE_SHOWN = 2_000
 
 MARKS = {
@@ -54,23 +53,17 @@ class ReportedStep:
     id: str
     type: str
     status: Status
-    why: str
-    """An explanation, or nothing."""
+    why: str  # an explanation, or nothing
     depends_on: Groups
-    at_ms: int | None
-    """On the timeline: its start, or the end of the step that caused it to be skipped."""
+    at_ms: int | None  # on the timeline: its start, or the end of the step that caused it to be skipped
     started_ms: int | None
-    duration_ms: int | None
-    """So far, of a running step."""
-    timeout_ms: int | None
-    """Of one try; None if it has no limit of its own."""
-    budget_ms: int | None
-    """For all its tries, within the time that the run had left."""
+    duration_ms: int | None  # so far, of a running step
+    timeout_ms: int | None  # of one try; None if it has no limit of its own
+    budget_ms: int | None  # for all its tries, within the time that the run had left
     attempts: int
     is_per_item: bool
     loops: int
-    continues: bool
-    """The run continues after its failure."""
+    continues: bool  # the run continues after its failure
     reason: str | None
     cause: str | None
     clock: FiredClock | None
@@ -78,8 +71,7 @@ class ReportedStep:
     ending: str | None
     warnings: tuple[dict[str, Any], ...]
     output: Any
-    overtime: tuple[dict[str, Any], ...] = ()
-    """Decisions about its time while it ran."""
+    overtime: tuple[dict[str, Any], ...] = ()  # decisions about its time while it ran
 
     @property
     def ended_ms(self) -> int | None:
@@ -101,20 +93,16 @@ class Report:
     file: str
     status: Status
     why: str
-    started_at: WallTime | None
-    """None if the run never began."""
+    started_at: WallTime | None  # None if the run never began
     ended_at: WallTime | None
     as_of: WallTime
     duration_ms: int
     budget_ms: int | None
-    critical_path: tuple[str, ...]
-    """The chain of steps that the end of the run waited for."""
-    steps: tuple[ReportedStep, ...] = ()
-    """In the order of their starts, then those that never started."""
+    critical_path: tuple[str, ...]  # the chain of steps that the end of the run waited for
+    steps: tuple[ReportedStep, ...] = ()  # in the order of their starts, then those that never started
     error: dict[str, Any] | None = None
     outputs: Any = None
-    warnings: tuple[dict[str, Any], ...] = ()
-    """Without those of its steps."""
+    warnings: tuple[dict[str, Any], ...] = ()  # without those of its steps
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -435,8 +423,7 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[: limit // 2]}\n… {len(text) - limit} characters left out …\n{text[-(limit - limit // 2) :]}"
 
 
-# Characters of a step's output in JUnit, which readers load whole.
-SYSTEM_OUT_SHOWN = 8_000
+SYSTEM_OUT_SHOWN = 8_000  # characters of a step's output in JUnit, which readers load whole
 # Compiled when a report is first written as XML: that takes a twentieth of the start of a run.
 _NOT_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")

@@ -15,21 +15,16 @@ ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<subscript>\[[^=]*\])?\+?=", re
 SHELL = re.compile(r"(?:ba|da|a|z|k|mk|c|tc|fi)?sh|rbash")
 AWK = {"awk", "gawk", "mawk", "nawk"}
 SCRIPT_FILE_PROGRAMS = {"sed", "gsed", "make", "gmake"}
-# They start a program inside a container.
-CONTAINERS = {"docker", "podman", "kubectl"}
+CONTAINERS = {"docker", "podman", "kubectl"}  # they start a program inside a container
 
 
 class Letters(NamedTuple):
     """The options of a program that runs its arguments."""
 
-    valued: str = ""
-    """Letters whose value is the next word."""
-    code: str = ""
-    """Letters that take a script."""
-    operands: int = 0
-    """Words between the options and the command of a runner."""
-    last: str = ""
-    """Letters that end the options."""
+    valued: str = ""  # letters whose value is the next word
+    code: str = ""  # letters that take a script
+    operands: int = 0  # words between the options and the command of a runner
+    last: str = ""  # letters that end the options
 
 
 RUNNERS = {
@@ -83,15 +78,13 @@ _VALUE_WORDS = {
 }
 # Modules of Python that run their arguments or standard input.
 _RUNNING_MODULES = {"timeit", "pdb", "trace", "cProfile", "profile", "code", "asyncio"}
-# Programs that do not read their standard input.
-NEVER_READING = {"echo", "printf", "curl", "wget"}
+NEVER_READING = {"echo", "printf", "curl", "wget"}  # programs that do not read their standard input
 # `perl -n` and `perl -p` run a file name that ends in `|`, and `-a` and `-F` imply `-n`.
 _PERL_LOOP = re.compile(r"-(?![MmI])[\w.]*[napF]")
 # They make an interpreter read its standard input after the script.
 _INTERACTIVE = re.compile(r"-(?![WXl])[A-Za-z]*i[A-Za-z]*|--interactive")
 _STANDARD_INPUT = re.compile(r"-|/dev/stdin|(?:/dev|/proc/self)/fd/\d+")
-# With one of these, an interpreter only prints something.
-_PRINTING = {"--version", "--help", "-V"}
+_PRINTING = {"--version", "--help", "-V"}  # with one of these, an interpreter only prints something
 # Variables that a program evaluates: as a script, a command, options, or code to load. Folders to search (PATH,
 # PYTHONPATH, LD_LIBRARY_PATH) are not among them.
 RUN_VARIABLE = re.compile(
@@ -103,8 +96,7 @@ RUN_VARIABLE = re.compile(
     r"|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|ERL_[AZ]?FLAGS|EXINIT|VIMINIT"
     r"|MAKEFLAGS|GNUMAKEFLAGS|MAKEFILES|TAR_OPTIONS|LD_PRELOAD|LD_AUDIT|DYLD_INSERT_LIBRARIES"
 )
-# Interactive POSIX shells read it. Elsewhere it is an ordinary setting.
-INTERACTIVE_VARIABLE = "ENV"
+INTERACTIVE_VARIABLE = "ENV"  # interactive POSIX shells read it. Elsewhere it is an ordinary setting
 
 
 class InterpreterWords(NamedTuple):
@@ -112,10 +104,8 @@ class InterpreterWords(NamedTuple):
 
     code: list[Word]
     options: list[Word]
-    rest: list[Word]
-    """The script file, if any, and its arguments."""
-    input: str = ""
-    """The descriptor that it reads its script from, if any."""
+    rest: list[Word]  # the script file, if any, and its arguments
+    input: str = ""  # the descriptor that it reads its script from, if any
 
 
 def program_of(word: Word) -> str:
@@ -278,8 +268,7 @@ def _script_stream(rest: Sequence[Word]) -> str:
     return _find_stream(rest[:1] or [Word("-")])
 
 
-Reader = tuple[str, str]
-"""A program that reads a script, and from which descriptor."""
+Reader = tuple[str, str]  # a program that reads a script, and from which descriptor
 
 
 def find_script_reader(words: Sequence[Word]) -> Reader | None:

@@ -17,8 +17,7 @@ from .shell_programs import ASSIGNED, RUNNERS, find_started, options_of, program
 from .shell_syntax import MARK_START, MARKED, Script, SimpleCommand, TooDeep, ValueContext, Word, read_script
 
 VARIABLE = "SHOTCLOCK_VALUE_{}"
-# The limit of Linux for one environment variable, less its name.
-VALUE_LIMIT = 128 * 1024 - 64
+VALUE_LIMIT = 128 * 1024 - 64  # the limit of Linux for one environment variable, less its name
 
 _PLAIN_NUMBER = re.compile(r"-?\d{1,18}")
 _MARK_CHARACTERS = re.compile("[\ue000-\ue003]")

@@ -12,8 +12,7 @@ from enum import StrEnum
 
 from ..core.value_types import field, record
 
-# Commands inside commands. Each level takes a frame of the stack.
-DEPTH_LIMIT = 50
+DEPTH_LIMIT = 50  # commands inside commands. Each level takes a frame of the stack
 
 MARK_START = "\ue000"
 MARKED = re.compile("\ue000(\\d+)\ue001")
@@ -27,8 +26,7 @@ _PROCESS_SUBSTITUTION = ("<(", ">(")
 _OPENING = {"{", "if", "while", "until", "for", "case", "select"}
 _CLOSING = {"}", "fi", "done", "esac"}
 _BETWEEN = {"then", "else", "elif", "do", "!", "time"}
-# Words of the grammar that are kept as first words.
-_KEPT = {"for", "case", "select", "function"}
+_KEPT = {"for", "case", "select", "function"}  # words of the grammar that are kept as first words
 
 
 class ValueContext(StrEnum):
@@ -55,17 +53,12 @@ class TooDeep(ValueError):
 
 @record
 class Word:
-    text: str = ""
-    """Without its quotes. An expansion in braces or parentheses is `$`."""
-    marks: list[int] = field(default_factory=list)
-    """Positions of its values."""
-    inside: list[tuple[int, int]] = field(default_factory=list)
-    """First and last command of each substitution."""
+    text: str = ""  # without its quotes. An expansion in braces or parentheses is `$`
+    marks: list[int] = field(default_factory=list)  # positions of its values
+    inside: list[tuple[int, int]] = field(default_factory=list)  # first and last command of each substitution
     is_quoted: bool = False
-    is_expanded: bool = False
-    """The shell expands a variable or the output of a command in it."""
-    made: list[int] = field(default_factory=list)
-    """Positions of the values in its substitutions."""
+    is_expanded: bool = False  # the shell expands a variable or the output of a command in it
+    made: list[int] = field(default_factory=list)  # positions of the values in its substitutions
 
     @property
     def values(self) -> list[int]:
@@ -80,12 +73,9 @@ class Word:
 @record
 class SimpleCommand:
     words: list[Word] = field(default_factory=list)
-    input: list[Word] = field(default_factory=list)
-    """Here-strings, the text of here-documents, and the targets of `<`."""
-    has_input: bool = False
-    """A redirection of its own feeds its standard input."""
-    piped_from: int | None = None
-    """The first of the commands whose output it reads."""
+    input: list[Word] = field(default_factory=list)  # here-strings, the text of here-documents, and the targets of `<`
+    has_input: bool = False  # a redirection of its own feeds its standard input
+    piped_from: int | None = None  # the first of the commands whose output it reads
 
 
 @record
@@ -94,8 +84,7 @@ class Script:
 
     places: dict[int, ValueContext] = field(default_factory=dict)
     commands: list[SimpleCommand] = field(default_factory=list)
-    computed: list[tuple[int, int]] = field(default_factory=list)
-    """The commands whose output is read as arithmetic."""
+    computed: list[tuple[int, int]] = field(default_factory=list)  # the commands whose output is read as arithmetic
     arrays: list[tuple[str, int, int]] = field(default_factory=list)
     """Variables assigned `( … )`, with the range of their items, which are read as commands."""
     defaults: list[tuple[str, Word]] = field(default_factory=list)

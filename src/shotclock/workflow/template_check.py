@@ -37,17 +37,14 @@ class VisibleNames:
     names: Collection[str]
     inputs: Collection[str]
     steps: Collection[str]
-    texts: Collection[str] = ()
-    """Steps whose output is never a number."""
+    texts: Collection[str] = ()  # steps whose output is never a number
     is_command: bool = False
-    hints: dict[str, str] = field(default_factory=dict)
-    """Where else a name can be used."""
+    hints: dict[str, str] = field(default_factory=dict)  # where else a name can be used
 
 
 class Checked(NamedTuple):
     findings: list[Finding]
-    mentions: list[tuple[str, str]]
-    """`outputs` or `steps`, and the step."""
+    mentions: list[tuple[str, str]]  # `outputs` or `steps`, and the step
 
 
 def check_template(text: str, visible: VisibleNames) -> Checked:
@@ -274,8 +271,7 @@ _MEMBERS = {
     "deadline": ("remaining",),
     "steps.NAME": ("status", "output", "error", "exit_code", "attempts", "partial"),
 }
-# Rendered before or after the tries of a step.
-_AROUND = frozenset({"if", "for_each", "transform", "fail_if"})
+_AROUND = frozenset({"if", "for_each", "transform", "fail_if"})  # rendered before or after the tries of a step
 _NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
 _BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"
 # Keys without templates.

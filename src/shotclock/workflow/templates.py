@@ -87,8 +87,7 @@ class TemplateError(Failure):
 
 class Rendered(NamedTuple):
     text: str
-    values: list[str]
-    """The values of the marks in the text."""
+    values: list[str]  # the values of the marks in the text
 
 
 def is_simple(text: str) -> bool:
@@ -166,8 +165,7 @@ def look_up(name: str, scope: Scope) -> Any:
 
 
 class Mention(NamedTuple):
-    kind: str
-    """`outputs` or `steps`."""
+    kind: str  # `outputs` or `steps`
     name: str
 
 

@@ -29,10 +29,8 @@ from ..core.value_types import field, record, value
 
 # Aliases can unfold a small file into a huge one, in values and in their length.
 NODE_LIMIT, TEXT_LIMIT = 200_000, 8_000_000
-# Later readers recurse.
-DEPTH_LIMIT = 100
-# Python itself refuses very long numbers.
-DIGITS_LIMIT = 400
+DEPTH_LIMIT = 100  # later readers recurse
+DIGITS_LIMIT = 400  # Python itself refuses very long numbers
 SHOWN_LIMIT = 60
 
 _NULL = {"", "~", "null", "Null", "NULL"}
@@ -42,8 +40,6 @@ _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT = re.compile(
     r"[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)", re.ASCII
 )
-_STR_TAG = "tag:yaml.org,2002:str"
-_MERGE = "<<"
 
 
 @value
@@ -76,8 +72,7 @@ class Tree:
     value: Any
     spots: Spot
     flaws: tuple[YamlFlaw, ...] = ()
-    is_whole: bool = True
-    """If not, `value` is None."""
+    is_whole: bool = True  # if not, `value` is None
 
 
 def read_tree(text: str) -> Tree:
@@ -117,10 +112,8 @@ class _Anchored:
     value: Any
     spot: Spot
     size: int
-    length: int
-    """Of all texts in it together."""
-    text: str | None
-    """As written, if it can be a key."""
+    length: int  # of all texts in it together
+    text: str | None  # as written, if it can be a key
 
 
 class _TreeBuilder:
@@ -206,7 +199,7 @@ class _TreeBuilder:
             if isinstance(inner, MappingEndEvent):
                 break
             place = _place_of(inner)
-            is_merge = isinstance(inner, ScalarEvent) and inner.value == _MERGE and inner.implicit[0]
+            is_merge = isinstance(inner, ScalarEvent) and inner.value == "<<" and inner.implicit[0]
             key = self._key(inner, depth)
             value, below = self._node(next(self._events), depth + 1)
             if is_merge:
@@ -248,7 +241,7 @@ class _TreeBuilder:
     def _scalar(self, event: Any) -> Any:
         if event.tag in (None, "!"):
             return self._resolve_scalar(event, event.value) if event.implicit[0] else event.value
-        if event.tag != _STR_TAG:
+        if event.tag != "tag:yaml.org,2002:str":
             self._check_tag(event)
         return event.value
 

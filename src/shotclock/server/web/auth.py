@@ -58,8 +58,7 @@ class Session:
     id: str
     name: str
     expires_at: WallTime
-    token_id: str | None = None
-    """The token that began it, if any: the session ends with it."""
+    token_id: str | None = None  # the token that began it, if any: the session ends with it
 
 
 class Sessions:
@@ -118,9 +117,7 @@ class Link:
         return True
 
 
-# Principals and addresses whose rate is kept. Clients cannot invent them.
-MOST_REMEMBERED = 4_096
-NS_PER_S = 1_000_000_000
+MOST_REMEMBERED = 4_096  # principals and addresses whose rate is kept. Clients cannot invent them
 
 
 @value
@@ -142,7 +139,7 @@ class Buckets:
         """Take one request. Returns 0, or the milliseconds until one is allowed."""
         now = monotonic_ns()
         left, at = self._left.get(who, (float(self._rate.burst), now))
-        left = min(self._rate.burst, left + (now - at) * self._rate.per_second / NS_PER_S)
+        left = min(self._rate.burst, left + (now - at) * self._rate.per_second / 1_000_000_000)
         wait_ms = 0 if left >= 1 else int((1 - left) / self._rate.per_second * 1000) + 1
         self._left[who] = (left if wait_ms else left - 1, now)
         self._left.move_to_end(who)
@@ -151,20 +148,16 @@ class Buckets:
         return wait_ms
 
 
-# Host headers whose check is kept. Invented ones only displace each other.
-KNOWN_HOSTS = 64
+KNOWN_HOSTS = 64  # host headers whose check is kept. Invented ones only displace each other
 IS_STILL = "shotclock.is_still"
 PROOF_HEADER = "shotclock-proof"
 
 MCP_PATH = "/mcp"
 SESSION_PATH = "/api/inbox/session"
-# A proposed and a current file of a megabyte each, escaped in JSON; the limit of MCP.
-BODY_LIMIT = 4 * 1024 * 1024
+BODY_LIMIT = 4 * 1024 * 1024  # a proposed and a current file of a megabyte each, escaped in JSON; the limit of MCP
 SMALL_BODY_LIMIT = 64 * 1024
-# A person with two pages and a script stays far below this.
-API_RATE = Rate(per_second=20, burst=200)
-# For MCP from other machines only.
-MCP_RATE = Rate(per_second=100, burst=1_000)
+API_RATE = Rate(per_second=20, burst=200)  # a person with two pages and a script stays far below this
+MCP_RATE = Rate(per_second=100, burst=1_000)  # for MCP from other machines only
 WRONG_TOKEN_RATE = Rate(per_second=0.5, burst=20)
 
 POLICY = (
@@ -225,7 +218,8 @@ class AuthMiddleware:
                 await self._app(scope, body, answer)
         except Failure as failure:
             if not answer.started:
-                await refusal(_name_of(scope), failure)(scope, receive, answer)
+                name = f"{scope['method']} {scope['path']}"[:100]
+                await refusal(name, failure)(scope, receive, answer)
         except ClientDisconnect:
             pass  # the client left before it had sent the whole request
 
@@ -373,10 +367,6 @@ def _user(principal: Principal) -> AuthenticatedUser:
 
 def _address(scope: Scope) -> str:
     return str((scope.get("client") or ("?",))[0])
-
-
-def _name_of(scope: Scope) -> str:
-    return f"{scope['method']} {scope['path']}"[:100]
 
 
 def _body_limit(scope: Scope) -> int:

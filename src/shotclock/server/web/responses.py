@@ -22,9 +22,7 @@ from ...runtime.outcomes import outcome_of_error, timeout_problem
 
 # For one request, beside the time that it waits for a person. Only a disk that hangs takes this long.
 REQUEST_LIMIT_MS = 25_000
-PROBLEM = "application/problem+json"
-# For a body to arrive. Only a client that sends it byte by byte takes this long.
-BODY_WITHIN_S = 15.0
+BODY_WITHIN_S = 15.0  # for a body to arrive. Only a client that sends it byte by byte takes this long
 SERVED = Tool(is_served=True)
 PRINCIPAL = "shotclock.principal"
 
@@ -116,7 +114,7 @@ def make_response(envelope: Envelope, headers: Mapping[str, str] | None = None) 
     }
     if (retry_after_ms := envelope.error.get("retry_after_ms")) is not None:
         all_headers["Retry-After"] = str(-(-int(str(retry_after_ms)) // 1000))
-    return Response(_text(problem), entry.http_status, all_headers, PROBLEM)
+    return Response(_text(problem), entry.http_status, all_headers, "application/problem+json")
 
 
 def _text(plain: object) -> bytes:

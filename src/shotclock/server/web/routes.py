@@ -61,8 +61,7 @@ if TYPE_CHECKING:
     from ...temporal.front_end import FrontEnd
 
 HEARTBEAT_S = 15.0
-# For a reader to take one piece.
-TAKEN_WITHIN_S = 20.0
+TAKEN_WITHIN_S = 20.0  # for a reader to take one piece
 MOST_STREAMS = 256
 MOST_STREAMS_EACH = 24
 
@@ -202,8 +201,7 @@ class Pages:
 class Operators:
     """The routes of one server. `served` names its App; `inbox` opens the inbox when first needed."""
 
-    auth: AuthMiddleware
-    """Set when the middleware is put before these routes."""
+    auth: AuthMiddleware  # set when the middleware is put before these routes
 
     def __init__(
         self, served: str, inbox: Callable[[], Inbox], store: Callable[[], Store], engine: FrontEnd | None = None

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 100
 MOST_STEPS = 500
-# For one process to list its calls. A process that is stopped does not answer.
-LOOK_LIMIT_S = 1.0
+LOOK_LIMIT_S = 1.0  # for one process to list its calls. A process that is stopped does not answer
 Calls = list[dict[str, Any]]
 LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
 

@@ -34,16 +34,11 @@ from ..state import Status
 
 # Characters of the outputs of all steps together, and the least for each step.
 OUTPUTS_SHOWN, LEAST_OUTPUT = 4_000_000, 500
-# A thousand links do not explain a step that a thousand others wait for.
-NAMES_SHOWN = 40
-# Characters of each output of the run; the steps show more.
-OUTPUT_OF_RUN = 1_000
-# Characters of an output that is open as soon as its step is.
-OPEN_OUTPUT = 2_000
-# Steps from which on each row is one line.
-COMPACT_FROM = 60
-# In durations of the run. A later deadline would squeeze the timeline, and is not shown.
-DEADLINE_IN_SIGHT = 1.7
+NAMES_SHOWN = 40  # a thousand links do not explain a step that a thousand others wait for
+OUTPUT_OF_RUN = 1_000  # characters of each output of the run; the steps show more
+OPEN_OUTPUT = 2_000  # characters of an output that is open as soon as its step is
+COMPACT_FROM = 60  # steps from which on each row is one line
+DEADLINE_IN_SIGHT = 1.7  # in durations of the run. A later deadline would squeeze the timeline, and is not shown
 TICKS = 6
 
 
@@ -93,8 +88,7 @@ def _outputs(report: Report) -> list[tuple[str, str]]:
     return [(name, shorten(format_output(value), OUTPUT_OF_RUN)) for name, value in values.items()][:NAMES_SHOWN]
 
 
-# Shown names at either end of the critical path.
-PATH_END = 6
+PATH_END = 6  # shown names at either end of the critical path
 
 
 def _ends_of(path: list[str]) -> list[str]:
