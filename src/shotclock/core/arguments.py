@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
 from .validation import Problems, describe_key, plain_shape
 
-# pydantic and jsonschema are imported where they are first needed: they are slow to start, and most commands do not
-# need them.
+# pydantic and jsonschema are imported on use: they are slow, and most commands do not need them.
 
 CONTEXT_NAME = "ctx"
 

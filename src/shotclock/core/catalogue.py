@@ -142,7 +142,7 @@ class CommandSpec:
 
     @property
     def needs_confirmation(self) -> bool:
-        """Return whether the caller must confirm it; an approval is a confirmation."""
+        """Return whether the caller must confirm it. Where a person decides, that person confirms."""
         return self.destructive and self.approval is None and self.requires_person is None
 
     def to_plain(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "check the spelling; `shotclock report` lists the runs"),
         ErrorEntry("RUN_TAKEN", 6, 409, False, NONE, "A run of that id is under way, or there was one before.",
                    "choose another id, or resume that run once its process is gone"),
-        # The inbox: what a person decides, and who may.
+        # The inbox.
         ErrorEntry("PROPOSAL_NOT_FOUND", 5, 404, False, NONE, "There is no proposal of that id.",
                    "list the proposals, and check the spelling"),
         ErrorEntry("INBOX_FULL", 11, 429, True, NONE, "As many proposals are open as may be; this one was not made.",
@@ -155,7 +155,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "data.problems names each entry; compare with a copy of audit.jsonl"),
         ErrorEntry("TOKEN_NOT_FOUND", 5, 404, False, NONE, "There is no such token, or it was revoked before.",
                    "run `shotclock token list` for all of them"),
-        # At the entrance of a server. Nothing was read, nothing was done.
+        # At the entrance of a server. Nothing ran.
         ErrorEntry("TOKEN_INVALID", 8, 401, False, NONE, "The token is missing, not known, revoked or expired.",
                    "send `Authorization: Bearer TOKEN` with one that an operator has issued"),
         ErrorEntry("HOST_REFUSED", 7, 421, False, NONE, "The server was asked for under a name that is not its own.",
@@ -170,7 +170,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "make it executable, or run it through its interpreter"),
         ErrorEntry("DEPTH_EXCEEDED", 4, 508, False, NONE, "Commands called each other too deeply; most likely a loop.",
                    "break the cycle of operations calling each other"),
-        # By the names of the contract's exit codes, for what a handler finds out while it runs.
+        # For handlers, by the names of the contract's exit codes.
         ErrorEntry("GENERAL_ERROR", 1, 500, False, UNKNOWN, "The command failed.",
                    "read error.message, and look at what was done before calling again"),
         ErrorEntry("ARGUMENT_REFUSED", 1, 422, False, UNKNOWN, "The command began, then refused its arguments.",
@@ -201,7 +201,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "read data.stderr; data.exit_code is the command's own"),
         ErrorEntry("STEPS_FAILED", 3, 500, False, UNKNOWN, "Some steps of the workflow did not succeed.",
                    "look at data.failed and data.steps; what succeeded is in data.completed"),
-        # Models: what a provider of them said, or why an agent was ended.
+        # Models and agents.
         ErrorEntry("LIMIT_REACHED", 3, 429, False, UNKNOWN, "The agent has used up what it was given, and was ended.",
                    "raise the limit that error.context names, or ask for less; the output is what it said until then"),
         ErrorEntry("MODEL_AUTH_FAILED", 8, 401, False, NONE, "The provider of the model did not take the key.",

@@ -183,7 +183,7 @@ class Overtime:
         return room if ceiling_ms is None else max(0, min(room, ceiling_ms))
 
     def patience_ms(self, ceiling_ms: int | None) -> int:
-        """Return how long an observer may take: less than its grant and the budget, because stopping it takes time."""
+        """Return how long an observer may take: its grant, and less than the budget, because stopping it takes time."""
         left_ms = self.policy.budget_ms - self.used_ms
         limit_ms = min(self.policy.observer_timeout_ms, left_ms - reserve_ms_for(left_ms))
         return max(1, limit_ms if ceiling_ms is None else min(limit_ms, ceiling_ms))

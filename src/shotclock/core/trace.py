@@ -76,7 +76,7 @@ def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext 
 def span_id_of(request_id: str) -> str:
     """Return the span id of a call: the 48 random bits of the process and the call's number, as in its request id."""
     token, _, number = request_id.partition("-")
-    if len(token) == 12 and 0 < len(number) <= 4:  # nearly always
+    if len(token) == 12 and 0 < len(number) <= 4:
         return token + number.rjust(4, "0")
     return f"{((int(token, 16) << 16) + int(number, 16)) % (1 << 64):016x}"
 
