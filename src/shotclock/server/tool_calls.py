@@ -63,8 +63,6 @@ LONGEST_KEY = 256
 
 
 class RequestMeta(NamedTuple):
-    """The keys of a request's `_meta`."""
-
     remaining_ms: int | None = None
     timeout_ms: int | None = None
     budget_ms: int | None = None
@@ -133,8 +131,6 @@ class ToolRequest(NamedTuple):
 
 
 class ToolCallMiddleware:
-    """Middleware for every `tools/call` of every connection."""
-
     def __init__(
         self,
         dispatcher: Dispatcher,
@@ -218,7 +214,6 @@ class ToolCallMiddleware:
             return render_result(_replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
     def _may_ask(self, name: str) -> bool:
-        """Return whether a person may have to decide about this call."""
         spec = self._specs.get(name)
         return spec.approval is not None if spec is not None else name == PROPOSE and name in self._own
 
@@ -260,7 +255,6 @@ class ToolCallMiddleware:
         return ours if ours.span_id else new_trace()
 
     async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope:
-        """Carry out a call, and answer it in time."""
         request, dispatcher = self._read(tool_request, refusal), self._dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
@@ -512,8 +506,6 @@ def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
 
 
 class McpServer:
-    """The SDK's server for the tools of one dispatcher."""
-
     def __init__(self, dispatcher: Dispatcher, operation_timeout_ms: int | None = None) -> None:
         catalogue = dispatcher.catalogue
         limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms

@@ -221,7 +221,6 @@ def _own_tool(name: str) -> Tool:
 
 
 def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return every mistake in the arguments of an own tool."""
     properties = _PROPERTIES[name]
     mistakes = {field: "is required" for field in _REQUIRED[name] if field not in arguments}
     for field, value in arguments.items():
@@ -310,7 +309,6 @@ class OwnTools:
         return ask_holder(self._dispatcher.store().home, job.runner, request)
 
     async def _propose(self, call: Call, request: CallRequest, arguments: Mapping[str, Any], by: Principal) -> Outcome:
-        """Propose, check or withdraw, within the budget."""
         wait = CallWait(call.started_ns, min(request.budget_ms or 0, self.budget_ms), request.idempotency_key)
         found: list[Proposal] = []
         try:

@@ -203,7 +203,6 @@ def _circle_in_words(file: str, above: tuple[str, ...]) -> str:
 
 
 def _try_load(file: Path) -> Loaded | Failure:
-    """Return a nested file, or why it cannot be read."""
     try:
         return load_file(file)
     except FileNotFoundError:
@@ -520,7 +519,6 @@ def _check_tools(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def _check_schemas(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the invalid JSON schemas."""
     written = [(("steps", step_id, "output_schema"), step.output_schema) for step_id, step in workflow.steps.items()]
     written += [(("tools", name, "input_schema"), tool.input_schema) for name, tool in workflow.tools.items()]
     for path, schema in written:
@@ -579,7 +577,7 @@ def _scripts(workflow: WorkflowFile) -> Iterator[tuple[Path_, CommandStep | Tool
 
 
 def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the values in variables that a step would refuse."""
+    """Yield the values that a step would refuse."""
     parts: list[tuple[Path_, Mapping[str, object], str | None]] = [
         (("env",), workflow.env, None),
         (("defaults", "env"), workflow.defaults.env, None),

@@ -102,7 +102,6 @@ def load_file(path: Path) -> Loaded:
 
 
 def load_or_refuse(flow: str) -> Loaded | Outcome:
-    """Read a workflow file, or return why it cannot be read."""
     try:
         return load_file(Path(flow))
     except FileNotFoundError:
@@ -360,7 +359,6 @@ def _unknown_key(path: Path_, place: SourcePosition, part: type[Part]) -> Findin
 
 
 def _wrong_value(problems: list[Any]) -> tuple[str, str | None]:
-    """Return the message and the suggestion for a value."""
     wanted = [_WANTED[each["type"]] for each in problems if each["type"] in _WANTED]
     if len(wanted) == len(problems):
         written = problems[0]["input"]
@@ -378,7 +376,6 @@ def _wrong_value(problems: list[Any]) -> tuple[str, str | None]:
     return str(other["msg"]).removeprefix("Value error, "), None
 
 
-# Types of problems, and the wanted type.
 _WANTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
@@ -410,7 +407,6 @@ _ELSEWHERE = {
     "question": "prompt",
     "file": "workflow",
 }
-# Types of steps of other tools.
 _KINDS_ELSEWHERE = {
     "http": "did you mean 'http_client'?",
     "fetch": "did you mean 'http_client'?",

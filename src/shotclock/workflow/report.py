@@ -207,7 +207,6 @@ def _ids_of(run: StoredRun) -> list[str]:
 
 
 def _worst_ms(step: ReportedStep, planned: PlannedStep | None) -> int | None:
-    """Return the longest time that a step could take."""
     if planned is None:
         return step.timeout_ms
     worst_ms = planned.worst_ms if not planned.is_per_item else None
@@ -351,7 +350,6 @@ def _has_passed(step: ReportedStep) -> bool:
 
 
 def clock_in_words(step: ReportedStep) -> str:
-    """Return the clock that stopped a step, in words."""
     if step.clock is None:
         return ""
     limit = brief(step.clock.limit_ms)

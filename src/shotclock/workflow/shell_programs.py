@@ -100,8 +100,6 @@ INTERACTIVE_VARIABLE = "ENV"  # interactive POSIX shells read it. Elsewhere it i
 
 
 class InterpreterWords(NamedTuple):
-    """The words of an interpreter by their use."""
-
     code: list[Word]
     options: list[Word]
     rest: list[Word]  # the script file, if any, and its arguments
@@ -119,7 +117,6 @@ def is_computed(word: Word) -> bool:
 
 
 def starts_interactive_shell(words: Sequence[Word]) -> bool:
-    """Return whether a shell among the words is interactive (`sh -i`)."""
     shells = (number for number, word in enumerate(words) if SHELL.fullmatch(program_of(word)))
     return any("i" in _letters(split_words(words[number + 1 :], _SHELL_OPTIONS)[0]) for number in shells)
 
@@ -166,12 +163,10 @@ def _find_last(text: str, known: Letters) -> re.Match[str] | None:
 
 
 def _takes_next(text: str, letters: str) -> bool:
-    """Return whether the value of an option is the next word."""
     return text in _VALUE_WORDS or text in _CODE_WORDS if text.startswith("--") else text[-1] in letters
 
 
 def is_code_option(text: str, letters: str) -> bool:
-    """Return whether an option takes a script."""
     if text.startswith("--") or not letters:
         return text.partition("=")[0] in _CODE_WORDS
     return re.match(rf"-[A-Za-z0-9.]*[{letters}]", text) is not None
@@ -264,7 +259,6 @@ def _find_stream(files: Sequence[Word]) -> str:
 
 
 def _script_stream(rest: Sequence[Word]) -> str:
-    """Return the descriptor that a script is read from, or ""."""
     return _find_stream(rest[:1] or [Word("-")])
 
 
@@ -347,7 +341,6 @@ def has_unclear_option(name: str, words: Sequence[Word]) -> bool:
 
 
 def find_started(name: str, words: Sequence[Word]) -> list[Word]:
-    """Return the command among the words of a runner."""
     if name == "command" and options_of(words[:1]) & set("vV"):
         return []
     rest = split_words(words, RUNNERS[name])[2][RUNNERS[name].operands :]

@@ -29,8 +29,6 @@ class Unsafe(ValueError):
 
 
 class Refusal(NamedTuple):
-    """Why a value is refused, or a warning."""
-
     position: int
     message: str
     suggestion: str

@@ -91,7 +91,6 @@ class Script:
     """Variables that `${x=…}` and `${x:=…}` assign, with the default."""
 
     def values_between(self, ranges: list[tuple[int, int]]) -> list[int]:
-        """Return the positions of the values in these commands."""
         commands = [command for start, end in ranges for command in self.commands[start:end]]
         return [mark for each in commands for word in (*each.words, *each.input) for mark in word.marks]
 
@@ -259,7 +258,6 @@ class _ScriptReader:
         return char == "|"
 
     def _read_test(self, command: SimpleCommand, around: ValueContext) -> None:
-        """Read the words of `[[ … ]]`, with its operators."""
         while self._at < self._end:
             char = self._text[self._at]
             if char in " \t\n":
@@ -379,7 +377,6 @@ class _ScriptReader:
             self._read_one(word, place)
 
     def _read_one(self, word: Word, place: ValueContext) -> None:
-        """Read one character, value or expansion."""
         char = self._text[self._at]
         if char == "\\":
             self._at += 1

@@ -274,13 +274,10 @@ _MEMBERS = {
 _AROUND = frozenset({"if", "for_each", "transform", "fail_if"})  # rendered before or after the tries of a step
 _NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
 _BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"
-# Keys without templates.
 _PLAIN = {"description", "tags", "depends_on", "on_fail", "on_success", "output_schema", "approval", "type"}
 
 
 class Written(NamedTuple):
-    """A template or condition, and the names that it can use."""
-
     path: Path_
     text: str
     visible: VisibleNames
@@ -314,7 +311,6 @@ def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = Mapp
 
 
 def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Iterator[Written]:
-    """Yield every template and condition."""
     texts = {name for name, step in workflow.steps.items() if _outputs_text(workflow, step)}
     base = VisibleNames(_EVERYWHERE, workflow.inputs, workflow.steps, texts)
     once = replace(base, hints={"item": _NO_ITEMS, "index": _NO_ITEMS})

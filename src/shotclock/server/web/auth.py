@@ -129,8 +129,6 @@ class Rate:
 
 
 class Buckets:
-    """The requests that each principal or address has left."""
-
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
         self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()
@@ -417,8 +415,6 @@ _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADE
 
 
 class _Answer:
-    """The answer, with the headers of every answer."""
-
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False

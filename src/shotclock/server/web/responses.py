@@ -28,14 +28,11 @@ PRINCIPAL = "shotclock.principal"
 
 
 def principal_of(request: HTTPConnection) -> Principal:
-    """Return the sender that AuthMiddleware has admitted."""
     principal = request.scope.get(PRINCIPAL, ANONYMOUS)
     return principal if isinstance(principal, Principal) else ANONYMOUS
 
 
 class Refused(Failure):
-    """The refusal of a request, with headers for its answer."""
-
     def __init__(
         self, code: str, message: str, *, headers: Mapping[str, str] | None = None, retry_after_ms: int | None = None
     ) -> None:
@@ -64,8 +61,6 @@ Work = Callable[[Request, Principal], Awaitable[Mapping[str, Any]]]
 def answering(
     name: str, work: Work, *, mutates: bool = False, idempotent: bool = False, wait_ms: int = 0
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with the data of `work`."""
-
     async def endpoint(request: Request) -> Response:
         data = work(request, principal_of(request))
         return await answer_request(name, data, mutates=mutates, idempotent=idempotent, wait_ms=wait_ms)

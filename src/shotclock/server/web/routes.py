@@ -67,8 +67,6 @@ MOST_STREAMS_EACH = 24
 
 
 class Streams:
-    """The event streams of one server, an ASGI application."""
-
     def __init__(self, inbox: Callable[[], Inbox], engine: FrontEnd | None = None) -> None:
         self._inbox = inbox
         self._engine = engine
@@ -76,7 +74,6 @@ class Streams:
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """End every stream before the server stops."""
         self._ending.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
