@@ -185,9 +185,7 @@ def serve_app(
     require_token: bool = False,
     elicitation: bool = False,
 ) -> None:
-    """Serve an App from its own program; its functions run in other processes. Raises Failure, and SystemExit at a
-    signal.
-    """
+    """Serve an App from its own program; its functions run elsewhere. Raises Failure, and SystemExit at a signal."""
     options, mistakes = options_of(
         http=http,
         operation_timeout=operation_timeout,

@@ -322,10 +322,7 @@ class ToolCallMiddleware:
         return self._budget_ms(arguments.get("wait_ms", default_ms), meta)
 
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
-        """Return how long the caller of work that may outlive it waits.
-
-        Less than the backstop and the caller's deadline, which would end the work.
-        """
+        """Return a wait below the backstop and the caller's deadline, which would end work that may outlive it."""
         limits = [DEFAULT_BUDGET_MS if wanted_ms is None else wanted_ms]
         for limit_ms in (self._limit_ms or None, request_meta.remaining_ms):
             if limit_ms is not None:
@@ -432,10 +429,7 @@ def _name_tools(envelope: Envelope) -> Envelope:
 
 
 def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the envelope as the result of a tool; with `server_info`, in the form of the 2026 revision.
-
-    The structured content is the whole envelope, as the announced schema requires.
-    """
+    """Return the result of a tool, with the whole envelope; with `server_info`, in the form of the 2026 revision."""
     text, plain = envelope.to_json(), envelope.to_dict()
     if len(text) > LONGEST_RESULT:
         hidden = "" if envelope.code is None else f"; its error was {envelope.code}"

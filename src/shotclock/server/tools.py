@@ -258,9 +258,7 @@ def _find_mistake(field: str, schema: JsonSchema, value: object) -> str | None:
 
 
 class OwnTools:
-    """The server's own tools; `mistakes_in` has checked the arguments. Raises Failure for an unreadable response
-    budget.
-    """
+    """The server's own tools; `mistakes_in` checks their arguments. Raises Failure for an unreadable budget."""
 
     def __init__(self, dispatcher: Dispatcher, names: Collection[str]) -> None:
         self._dispatcher = dispatcher

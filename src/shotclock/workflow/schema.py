@@ -130,14 +130,14 @@ def calls_of(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
                 yield from ((name, called) for called in (*reaction.run, *([reaction.goto] if reaction.goto else ())))
 
 
-# Characters of a refused value in a message.
-SHOWN_LIMIT = 200
+SHOWN_LIMIT = 200  # characters of a refused value in a message
 
 
 def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs with defaults, in their declared types. Raises Failure that lists every mistake."""
+    inputs = f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
     errors = [
-        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {_list_inputs(workflow)}"}
+        {"field": f"inputs.{name}", "message": f"the workflow has no such input; {inputs}"}
         for name in values
         if name not in workflow.inputs
     ]
@@ -185,10 +185,6 @@ def _as_declared(value: Any, kind: str) -> Any:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}…"
-
-
-def _list_inputs(workflow: WorkflowFile) -> str:
-    return f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -223,9 +223,7 @@ class AuthMiddleware:
 
     @contextlib.contextmanager
     def _place(self, principal: Principal, path: str, body: _Body) -> Iterator[None]:
-        """Hold one of an agent's places from when its request is whole: waiting requests must not block the operator's
-        page.
-        """
+        """Hold a place of an agent once its request is whole: waiting requests must not block the operator's page."""
         if principal.role is Role.OPERATOR or is_public(path):
             yield
             return
@@ -295,10 +293,7 @@ class AuthMiddleware:
             return True
 
     async def authenticate(self, token: str, address: str) -> tuple[Principal, str, WallTime | None]:
-        """Return the principal of a token, its id and its expiry. Raises Refused.
-
-        Only wrong tokens are counted, so a flood of them keeps no valid token out.
-        """
+        """Return principal, token id and expiry. Raises Refused. A flood of wrong tokens keeps no valid one out."""
         store, now = self._store(), wall_time()
         principal = await asyncio.to_thread(Access(store).authenticate, token, now)
         found = None if principal is None else await asyncio.to_thread(store.tokens.get, token.split("_")[2])
