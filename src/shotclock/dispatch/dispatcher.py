@@ -261,8 +261,7 @@ class Dispatcher:
 
             key, stdin = request.idempotency_key, request.stdin
             return InvocationCheckpoint(
-                self.store,
-                lambda: invocation_key(self.catalogue, spec.name, arguments, key, stdin, request.owner),
+                self.store, lambda: invocation_key(self.catalogue, spec.name, arguments, key, stdin, request.owner)
             )
 
         arguments = call.arguments or {}

@@ -131,7 +131,10 @@ class InvocationCheckpoint:
         plain = to_jsonable(state)
         if len(json.dumps(plain)) > CHECKPOINT_LIMIT:
             raise Failure("CHECKPOINTS_UNAVAILABLE", f"a checkpoint holds at most {CHECKPOINT_LIMIT} characters")
-        await asyncio.to_thread(self._save, plain)
+        self.is_kept = True
+        await asyncio.to_thread(
+            lambda: self._store().checkpoints.save(self._key, self._fingerprint, plain, wall_time())
+        )
 
     async def restore(self, fingerprint: str) -> object:
         """Return the last state. Return None, and delete it, if it was for another input."""
@@ -148,10 +151,6 @@ class InvocationCheckpoint:
 
     def clear(self) -> None:
         self._store().checkpoints.clear(self._key)
-
-    def _save(self, state: object) -> None:
-        self.is_kept = True
-        self._store().checkpoints.save(self._key, self._fingerprint, state, wall_time())
 
 
 def _directory() -> str:

@@ -144,11 +144,7 @@ class JobClient:
                     Path(path).unlink(missing_ok=True)
 
     async def wait(
-        self,
-        job: Job,
-        call: Call,
-        budget_ms: int | None,
-        on_progress: Progress | None = None,
+        self, job: Job, call: Call, budget_ms: int | None, on_progress: Progress | None = None
     ) -> Outcome | Envelope:
         """Return the job's envelope once it has ended; INCOMPLETE when the caller's time is up first."""
         until_ns, waits_ms = self.patience(call, budget_ms)
@@ -157,7 +153,8 @@ class JobClient:
         while True:
             current = await asyncio.to_thread(self.look, job.id)
             if current is None:
-                return _not_found(job.id)
+                problem = Problem("JOB_NOT_FOUND", f"there is no job {job.id!r}", "validation")
+                return Outcome(Ending.NOT_STARTED, problem)
             if not current.is_active:
                 return await asyncio.to_thread(self.deliver, current)
             if current.progress is not None and current.progress != reported and on_progress is not None:
@@ -352,7 +349,3 @@ def _tail(log_path: str | None) -> str:
             return log.read().decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _not_found(job_id: str) -> Outcome:
-    return Outcome(Ending.NOT_STARTED, Problem("JOB_NOT_FOUND", f"there is no job {job_id!r}", "validation"))

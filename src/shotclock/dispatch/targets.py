@@ -16,7 +16,6 @@ from ..runtime.call import Tool
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 
-DEFAULT_ATTRIBUTE = "app"
 # How long the program may take to be imported: the heaviest libraries on a cold disk.
 IMPORT_LIMIT_MS = 60_000
 TRACEBACK_SHOWN = 8000
@@ -42,7 +41,7 @@ class Target:
 
 
 def parse_attribute(text: str) -> str:
-    return text.partition(":")[2] or DEFAULT_ATTRIBUTE
+    return text.partition(":")[2] or "app"
 
 
 def parse_target(text: str) -> Target:

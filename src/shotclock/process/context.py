@@ -87,7 +87,7 @@ NULL_LISTENER = CallListener()
 
 
 class Stopped(BaseException):
-    """Raised in a sync function in a worker when its time is up. Not an Exception, which functions often swallow."""
+    """Raised in a sync function when its time is up. No Exception: a bare `except Exception` must not swallow it."""
 
 
 class CallLink(Protocol):
@@ -126,7 +126,7 @@ class Context:
 
     @property
     def traceparent(self) -> str:
-        """Return this call as the parent of what it starts elsewhere: the header and variable of W3C Trace Context."""
+        """Return this call as a parent, in the form of W3C Trace Context."""
         return self._trace.trace.traceparent
 
     @property
@@ -141,10 +141,9 @@ class Context:
     def progress(
         self, done: float, total: float | None = None, message: str | None = None, *, unit: str | None = None
     ) -> None:
-        """Report how far the work is. It also counts as a sign of life for the idle clock.
+        """Report how far the work is: a sign of life for the idle clock. Raises TypeError or ValueError.
 
-        The message says what is being done. With whole numbers it, or `unit`, is what they count: 3 of 10 files. Raises
-        TypeError or ValueError for what is no number, and for a message that is no text.
+        With whole numbers the message, or `unit`, is the counted thing: 3 of 10 files.
         """
         message = unit if message is None else message
         if message is not None and not isinstance(message, str):
@@ -152,13 +151,11 @@ class Context:
         self._link.progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def keep(self, partial: object) -> None:
-        """Keep a partial result (plain JSON data), instead of the former one. If the call is stopped before it returns,
-        it is the envelope's `data`, marked `partial`. It counts as a sign of life."""
+        """Keep a partial result (JSON data): the envelope's `data` if the call is stopped. A sign of life."""
         self._link.keep(partial)
 
     def request_overtime(self, reason: str, by: object) -> Any:
-        """Ask for more time and return the granted milliseconds, 0 if declined. Await it if async. Raises Failure
-        NOT_EXTENDABLE if the call may have no overtime."""
+        """Return the granted milliseconds, 0 if declined. Await it if async. Raises Failure NOT_EXTENDABLE."""
         if not str(reason).strip():
             raise ValueError("ctx.request_overtime: say why")
         return self._link.ask(OVERTIME, (parse_duration_ms(by), str(reason)))
@@ -171,8 +168,7 @@ class Context:
         return True
 
     def write(self, text: str) -> None:
-        """Send a piece of text to the caller at once. It is kept if the call is stopped. It is a sign of life, even if
-        it is empty."""
+        """Send text to the caller at once, to be kept if the call is stopped. A sign of life, even if empty."""
         self._link.write(text)
 
     def ask(self, question: str, value: object) -> Any:
@@ -184,10 +180,9 @@ class Context:
         return self._link.ask("checkpoint", state)
 
     def restore(self, fingerprint: object = "") -> Any:
-        """Return the state this same invocation kept before it was interrupted, or None. Await it if async.
+        """Return the state that this invocation kept before it was interrupted, or None. Await it if async.
 
-        The fingerprint identifies the input (a digest, a modification time, a count): a state of another input is
-        discarded, with a warning.
+        A state with another fingerprint (a digest or modification time of the input) is discarded, with a warning.
         """
         return self._link.ask("restore", str(fingerprint))
 

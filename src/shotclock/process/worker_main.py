@@ -169,13 +169,7 @@ class RunningCall:
     def context(self, function: Callable[..., Any]) -> Context:
         request = self.request
         self._context = Context(
-            request.name,
-            request.request_id,
-            self.deadline,
-            request.depth,
-            self.trace,
-            self,
-            request.skipped_steps,
+            request.name, request.request_id, self.deadline, request.depth, self.trace, self, request.skipped_steps
         )
         return self._context
 
@@ -816,10 +810,7 @@ def reply_to_result(result: object) -> Reply:
     except NotSerializable as error:
         return "unserializable", str(error)
     except BaseException as error:
-        return (
-            "unserializable",
-            f"a {type(result).__name__} cannot leave its process: {describe_briefly(error)}",
-        )
+        return ("unserializable", f"a {type(result).__name__} cannot leave its process: {describe_briefly(error)}")
 
 
 def reply_to_error(error: BaseException) -> Reply:

@@ -96,17 +96,19 @@ class InlineCall(Work):
                 self._idle.cancel()
 
     async def _run_handler(self) -> Outcome:
-        self._has_begun = True
+        call, self._has_begun = self._call, True
         try:
             if spans.recorder is not None:
-                spans.stand_at(self._call.trace)
+                spans.stand_at(call.trace)
             signature = signature_of(self._handler)
-            arguments, problems = signature.check(self._call.arguments or {})
+            arguments, problems = signature.check(call.arguments or {})
             if problems:
                 return invalid(problems)
             if signature.wants_context:
-                self._context = self._make_context()
-                arguments["ctx"] = self._context
+                skipped = self._listener.skipped_steps
+                arguments["ctx"] = self._context = Context(
+                    call.name, call.request_id, call.bound.bell, self._scope.depth, call, self, skipped
+                )
             return outcome_of_value(await self._handler(**arguments))
         except asyncio.CancelledError:
             raise
@@ -114,12 +116,6 @@ class InlineCall(Work):
             return outcome_of_handler_error(error)
         finally:
             self._finished_ns = monotonic_ns()
-
-    def _make_context(self) -> Context:
-        call = self._call
-        return Context(
-            call.name, call.request_id, call.bound.bell, self._scope.depth, call, self, self._listener.skipped_steps
-        )
 
     def is_stopping(self) -> bool:
         return self._stopping

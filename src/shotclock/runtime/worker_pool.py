@@ -47,12 +47,7 @@ class WorkerPool:
     """Pool that keeps `warm` workers ready, grows to `most` while calls hang, and replaces killed ones."""
 
     def __init__(
-        self,
-        preloaded: Preloaded,
-        *,
-        warm: int = DEFAULT_WARM,
-        most: int = DEFAULT_MOST,
-        is_shared: bool = False,
+        self, preloaded: Preloaded, *, warm: int = DEFAULT_WARM, most: int = DEFAULT_MOST, is_shared: bool = False
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.preloaded = preloaded
@@ -242,11 +237,8 @@ class WorkerPool:
         if self._has_inner and not self.is_shared:
             inner = sum(call.depth > 0 for call in self._waiting)
             self._has_inner = inner > 0
-            while self._count_coming() < min(self.warm, inner) and self._spawn():
+            while sum(not worker.is_up for worker in self._all) < min(self.warm, inner) and self._spawn():
                 pass
-
-    def _count_coming(self) -> int:
-        return sum(not worker.is_up for worker in self._all)
 
     def _spawn(self) -> bool:
         """Start a worker. Where the machine starts none, return False and try again in a moment."""

@@ -1,8 +1,7 @@
 """Worker processes as the runtime sees them: the calls they are given, their answers, and their end.
 
-A worker for itself runs one call at a time. It arms a timer for each call that its supervisor hears, so the supervisor
-kills it on time even if this loop is late. The shared worker runs many calls on one event loop; their limits are held
-here: at its limit a call is cancelled, and if it has not ended at the end of its grace the process is killed.
+A worker for itself arms a timer for each call; its supervisor hears it, and kills on time even if this loop is late.
+The limits of calls in the shared worker are held here: cancelled at the limit, the process killed after the grace.
 """
 
 from __future__ import annotations
@@ -329,8 +328,8 @@ class ProcessCall(Work):
 class Worker:
     """A worker process and its supervisor, from fork to the last report.
 
-    A new supervisor comes from the zygote. One whose last worker is gone forks the next by itself: nothing is left to
-    be imported, so that worker counts as started at once, and its first call waits in its socket.
+    A supervisor whose last worker is gone forks the next by itself. Nothing is left to be imported, so that worker
+    counts as started at once, and its first call waits in its socket.
     """
 
     def __init__(self, pool: WorkerOwner, vacant: Vacancy | None = None) -> None:
