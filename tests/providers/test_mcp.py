@@ -379,6 +379,7 @@ def test_silence_is_noticed_where_the_step_has_an_idle_clock(ask: Trial) -> None
 
     assert tried.error["code"] == "STALLED"
     assert tried.result.rule == "mcp/stalled"
+    assert tried.elapsed_s < 10, "not at the timeout of 20 s"
 
 
 def test_progress_is_a_sign_of_life(ask: Trial) -> None:

@@ -309,6 +309,8 @@ class _ToolCall(Work):
                     self._rule = "mcp/timeout" if getattr(self._admission.winding_down, "fired", None) else None
                     return wound_down_problem(self._admission)
                 waits: list[asyncio.Future[Any]] = [talk.settled, self._unwound]
+                if not talk.calling.done():
+                    waits.append(talk.calling)  # the idle limit begins with the call
                 limit_s = None if at_ns is None else (at_ns - now) / 1e9
                 await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             # A received answer is not discarded because closing takes time.

@@ -87,7 +87,7 @@ class Conversation:
         self.on_progress: Callable[[float, float | None, str | None], None] | None = None
         self.kept: tuple[str, ...] = ()  # numbers that cannot be represented exactly and stay text
         self._stop_tool: types.Tool | None = None
-        self._calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self.calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         """The session of the tool call, once it is made."""
 
     @property
@@ -128,7 +128,7 @@ class Conversation:
         self.enter(Stage.CALLING)
         if (remaining_ms := self._remaining_ms()) is not None:
             self.granted = monotonic_ns(), remaining_ms
-        self._calling.set_result(session)
+        self.calling.set_result(session)
         result = await self._call(session, self._tool, self._arguments, remaining_ms, self._trace)
         self.enter(Stage.ANSWERED)
         return result
@@ -152,7 +152,7 @@ class Conversation:
         """Ask the server's stop tool, if any, to end these calls: each if it takes a request_id, else once."""
         with contextlib.suppress(Exception):  # the waiter sees whether the call ends
             async with asyncio.timeout(within_ms / 1000):
-                session = await asyncio.shield(self._calling)
+                session = await asyncio.shield(self.calling)
                 if self._stop_tool is None or self._tool == STOP_TOOL:
                     return
                 takes = self._stop_tool.input_schema.get("properties") or {}
@@ -326,7 +326,7 @@ class ServerConversation(Conversation):
         tools = await self._list_tools(session)
         self.enter(Stage.CALLING)
         self._talking = session
-        self._calling.set_result(session)
+        self.calling.set_result(session)
         self.listed.set_result(tools)
         await self._closing.wait()  # bounded by its opener
         return Problem("CONNECTION_LOST", "the conversation with the MCP server is over")
