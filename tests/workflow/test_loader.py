@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock.workflow import loader
@@ -578,6 +578,7 @@ TREES = st.recursive(
 
 
 @given(TREES | st.builds(lambda inner: {"steps": {"a": inner, "b": {"exec": "x", "on_fail": inner}}}, TREES))
+@example({"steps": {"5": None}})
 def test_whatever_the_tree_it_is_a_workflow_or_findings_with_places(tree: Any) -> None:
     import json
 

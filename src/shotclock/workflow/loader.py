@@ -213,6 +213,8 @@ def _salvage(
 def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
     """Remove a mistake. A step keeps its name."""
     if len(path) == 2 and path[0] in ("steps", "checks") and kind != "invalid_key":
+        if path[1] not in left.get(path[0], {}):
+            return  # removed already, because its name is invalid as well
         written = left[path[0]][path[1]]
         if not isinstance(written, dict):
             written = {}
