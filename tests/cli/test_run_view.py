@@ -152,8 +152,8 @@ def test_a_terminal_that_takes_nothing_holds_no_clock(flow: Callable[..., str], 
     steps = "".join(f'  w{n}: {{type: command, depends_on: hang, exec: "true"}}\n' for n in range(60))
     file = flow(
         "name: stuck\nsteps:\n"
-        '  hang: {type: command, timeout: 6s, grace: 0s, exec: "sleep 60"}\n'
-        f'  short: {{type: command, timeout: 5s, grace: 0s, exec: "sleep 60"}}\n{steps}'
+        '  hang: {type: command, timeout: 3s, grace: 0s, exec: "sleep 60"}\n'
+        f'  short: {{type: command, timeout: 2s, grace: 0s, exec: "sleep 60"}}\n{steps}'
     )
     ours, theirs = pty.openpty()
     env = {**os.environ, "LINES": "300", "COLUMNS": "200"}
@@ -175,8 +175,8 @@ def test_a_terminal_that_takes_nothing_holds_no_clock(flow: Callable[..., str], 
         os.close(ours)
         os.close(theirs)
     steps_said = json.loads((tmp_path / "out").read_bytes())["data"]["steps"]
-    assert 5000 <= steps_said["short"]["duration_ms"] < 15_000
-    assert 6000 <= steps_said["hang"]["duration_ms"] < 15_000
+    assert 2000 <= steps_said["short"]["duration_ms"] < 12_000
+    assert 3000 <= steps_said["hang"]["duration_ms"] < 12_000
 
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])

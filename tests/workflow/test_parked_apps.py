@@ -220,7 +220,7 @@ def test_a_function_that_waits_beside_one_that_works_is_waited_for_with_it(port:
 
 
 def test_a_function_that_waits_when_the_runs_time_is_over_says_so(port: Port) -> None:
-    ended = port(port.flow(FLOW.replace("20m", "15s")), "--run-id", "r", "--budget", "0", code=10)
+    ended = port(port.flow(FLOW.replace("20m", "8s")), "--run-id", "r", "--budget", "0", code=10)
     error = ended["data"]["steps"]["ship"]["error"]
     assert error["code"] == "NO_TIME_LEFT" and "run's time was over" in error["message"] and port.done() == []
     [proposal] = proposals(port)
