@@ -87,7 +87,10 @@ NULL_LISTENER = CallListener()
 
 
 class Stopped(BaseException):
-    """Raised in a sync function when its time is up. No Exception: a bare `except Exception` must not swallow it."""
+    """Raised in a sync function when its time is up: `finally` blocks run, within the grace.
+
+    Not an Exception, so that `except Exception` does not swallow it. A function that does is killed.
+    """
 
 
 class CallLink(Protocol):
@@ -151,7 +154,7 @@ class Context:
         self._link.progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def keep(self, partial: object) -> None:
-        """Keep a partial result (JSON data): the envelope's `data` if the call is stopped. A sign of life."""
+        """Keep a partial result, replacing the former one: the envelope's `data` if the call is stopped. A sign of life."""
         self._link.keep(partial)
 
     def request_overtime(self, reason: str, by: object) -> Any:
