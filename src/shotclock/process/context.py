@@ -154,7 +154,7 @@ class Context:
         self._link.progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def keep(self, partial: object) -> None:
-        """Keep a partial result, in place of the former: `data` of the envelope if the call is stopped. A sign of life."""
+        """Keep a partial result: `data` of the envelope if the call is stopped. Replaces the former. A sign of life."""
         self._link.keep(partial)
 
     def request_overtime(self, reason: str, by: object) -> Any:
