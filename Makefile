@@ -48,7 +48,7 @@ demo: $(STAMP) ## the tour: a workflow whose steps hang, and what becomes of the
 	echo "Seven steps: one hangs and hides a daemon, one falls silent, one needs several tries (examples/tour.yaml)"; \
 	shotclock run examples/tour.yaml --run-id "$$run" $$table || code=$$?; \
 	[ "$$code" = 3 ] || { echo "the tour should end with exit code 3, some steps failed; this was $$code" >&2; exit 1; }; \
-	printf '\nExit code 3, as it should be: steps that hang do not succeed, and whoever waits for them is told.\n\n'; \
+	printf '\nExit code 3, as it should be: steps that hang do not succeed, and the steps that need them are skipped.\n\n'; \
 	if [ -z "$$table" ]; then shotclock report "$$run" --open; else shotclock report "$$run" --open >/dev/null; fi
 
 # Some tests look at pages in a real browser and are skipped where there is none. Debian's root gets one; that it
