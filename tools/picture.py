@@ -17,7 +17,7 @@ SLEEP_S = "4173"  # An unusual number, so that the search finds no other process
 WORK = f"setsid sleep {SLEEP_S} & sleep 600"
 RUN_LIMIT_S = 30.0
 
-WIDTH, LINE, LEFT, TOP = 1080, 22, 20, 62
+LINE, LEFT, TOP, LETTER = 22, 20, 62, 8.45
 BUTTONS = {24: "#ff5f56", 44: "#ffbd2e", 64: "#27c93f"}
 COLOURS = {"$": "#e6edf3", "!": "#ff7b72", "+": "#7ee787", " ": "#9da7b3"}
 
@@ -55,9 +55,10 @@ def scene(prompt: str, command: list[str]) -> list[str]:
 def draw(lines: list[str]) -> str:
     """Return an SVG picture of a terminal with these lines."""
     height = TOP + LINE * len(lines) + 14
+    width = round(2 * LEFT + LETTER * max(map(len, lines)))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">',
-        f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#0d1117"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+        f'<rect width="{width}" height="{height}" rx="10" fill="#0d1117"/>',
         *(f'<circle cx="{x}" cy="22" r="6" fill="{fill}"/>' for x, fill in BUTTONS.items()),
         '<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14" xml:space="preserve">',
     ]
