@@ -29,6 +29,7 @@ from .core.arguments import (
     CONTEXT_NAME,
     HandlerParameter,
     NotSerializable,
+    find_conversions,
     misfit,
     parameters_of,
     plain_schema,
@@ -48,7 +49,6 @@ from .core.catalogue import (
 from .core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
-from .core.json_arguments import find_conversions
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.overtime import OvertimeError, OvertimePolicy
 from .core.proposal import Policy

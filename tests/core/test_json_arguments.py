@@ -20,8 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from shotclock.core.arguments import signature_of
-from shotclock.core.json_arguments import Conversions, find_conversions, json_arguments
+from shotclock.core.arguments import Conversions, find_conversions, json_arguments, signature_of
 
 BIG, ROUNDED = 2**53 + 1, 2.0**53
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

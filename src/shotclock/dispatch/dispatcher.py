@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from ..core.arguments import NotSerializable, to_valid_json
+from ..core.arguments import Conversions, NotSerializable, json_arguments, to_valid_json
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure
-from ..core.json_arguments import Conversions, json_arguments
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Progress

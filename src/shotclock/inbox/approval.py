@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ..core.arguments import Conversions, json_arguments
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.clocks import NS_PER_MS, Deadline, reserve_ms_for
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.json_arguments import Conversions, json_arguments
 from ..core.proposal import (
     Kind,
     Policy,
