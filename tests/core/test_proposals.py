@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
+from shotclock.core.json_values import of_json
 from shotclock.core.proposal import (
     STILL_QUEUED,
     Decision,
@@ -33,7 +34,6 @@ from shotclock.core.proposal_checks import (
     problems_with_decision,
     problems_with_key,
 )
-from shotclock.core.record_json import of_json
 from shotclock.core.value_types import replace
 from tests.rows import row
 

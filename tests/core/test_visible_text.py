@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shotclock.core.json_values import of_json
 from shotclock.core.proposal import Kind, ProposalRequest, ProposedFile
 from shotclock.core.proposal_checks import problems_with
-from shotclock.core.record_json import of_json
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import text_of, visible
 from tests.rows import row

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from .clocks import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .envelope import join_problems
 from .errors import Failure
-from .record_json import of_json, to_json
+from .json_values import of_json, to_json
 from .value_types import as_dict, fields_of, replace, value
 from .visible_text import text_of
 

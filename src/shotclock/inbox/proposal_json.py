@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..core.clocks import DurationError, parse_duration_ms
 from ..core.errors import Failure
+from ..core.json_values import to_json
 from ..core.proposal import (
     Decision,
     Kind,
@@ -27,7 +28,6 @@ from ..core.proposal import (
     refusal,
 )
 from ..core.proposal_checks import FILE_LIMIT
-from ..core.record_json import to_json
 from ..core.value_types import fields_of, replace
 from ..core.visible_text import visible
 from .access import Principal, Role

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.record_json import hints_of, of_json, to_json, without_none
+from ..core.json_values import hints_of, of_json, to_json, without_none
 from ..core.value_types import value
 from .database import Transaction
 from .schema import Column, decode_process, decode_text, encode, json_text
