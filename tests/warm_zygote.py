@@ -30,7 +30,7 @@ from typing import Any
 _BY_PROGRAMS = (
     "shotclock.app",
     "shotclock.cli.app_cli",
-    "shotclock.cli.index",
+    "shotclock.cli.subcommand",
     "shotclock.cli.inbox",
     "shotclock.cli.inbox_edit",
     "shotclock.cli.render",
@@ -55,7 +55,6 @@ _BY_PROGRAMS = (
 # What programs import beside that which speak to Temporal. No others: the SDK is half of all that is imported.
 _BY_PROGRAMS_ON_TEMPORAL = (
     *_BY_PROGRAMS,
-    "shotclock.cli.control",
     "shotclock.cli.engine",
     "shotclock.temporal.engine",
     "shotclock.temporal.front_end",

@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from shotclock.cli.index import load
 from shotclock.cli.parser import CommandTable, Subcommand, command_help
+from shotclock.cli.subcommand import load
 from shotclock.core.errors import error_entries, warning_entries
 from shotclock.core.manifest import EXIT_NAMES
 

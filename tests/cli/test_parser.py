@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock import App
-from shotclock.cli import app_cli, index
+from shotclock.cli import app_cli, subcommand
 from shotclock.cli.parser import (
     CommandTable,
     ParsedLine,
@@ -40,7 +40,7 @@ def app_table() -> CommandTable:
     return app_cli.table_of(app.catalogue())
 
 
-LOADED = {name: index.load(name) for name in index.MODULES if name != "ui"}
+LOADED = {name: subcommand.load(name) for name in subcommand.MODULES if name != "ui"}
 TABLES = {
     "shotclock": CommandTable("shotclock", "", tuple(each for each in LOADED.values() if isinstance(each, Subcommand))),
     **{name: each for name, each in LOADED.items() if isinstance(each, CommandTable)},
@@ -201,8 +201,8 @@ def test_the_help_of_every_table_names_each_of_its_commands() -> None:
 
 
 def test_every_option_has_a_help_text() -> None:
-    for name in index.MODULES:
-        found = index.load(name)
+    for name in subcommand.MODULES:
+        found = subcommand.load(name)
         for command in found.commands if isinstance(found, CommandTable) else [found]:
             assert all(each.help for each in command.options), (name, command.name)
 

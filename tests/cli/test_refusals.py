@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shotclock.cli import exec as exec_command
-from shotclock.cli import index, main
+from shotclock.cli import main, subcommand
 from shotclock.cli.parser import CommandTable, Option, Subcommand, read
 from shotclock.cli.subcommand import find_work
 
@@ -92,7 +92,7 @@ def test_wrong_inputs_of_a_workflow_inside_another_have_the_same_shape(tmp_path:
 
 # Called, these would serve, watch, start devices or stop processes of others: their words are only read.
 ONLY_READ = {"serve", "worker", "engine", "doctor", "watch"}
-LOADED = {name: index.load(name) for name in index.MODULES if name != "exec"}
+LOADED = {name: subcommand.load(name) for name in subcommand.MODULES if name != "exec"}
 
 
 def spellings_of(parameter: Option) -> list[list[str]]:

@@ -61,7 +61,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_subcommand(words: list[str]) -> int:
-    from .index import TABLE
-    from .subcommand import run_table
+    from .subcommand import TABLE, run_table
 
     return run_table(TABLE, words)

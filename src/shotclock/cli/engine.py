@@ -1,33 +1,48 @@
-"""The engines of the command line: this machine, or Temporal with `--on`; `shotclock worker` and `engine`."""
+"""The engines of the command line: this machine, or Temporal with `--on`; `shotclock worker` and `engine`.
+
+Also orders to a call in another process: `shotclock overtime`, `run --extend`, `run --wind-down`, `job extend` and
+`job stop`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import NS_PER_MS, ClockKind, Fired
+from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure
+from ..dispatch.job_client import JobClient
+from ..inbox.access import Principal
+from ..inbox.person_wait import refusal_outcome
 from ..process.clock import monotonic_ns
+from ..process.environment import OVERTIME_VARIABLE
 from ..process.zygote import start_zygote_early, stop_early_zygote
 from ..runtime.call import Call, Outcome
+from ..runtime.control_channel import ask
 from ..runtime.outcomes import outcome_of_error
 from ..store.home import HOME_VARIABLE
 from ..store.store import Store
-from ..workflow.engine import EmbeddedEngine, Engine
+from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.state import Status
-from .output import Signalled, StopListener, raise_on_stop, say_line
+from .output import Signalled, StopListener, raise_on_stop, say_line, signals_heard, write_quietly
 from .parser import Subcommand, argument, duration, flag, option, whole_number
-from .subcommand import JSON, admit_call, conclude, deliver, engine_options
+from .subcommand import JSON, ChildWork, admit_call, conclude, deliver, engine_options, timeout_option
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
     from ..temporal.engine import TemporalEngine
+
+LONGEST_WAIT_S = 24 * 3600.0  # the observer may be a person
+_VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
+_NO_DURATION = "--by needs a duration, such as --by 30s"
+_NO_REASON = "--reason needs a text for the observer that decides"
 
 
 def temporal_engine(on: Address, queue: str | None = None, heartbeat_ms: int | None = None) -> TemporalEngine:
@@ -50,8 +65,6 @@ def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int 
 
 async def manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
     """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own."""
-    from ..dispatch.job_client import JobClient
-
     notes: tuple[Warning_, ...] = ()
     problem: Problem | None = None
     if verb == "cancel":
@@ -168,6 +181,83 @@ def _run_dev_server(what: str, port: int, db: str | None, ui: bool) -> Callable[
     return lambda as_json: _serve_until_stopped("engine dev", serve, as_json)
 
 
+def request_overtime(by: int, reason: str, timeout: int) -> ChildWork:
+    def body() -> Outcome:
+        try:
+            return _request_overtime(by, reason)
+        except Failure as failure:
+            return refusal_outcome(failure)
+
+    return ChildWork("overtime", body, timeout, True, _show_overtime)
+
+
+def _request_overtime(by_ms: int, reason: str) -> Outcome:
+    request_id, _, rest = os.environ.get(OVERTIME_VARIABLE, "").partition(":")
+    token, _, path = rest.partition(":")
+    if not path:
+        message = f"overtime is not available here ({OVERTIME_VARIABLE} is not set)"
+        raise Failure("NOT_EXTENDABLE", message)
+    request: dict[str, object] = {"do": "overtime", "request_id": request_id, "token": token, "by_ms": by_ms}
+    answer = ask(path, request | {"reason": reason}, LONGEST_WAIT_S)
+    if answer["granted_ms"]:
+        return Outcome(Ending.FINISHED, data=answer)
+    why = f": {answer['reason']}" if answer["reason"] else ""
+    problem = Problem("OVERTIME_DECLINED", f"{_VERDICTS.get(answer['verdict'], 'no overtime')}{why}")
+    return Outcome(Ending.FINISHED, problem, answer)
+
+
+def _show_overtime(envelope: Envelope) -> None:
+    data: Any = envelope.data
+    if data["granted_ms"]:
+        left = "" if data["remaining_ms"] is None else f", {format_duration(data['remaining_ms'])} left in all"
+        write_quietly(sys.stdout, f"granted {format_duration(data['granted_ms'])}{left}\n", signals_heard)
+
+
+def control_run(
+    name: str,
+    run_id: str,
+    step: str | None,
+    by_ms: int | None = None,
+    within_ms: int | None = None,
+    reason: str = "",
+    on: Address | None = None,
+) -> ChildWork:
+    def body() -> Outcome:
+        order = RunOrder(run_id, step, Principal.local().name, by_ms, within_ms, reason)
+        try:
+            with open_engine(on) as engine:
+                return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
+        except Failure as failure:
+            return refusal_outcome(failure)
+
+    return ChildWork(name, body, mutates=True, show=show_control)
+
+
+def show_control(envelope: Envelope) -> None:
+    if not envelope.ok or not isinstance(envelope.data, dict):
+        return
+    data: Any = envelope.data
+    for call in data.get("extended", ()):
+        left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
+        line = f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n"
+        write_quietly(sys.stdout, line, signals_heard)
+    for call in data.get("stopping", ()):
+        within = format_duration(call["winding_down"]["remaining_ms"])
+        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at most\n", signals_heard)
+
+
+def _read_extension(text: str) -> int:
+    if not (by_ms := parse_duration_ms(text)):
+        raise ValueError(_NO_DURATION)
+    return by_ms
+
+
+def _read_reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError(_NO_REASON)
+    return text
+
+
 def _read_positive(text: str) -> int:
     if (number := whole_number(text)) < 1 or number > 999_999:
         raise ValueError(f"{text[:40]!r} is not a whole number above 0")
@@ -204,5 +294,18 @@ COMMANDS = {
         ),
         run=_run_dev_server,
         usage="dev [OPTIONS]",
+    ),
+    "overtime": Subcommand(
+        "overtime",
+        options=(
+            option("--by", "D", "The time to add (30s).", read=_read_extension, missing=_NO_DURATION),
+            option(
+                "--reason", "TEXT", "The reason, for the observer that decides.", read=_read_reason, missing=_NO_REASON
+            ),
+            JSON,
+            timeout_option("10m"),
+        ),
+        run=request_overtime,
+        usage="--by D --reason TEXT",
     ),
 }

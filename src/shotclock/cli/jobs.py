@@ -20,8 +20,7 @@ from ..inbox.person_wait import refusal_outcome
 from ..runtime.call import OURSELVES, Call, Outcome, Tool
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, RunOrder, send_order
-from .control import control_run, show_control
-from .engine import manage_run, manage_run_on, temporal_engine
+from .engine import control_run, manage_run, manage_run_on, show_control, temporal_engine
 from .output import EarlyEnd, signals_heard, until_stopped, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import (

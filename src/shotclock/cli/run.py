@@ -31,8 +31,7 @@ from ..workflow.plan import select_tagged
 from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
-from .control import control_run
-from .engine import open_engine
+from .engine import control_run, open_engine
 from .output import (
     Outlet,
     Signalled,
