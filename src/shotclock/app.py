@@ -57,9 +57,9 @@ from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
 from .runtime.call import CallRequest
+from .runtime.executor import DEFAULT_WARM
 from .runtime.preloaded_zygote import Program
 from .runtime.runtime import Runtime
-from .runtime.worker_pool import DEFAULT_WARM
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,7 +18,7 @@ import pytest
 from shotclock import Clocks, Envelope, Operation, Runtime
 from shotclock.core.catalogue import HandlerReference
 from shotclock.process.context import CallListener
-from shotclock.runtime import worker_pool
+from shotclock.runtime import executor
 from tests.runtime import guests, operations
 from tests.runtime.bounds import LONG_GRACE_MS, ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
 
@@ -893,7 +893,7 @@ def test_a_host_that_is_stopped_from_outside_while_idle_is_found_out_by_the_next
 @pytest.mark.slow
 def test_hosts_that_die_while_they_start_are_not_started_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = 0
-    init = worker_pool.Worker.__init__
+    init = executor.Worker.__init__
 
     def die_at_once(self: Any, *arguments: Any) -> None:
         nonlocal starts
@@ -903,16 +903,16 @@ def test_hosts_that_die_while_they_start_are_not_started_without_end(monkeypatch
 
     async def scenario() -> Envelope:
         async with Runtime(preload=["tests.runtime.guests"]) as runtime:
-            monkeypatch.setattr(worker_pool.Worker, "__init__", die_at_once)
+            monkeypatch.setattr(executor.Worker, "__init__", die_at_once)
             envelope = await runtime.call(NOOP, clocks=Clocks.of("15s"))
-            monkeypatch.setattr(worker_pool.Worker, "__init__", init)
+            monkeypatch.setattr(executor.Worker, "__init__", init)
             await works(runtime)
             return envelope
 
     envelope = run(scenario())
     assert (envelope.code, envelope.ending) == ("SPAWN_FAILED", "not_started")
-    assert starts == worker_pool.MOST_FAILED_STARTS
-    assert envelope.meta["duration_ms"] > 1000 * worker_pool.RESPAWN_PAUSE_S * (worker_pool.MOST_FAILED_STARTS - 1)
+    assert starts == executor.MOST_FAILED_STARTS
+    assert envelope.meta["duration_ms"] > 1000 * executor.RESPAWN_PAUSE_S * (executor.MOST_FAILED_STARTS - 1)
 
 
 # --- right at the deadline ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from shotclock import Clocks, Context, Envelope, Operation, Runtime
 from shotclock.core.envelope import Problem
 from shotclock.process.command_task import CommandReport, CommandTask
 from shotclock.runtime import command_runner, commands
-from shotclock.runtime import worker_pool as pool_module
+from shotclock.runtime import executor as pool_module
 from shotclock.runtime.call import admit
 from shotclock.runtime.control import control_of, live_calls
 from shotclock.runtime.preloaded_zygote import Preloaded

@@ -27,7 +27,7 @@ from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope, current_scope
 from ..runtime.call import Call, Outcome, Work, wound_down_problem
 from ..runtime.command_runner import run_shielded
-from ..runtime.idle_clock import LONGEST_DELAY_S, IdleClock
+from ..runtime.control import LONGEST_DELAY_S, IdleClock
 from ..runtime.outcomes import outcome_of_error, stalled_problem
 from ..runtime.runtime import Runtime
 from .http_message import (

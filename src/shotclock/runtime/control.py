@@ -28,7 +28,6 @@ from ..core.overtime import Overtime, OvertimeDecision, OvertimeRequest, kept_fo
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .call import Call, WindDown, WorkView
-from .idle_clock import LONGEST_DELAY_S
 
 PROGRESS_KEPT = 20
 LOOK_LIMIT_S = 1.0  # only a stopped supervisor exhausts it
@@ -46,6 +45,10 @@ live_calls: dict[str, Call] = {}  # the unanswered calls of this process by requ
 
 Observe = Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]
 OnNews = Callable[[Call, OvertimeRequest | WindDown], None]
+# asyncio refuses absurd delays on some platforms; a day at a time is as good.
+LONGEST_DELAY_S = 86_400.0
+NOT_YET = object()
+"""Returned by `on_idle` if the work has not begun."""
 
 
 class CallControl:
@@ -512,3 +515,32 @@ async def request_overtime(call: Call, by_ms: int, reason: str) -> int:
         raise Failure("NOT_EXTENDABLE", f"{call.name} may have no overtime; declare it with `overtime`")
     request = await control_of(call).negotiate(call.overtime, "call", by_ms, reason)
     return 0 if request is None else request.granted_ms
+
+
+class IdleClock:
+    """Timer that calls `on_idle` once after a silence of its length."""
+
+    __slots__ = ("_idle_ns", "_last_ns", "_loop", "_on_idle", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, idle_ms: int, on_idle: Callable[[], object]) -> None:
+        self._loop = loop
+        self._on_idle = on_idle
+        self._last_ns = monotonic_ns()
+        self._idle_ns = idle_ms * NS_PER_MS
+        self._timer = self._call_later(self._idle_ns / 1e9)
+
+    def sign_of_life(self) -> None:
+        self._last_ns = monotonic_ns()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        silent_ns = monotonic_ns() - self._last_ns
+        if silent_ns >= self._idle_ns and self._on_idle() is not NOT_YET:
+            return
+        # One handle at a time: a call that is watched for days would keep one for each check.
+        self._timer = self._call_later(max(self._idle_ns - silent_ns, self._idle_ns // 10) / 1e9)
+
+    def _call_later(self, delay_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_later(min(delay_s, LONGEST_DELAY_S), self._check)

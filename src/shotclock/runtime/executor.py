@@ -5,18 +5,22 @@ The child processes of a runtime, each started when it is first needed, and the 
     zygote ─┬─ supervisors of commands
             └─ preloaded zygote ─┬─ workers
                                  └─ the shared process
+
+docs/design.md: R29.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from ..core.catalogue import HandlerReference, Operation
-from ..core.clocks import Clocks
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending
 from ..core.value_types import record
@@ -24,14 +28,15 @@ from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Scope, current_scope
 from ..process.kernel import DeadlineTimer
+from ..process.kill import VERIFY_LIMIT_MS
 from ..process.zygote import GUARD, continue_ours, start_clean_zygote
 from .call import Call, Outcome, invalid
-from .command_runner import Supervisors, run_shielded
+from .command_runner import REPORT_MARGIN_MS, Supervisors, run_shielded
 from .control import Observe, follow_wind_down, start_control
 from .inline_call import InlineCall
+from .outcomes import CLOSING, timeout_problem
 from .preloaded_zygote import Preloaded, Program, explain_unfindable
-from .worker_pool import WorkerPool
-from .worker_process import OnCall, ProcessCall, Worker
+from .worker_process import MOST_WAITS, SHORTEST_GRACE_NS, OnCall, ProcessCall, Vacancy, Worker
 
 # Closing waits so long for supervisors to report that their workers are gone,
 CLOSE_LIMIT_S = 3.0
@@ -43,6 +48,315 @@ LOOKS_UNTIL_STOPPED = 10
 # All of closing: commands, workers, shared process and zygote, three seconds each. A blocked loop runs it out.
 CLOSING_LIMIT_S = 15.0
 MAX_DEPTH = 16
+DEFAULT_WARM = max(2, min(8, os.cpu_count() or 2))
+# An awaiting async function holds a process as well, of about 6 MB with its supervisor.
+DEFAULT_MOST = 256
+# A burst of short calls waits for the warm workers, because forking competes with the work that is waited for. A worker
+# that is busy with one call for longer than this is replaced in the count.
+GROW_AFTER_S = 0.05
+GROW_LATE_NS = 10_000_000
+# How long the imports of the preloaded zygote may take. After this the zygote is considered hung, and the next call
+# starts another.
+IMPORT_LIMIT_NS = 60_000_000_000
+# After a worker that died before it was of use.
+RESPAWN_PAUSE_S = 0.25
+# After this many of them in a row, waiting calls are answered instead of waiting for their limits.
+MOST_FAILED_STARTS = 8
+# How long workers beyond the warm ones are kept.
+IDLE_KEPT_S = 10.0
+# Calls that wait in a worker are taken back if the one before them runs for longer than this.
+HELD_UP_S = 0.005
+WARM_UP_PAUSE_S = 0.005
+
+
+class WorkerPool:
+    """Pool that keeps `warm` workers ready, grows to `most` while calls hang, and replaces killed ones, on one loop."""
+
+    def __init__(
+        self, preloaded: Preloaded, *, warm: int = DEFAULT_WARM, most: int = DEFAULT_MOST, is_shared: bool = False
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.preloaded = preloaded
+        self.warm, self.most = warm, max(warm, most)
+        self.is_shared = is_shared
+        self._free: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._leaving: set[Worker] = set()
+        """Being killed; their successors need not wait for the proof that they are gone."""
+        self._vacant: list[Vacancy] = []
+        """Supervisors without a worker. Each forks its next one faster than the zygote would fork both."""
+        self._waiting: deque[ProcessCall] = deque()
+        self._has_inner = False
+        """Calls made by calls may be waiting."""
+        self._growth: asyncio.TimerHandle | None = None
+        self._growth_due_ns = 0
+        self._trim: asyncio.TimerHandle | None = None
+        self._respawn: asyncio.TimerHandle | None = None
+        self._recall: asyncio.TimerHandle | None = None
+        self._failed_starts = 0
+        self._closing = False
+
+    @property
+    def size(self) -> int:
+        return len(self._all)
+
+    async def warm_up(self, within_s: float) -> bool:
+        """Start the warm workers. Return False if they are not all up in time."""
+        give_up_ns = monotonic_ns() + int(within_s * 1e9)
+        while sum(worker.is_up for worker in self._all) < self.warm:
+            self._refill()
+            if monotonic_ns() >= give_up_ns:
+                return False
+            await asyncio.sleep(WARM_UP_PAUSE_S)
+        return True
+
+    async def run(self, call: ProcessCall) -> Outcome:
+        """Run a call in a worker, bounded by its limits."""
+        if self._closing:
+            call.disarm()
+            return closing_outcome()
+        try:
+            self._submit(call)
+            return await call.done
+        except asyncio.CancelledError as cancelled:
+            cancelled.outcome = await self._stop_for_caller(call)  # type: ignore[attr-defined]
+            raise
+        finally:
+            call.disarm()
+
+    async def _stop_for_caller(self, call: ProcessCall) -> Outcome:
+        """Stop the work of a cancelled caller, and wait, bounded, until it is gone."""
+        if call.outcome is not None:
+            return call.outcome
+        if call.worker is None:
+            self.leave_queue(call)
+            return Outcome(Ending.NOT_STARTED)
+        call.done = self.loop.create_future()
+        call.stop_in_worker("cancelled")
+        limit_ms = 2 * call.call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS
+        limit_ms += MOST_WAITS * SHORTEST_GRACE_NS // NS_PER_MS
+        await run_shielded(asyncio.wait([call.done], timeout=limit_ms / 1000))
+        return call.done.result() if call.done.done() else Outcome(Ending.ABANDONED)
+
+    def _submit(self, call: ProcessCall) -> None:
+        if call.depth:  # before calls that are made by no call: its own caller holds a worker until it ends
+            self._has_inner = True
+            self._waiting.appendleft(call)
+        else:
+            self._waiting.append(call)
+        self._serve_waiting()
+        if call.worker is None:
+            self._refill()
+            self._plan_growth()
+
+    def put_first(self, calls: list[ProcessCall]) -> None:
+        """Put calls that a worker had not begun before all others."""
+        for call in reversed(calls):
+            call.worker = None
+            if self._closing:
+                call.resolve(closing_outcome())
+            else:
+                self._waiting.appendleft(call)
+                call.check_limits()  # its queue limit counts again
+        self._serve_waiting()
+        if self._waiting:
+            self._plan_growth()
+
+    def _serve_waiting(self) -> None:
+        while self._waiting and self._free:
+            worker = self._free[-1]
+            # No more than its share, or the others would have nothing to do.
+            room = min(worker.room, -(-len(self._waiting) // max(1, len(self._all))))
+            calls: list[ProcessCall] = []
+            while len(calls) < room and (not (worker.calls or calls) or self._may_follow(worker, calls)):
+                calls.append(self._waiting.popleft())
+            if calls:
+                worker.begin(calls)
+                self._plan_recall()
+            else:
+                self._free.pop()
+
+    def _may_follow(self, worker: Worker, calls: list[ProcessCall]) -> bool:
+        return bool(self._waiting) and (
+            worker.may_follow(self._waiting[0])
+            if worker.calls
+            else self._waiting[0].call.bound.grace_ms == calls[0].call.bound.grace_ms
+        )
+
+    def _plan_recall(self) -> None:
+        if self._recall is None and not self.is_shared and any(len(worker.calls) > 1 for worker in self._all):
+            self._recall = self.loop.call_later(HELD_UP_S, self._recall_held_up)
+
+    def _recall_held_up(self) -> None:
+        """Take back calls that wait in a worker behind a long one."""
+        self._recall = None
+        long_ago = monotonic_ns() - int(HELD_UP_S * 1e9)
+        for worker in list(self._all):
+            if len(worker.calls) > 1 and worker.began_ns < long_ago:
+                worker.read_what_is_there()
+                if len(worker.calls) > 1 and worker.began_ns < long_ago:
+                    self.put_first(worker.take_back())
+        self._plan_recall()
+
+    def leave_queue(self, call: ProcessCall) -> None:
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(call)
+
+    def turn_away(self, call: ProcessCall, kind: ClockKind) -> None:
+        self.leave_queue(call)
+        elapsed_ns = monotonic_ns() - call.call.started_ns
+        message = "no worker came free in time"
+        if not any(worker.is_up for worker in self._all):
+            message = "no worker came up in time; importing the modules it needs takes too long"
+            if any(monotonic_ns() - worker.asked_ns > IMPORT_LIMIT_NS for worker in self._all):
+                self.preloaded.close()  # its supervisor kills it with all it started
+        if kind is ClockKind.QUEUE:
+            problem = Problem("QUEUE_TIMEOUT", message, fired=call.call.fired(kind, elapsed_ns))
+        else:
+            late = timeout_problem(call.call, elapsed_ns)
+            problem = Problem("TIMEOUT", f"{late.message}: {message}", fired=late.fired)
+        call.resolve(Outcome(Ending.NOT_STARTED, problem))
+
+    def on_free(self, worker: Worker) -> None:
+        """Give a worker that came up or ended a call its next one."""
+        if self._closing or not worker.room:
+            return
+        if worker.has_served:
+            self._failed_starts = 0
+        if worker not in self._free:
+            self._free.append(worker)
+        self._serve_waiting()
+        if len(self._free) > self.warm and self._trim is None:
+            self._trim = self.loop.call_later(IDLE_KEPT_S, self._trim_idle)
+
+    def _trim_idle(self) -> None:
+        self._trim = None
+        idle = [worker for worker in self._free if not worker.calls]
+        for worker in idle[: max(0, len(idle) - self.warm)]:
+            worker.kill("not needed")
+
+    def _plan_growth(self) -> None:
+        if self._growth is None and not self.is_shared:
+            self._growth_due_ns = monotonic_ns() + int(GROW_AFTER_S * 1e9)
+            self._growth = self.loop.call_later(GROW_AFTER_S, self._grow)
+
+    def _grow(self) -> None:
+        """Start workers for waiting calls. A worker busy with one call for long is as good as missing."""
+        self._growth = None
+        if not self._waiting or self._closing:
+            return
+        if monotonic_ns() - self._growth_due_ns <= GROW_LATE_NS:  # else our own loop was busy; answers may lie unread
+            long_ago = monotonic_ns() - int(GROW_AFTER_S * 1e9)
+            stuck = sum(bool(worker.calls) and worker.began_ns < long_ago for worker in self._all)
+            wanted = 2 * stuck if stuck == len(self._all) else self.warm + stuck
+            while len(self._all) < min(wanted, stuck + len(self._waiting), self.most) and self._spawn():
+                pass
+        self._plan_growth()
+
+    def _refill(self) -> None:
+        """Start workers up to `warm`, and one for each call made by a call, which must not wait for a worker that its
+        own caller holds. Not while too many of the former ones will not die, nor more at once than `warm`."""
+        if self._closing or self._respawn is not None:
+            return
+        while len(self._all) < self.warm and len(self._leaving) <= self.warm and self._spawn():
+            pass
+        if self._has_inner and not self.is_shared:
+            inner = sum(call.depth > 0 for call in self._waiting)
+            self._has_inner = inner > 0
+            while sum(not worker.is_up for worker in self._all) < min(self.warm, inner) and self._spawn():
+                pass
+
+    def _spawn(self) -> bool:
+        """Start a worker. Where the machine starts none, return False and try again in a moment."""
+        while self._vacant:
+            with contextlib.suppress(ipc.Broken, OSError):  # it was killed while it waited
+                worker = Worker(self, self._vacant.pop())
+                self._all.add(worker)
+                self._free.insert(0, worker)  # the last to be chosen: it is only just being forked
+                self._serve_waiting()
+                return True
+        try:
+            self._all.add(Worker(self))
+            return True
+        except (ipc.Broken, OSError) as error:
+            self._pause_spawning(str(error))
+            return False
+
+    def _pause_spawning(self, why: str) -> None:
+        """Put the next start off: the machine is full, the imports end the process, or the zygote was killed."""
+        self._failed_starts += 1
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            self._failed_starts = 0
+            message = f"no worker could be started in {MOST_FAILED_STARTS} tries: {why}"
+            self._answer_waiting(Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", message)))
+        if self._respawn is None and not self._closing:
+            self._respawn = self.loop.call_later(RESPAWN_PAUSE_S, self._respawn_now)
+
+    def _respawn_now(self) -> None:
+        self._respawn = None
+        self._refill()
+
+    def on_leaving(self, worker: Worker) -> None:
+        """Replace a worker that is being killed."""
+        if worker in self._all:
+            self._forget(worker)
+            self._leaving.add(worker)
+            self._refill()
+
+    def on_gone(self, worker: Worker, unbegun: list[ProcessCall]) -> None:
+        """Replace a worker that is gone, and move the calls that it had not begun."""
+        self._forget(worker)
+        if worker.vacant is not None:
+            if self._closing or len(self._vacant) >= self.warm:
+                worker.vacant.control.close()  # its supervisor ends
+            else:
+                self._vacant.append(worker.vacant)
+        moved = []
+        for call in unbegun:
+            if self._closing:
+                call.resolve(closing_outcome())
+            elif call.is_stopping:
+                call.resolve(call.limit_outcome(Ending.NOT_STARTED))
+            else:
+                moved.append(call)
+        if self._closing:
+            return
+        if worker.was_of_use:
+            self._failed_starts = 0
+        else:
+            self._pause_spawning("it died before it ran any call")
+        self.put_first(moved)
+        self._refill()
+
+    def _forget(self, worker: Worker) -> None:
+        self._all.discard(worker)
+        self._leaving.discard(worker)
+        with contextlib.suppress(ValueError):
+            self._free.remove(worker)
+
+    def _answer_waiting(self, outcome: Outcome) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.resolve(Outcome(outcome.ending, outcome.problem))
+
+    def kill_all(self) -> list[Worker]:
+        """Take no more calls, answer those that wait, and kill every worker. Return the workers."""
+        self._closing = True
+        for handle in (self._growth, self._trim, self._respawn, self._recall):
+            if handle is not None:
+                handle.cancel()
+        self._answer_waiting(closing_outcome())
+        for supervisor in self._vacant:
+            supervisor.control.close()
+        self._vacant.clear()
+        workers = [*self._all, *self._leaving]
+        for worker in workers:
+            worker.kill(CLOSING)
+        return workers
+
+
+def closing_outcome() -> Outcome:
+    return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
 
 
 class ChildProcesses:

@@ -26,8 +26,7 @@ from ..process.context import OVERTIME, CallListener, Context, Scope, current_sc
 from ..process.kill import VERIFY_LIMIT_MS
 from .call import Call, Outcome, Work, invalid
 from .command_runner import run_shielded
-from .control import note_progress, request_overtime
-from .idle_clock import IdleClock
+from .control import IdleClock, note_progress, request_overtime
 from .outcomes import limit_problem, outcome_of_handler_error, outcome_of_value
 
 # A cancellation takes a turn of the loop for each layer of awaiting: a task in a group in a gather in a handler. A

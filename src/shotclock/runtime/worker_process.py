@@ -48,8 +48,7 @@ from ..process.zygote import WORKER, kill_what_lost_its_supervisor
 from .call import Call, Outcome, Work, WorkView
 from .command_runner import Patience
 from .commands import warn_left_behind
-from .control import note_progress, note_sign_of_life, request_overtime
-from .idle_clock import NOT_YET, IdleClock
+from .control import NOT_YET, IdleClock, note_progress, note_sign_of_life, request_overtime
 from .outcomes import (
     CLOSING,
     answer_unopenable,

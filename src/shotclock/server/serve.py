@@ -25,9 +25,9 @@ from ..dispatch.targets import learn, parse_target
 from ..inbox.inbox import Inbox
 from ..process.clock import wall_time
 from ..process.messages import keep_users_code_out
+from ..runtime.executor import DEFAULT_WARM
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
-from ..runtime.worker_pool import DEFAULT_WARM
 from ..store.store import Store
 from .addresses import check_reach, listen_on, parse_address
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
