@@ -106,7 +106,7 @@ RULES = {
         r"(?!store/).*",
     ),
     # All others speak SQL that any database understands: another one is a change of database.py, schema.py (its
-    # tables), rows.py (what a column can hold) and store.py (which one is opened).
+    # tables) and store.py (which one is opened).
     "only database.py and schema.py speak SQLite": (
         texts,
         r"(?s)sqlite3(\..*)?|.*(?:\b(?:INSERT OR|REPLACE INTO|INDEXED BY|WITHOUT ROWID|PRAGMA|AUTOINCREMENT|VACUUM|GLOB"

@@ -24,8 +24,7 @@ from shotclock.core.value_types import replace
 from shotclock.inbox import inbox as inbox_module
 from shotclock.inbox.inbox import Inbox, Reminder
 from shotclock.store.proposals import NewProposal, Proposals
-from shotclock.store.retention import DAY_MS
-from shotclock.store.store import Store
+from shotclock.store.store import DAY_MS, Store
 from tests.inbox.work import (  # fmt: skip
     AGENT,
     ANN,

@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from shotclock.core.clocks import WallTime
 from shotclock.process.kernel import is_alive, this_process
-from shotclock.store.locks import Lock
+from shotclock.store.idempotency import Lock
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, holder, in_children, wall_now
 

@@ -18,19 +18,19 @@ from shotclock.inbox.audit_file import AuditFile
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.home import StoreBusy, StoreUnusable
 from shotclock.store.proposals import NewProposal
-from shotclock.store.retention import (
+from shotclock.store.runs import NewRun, StepRecord
+from shotclock.store.schema import VERSION
+from shotclock.store.store import (
     DAY_MS,
     IN_PASSING,
     Retention,
+    Store,
     move_aside,
     parse_size,
     prune,
     prune_in_passing,
     read_retention,
 )
-from shotclock.store.runs import NewRun, StepRecord
-from shotclock.store.schema import VERSION
-from shotclock.store.store import Store
 from tests.rows import row
 
 NOW = WallTime(1_800_000_000_000)

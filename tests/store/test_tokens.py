@@ -6,8 +6,8 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.core.value_types import replace
+from shotclock.store.audit import Token
 from shotclock.store.store import Store
-from shotclock.store.tokens import Token
 from tests.store.work import NOW, in_children
 
 TOKEN = Token("aaaaaaaa", "bot", "agent", "0" * 64, NOW, NOW + 1000)

@@ -20,10 +20,9 @@ from ..process.kernel import is_alive
 from ..runtime.call import Outcome
 from ..runtime.doctor import Findings, examine
 from ..runtime.outcomes import failure_outcome
+from ..store.audit import Token
 from ..store.home import state_home
-from ..store.retention import move_aside, parse_count, parse_size, prune, read_retention
-from ..store.store import Store
-from ..store.tokens import Token
+from ..store.store import Store, move_aside, parse_count, parse_size, prune, read_retention
 from .output import say_line, signals_heard, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, ChildWork, show_drawn, timeout_option

@@ -19,7 +19,7 @@ from ..core.errors import Ending
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive, this_process
 from ..runtime.call import Call, Outcome
-from ..store.locks import Lock
+from ..store.idempotency import Lock
 from ..store.store import Store
 
 FIRST_TRY_S = 0.01

@@ -20,8 +20,8 @@ from ..core.clocks import MAX_MS, WallTime
 from ..core.errors import Failure
 from ..core.proposal import Proposal, Summary, refusal
 from ..core.value_types import field, value
+from ..store.audit import Token
 from ..store.store import Store
-from ..store.tokens import Token
 from .audit_file import AuditFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)

@@ -42,8 +42,7 @@ from ..runtime.command_runner import run_shielded
 from ..store.audit import Entry
 from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
-from ..store.retention import prune_in_passing
-from ..store.store import Store
+from ..store.store import Store, prune_in_passing
 from .access import Principal, make_id
 from .audit_file import AuditFile, AuditProblem
 from .person_wait import read_inbox_limits

@@ -1,4 +1,4 @@
-"""One connection to one SQLite file: opening, transactions, threads and forks.
+"""One connection to one SQLite file: opening, transactions, threads and forks; and the mapping of records to rows.
 
 Write-ahead logging, so that readers never wait for a writer. A durable transaction is on the disk when it returns;
 others (a heartbeat, a lock) survive `kill -9`, but may be lost with the power, as their processes are.
@@ -15,16 +15,22 @@ docs/design.md: R34.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+from ..core.clocks import ProcessIdentity, WallTime
+from ..core.json_values import hints_of, of_json, to_json, without_none
+from ..core.value_types import value
 from .home import (
     FILE_MODE,
     StoreBusy,
@@ -34,7 +40,7 @@ from .home import (
     make_private_directory,
     sync_directory,
 )
-from .schema import APPLICATION_ID, STATEMENTS, VERSION, encode
+from .schema import APPLICATION_ID, STATEMENTS, VERSION, Column, decode_process, decode_text, encode, json_text
 
 # SQLite waits this long for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
 # exhausts this.
@@ -427,3 +433,81 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+T = TypeVar("T")
+
+
+@value
+class Codec:
+    """Pair of functions that write the values of a field to a column and read them from it."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def _codec_of(declared: Any) -> Codec:
+    """Return the codec of a declared type: a plain column where there is one, else JSON."""
+    inner = without_none(declared)
+    if inner is str:
+        codec = Codec(encode, decode_text)
+    elif inner is ProcessIdentity:
+        codec = Codec(encode, decode_process)
+    elif inner in (int, bool, WallTime) or (isinstance(inner, type) and issubclass(inner, Enum)):
+        codec = Codec(encode, inner)
+    else:
+        codec = Codec(lambda value: json_text(to_json(value)), lambda column: of_json(inner, json.loads(column)))
+    if inner is declared:
+        return codec
+    return Codec(
+        lambda value: None if value is None else codec.encode(value),
+        lambda column: None if column is None else codec.decode(column),
+    )
+
+
+class RowMapper(Generic[T]):
+    """Mapping of the rows of a table to records of one class and back, by the names and types of its fields."""
+
+    def __init__(self, kind: Callable[..., T], table: str, codecs: Mapping[str, Codec] | None = None) -> None:
+        """`codecs` has the fields that are written differently from what their type says."""
+        self._kind, self._table = kind, table
+        self._codecs = {name: (codecs or {}).get(name) or _codec_of(type) for name, type in hints_of(kind).items()}
+        self.columns = ", ".join(self._codecs)
+
+    def read(self, row: Sequence[Any]) -> T:
+        """Return the record of a row that has `columns`."""
+        pairs = zip(self._codecs.items(), row, strict=True)
+        return self._kind(**{name: codec.decode(column) for (name, codec), column in pairs})
+
+    def write(self, record: T, without: Sequence[str] = ()) -> dict[str, Column]:
+        """Return the columns of a record, by their names, without those of some fields."""
+        return {
+            name: codec.encode(getattr(record, name)) for name, codec in self._codecs.items() if name not in without
+        }
+
+    def list(self, transaction: Transaction, rest: str = "", values: Sequence[object] = ()) -> list[T]:
+        """Return the records of the rows that `rest` (WHERE, ORDER BY, LIMIT) selects."""
+        found = transaction.execute(f"SELECT {self.columns} FROM {self._table} {rest}", values)
+        return [self.read(row) for row in found.fetchall()]
+
+    def get(self, transaction: Transaction, rest: str, values: Sequence[object]) -> T | None:
+        """Return the record of the first row that `rest` selects, or None."""
+        row = transaction.execute(f"SELECT {self.columns} FROM {self._table} {rest}", values).fetchone()
+        return None if row is None else self.read(row)
+
+    def insert(self, transaction: Transaction, record: T, **more: object) -> None:
+        """Insert a row for a record, with `more` columns."""
+        insert_row(transaction, self._table, {**self.write(record), **more})
+
+
+def insert_row(transaction: Transaction, table: str, columns: Mapping[str, object]) -> None:
+    """Insert a row of these columns."""
+    marks = ", ".join("?" * len(columns))
+    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
+    transaction.execute(statement, tuple(columns.values()))
+
+
+def update_row(transaction: Transaction, table: str, columns: Mapping[str, object], id: str) -> None:
+    """Set these columns of the row with this id."""
+    settings = ", ".join(f"{name} = ?" for name in columns)
+    transaction.execute(f"UPDATE {table} SET {settings} WHERE id = ?", (*columns.values(), id))

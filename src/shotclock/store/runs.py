@@ -12,8 +12,7 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import as_dict, value
-from .database import Database, Transaction
-from .rows import RowMapper
+from .database import Database, RowMapper, Transaction
 from .schema import check_count, decode_process, decode_text, json_text
 
 

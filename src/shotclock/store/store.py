@@ -1,25 +1,51 @@
-"""The store: everything that must outlive a process, as tables over one file."""
+"""The store: everything that must outlive a process, as tables over one file; and its retention.
+
+Retention is how long ended runs and proposals are kept, the deletion of older ones, and the reset of a whole store.
+Runs that are under way or parked and open proposals are never deleted. The audit trail is kept whole: the entries of a
+deleted proposal stay, with one more for the deletion.
+
+docs/design.md: R51.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from ..core.clocks import WallTime
-from .audit import Audit
-from .database import Database
-from .home import make_private_directory, state_home
-from .idempotency import IdempotencyKeys
+from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
+from ..core.envelope import join_problems
+from ..core.errors import Failure
+from ..core.value_types import as_dict, replace, value
+from .audit import Audit, Tokens
+from .database import Database, Transaction, open_alone
+from .home import StoreBusy, StoreUnusable, make_private_directory, state_home
+from .idempotency import IdempotencyKeys, Locks
 from .jobs import Checkpoints, Jobs
-from .locks import Locks
 from .proposals import Proposals
-from .runs import Runs
-from .tokens import Tokens
+from .runs import Runs, belongs_to
+from .schema import VERSION, decode_process
 
 FILE_NAME = "shotclock.db"
 AUDIT_FILE_NAME = "audit.jsonl"
 JOBS_FOLDER = "jobs"
+
+DAY_MS = 24 * 3_600_000
+# Runs and proposals that one transaction deletes, so that other writers do not wait long.
+AT_ONCE = 50
+# Pruning in passing, once a day: so many of each kind are deleted, and so many pages are given back. If there is more,
+# the next time comes sooner.
+IN_PASSING = 200
+PAGES_IN_PASSING = 2_000
+PAUSE_MS = DAY_MS
+PAUSE_WITH_MORE_MS = 3_600_000
+_SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class Store:
@@ -85,3 +111,170 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@value
+class Retention:
+    """Limits of stored runs and proposals. 0 is no limit."""
+
+    runs_ms: int = 30 * DAY_MS
+    runs: int = 1_000
+    runs_bytes: int = 10**9
+    proposals_ms: int = 90 * DAY_MS
+
+
+@value
+class Pruned:
+    """Count of deleted runs and proposals, or of those that would be."""
+
+    runs: int = 0
+    runs_bytes: int = 0
+    proposals: int = 0
+    report_pages: int = 0
+    """Pages that `report --open` wrote into the store's directory."""
+    is_all: bool = True
+
+    def as_data(self) -> dict[str, Any]:
+        return {name: value for name, value in as_dict(self).items() if name != "is_all"}
+
+
+def read_retention(environment: Mapping[str, str]) -> Retention:
+    """Read the limits from the environment. Raises Failure that names every invalid variable."""
+    readers: dict[str, tuple[str, Callable[[str], int]]] = {
+        "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
+        "SHOTCLOCK_KEEP_RUNS": ("runs", parse_count),
+        "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
+        "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
+    }
+    limits: dict[str, int] = {}
+    errors = []
+    for variable, (name, read) in readers.items():
+        if text := environment.get(variable, "").strip():
+            try:
+                limits[name] = read(text)
+            except (DurationError, ValueError) as error:
+                errors.append({"field": variable, "message": str(error)})
+    if errors:
+        raise Failure("ARG_ERROR", join_problems(errors), context={"errors": errors})
+    return replace(Retention(), **limits)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size: 500000, 200kB, 20MB, 1GB. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or len(found[1]) > 15:
+        raise ValueError(f"{text[:40]!r} is not a size: write 500000, 200kB, 20MB or 1GB, or 0 for no limit")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def parse_count(text: str) -> int:
+    """Return a whole number. Raises ValueError."""
+    if not text.isdecimal() or len(text) > 15:
+        raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
+    return int(text)
+
+
+def prune(
+    store: Store,
+    retention: Retention,
+    now: WallTime,
+    is_alive: Callable[[ProcessIdentity], bool],
+    *,
+    dry_run: bool = False,
+    limit: int = -1,
+) -> Pruned:
+    """Delete runs and proposals beyond the limits, at most `limit` of each. Raises Failure of the store."""
+    before = _before(now, retention.runs_ms)
+    runs = store.runs.list_outdated(before, retention.runs, retention.runs_bytes)
+    if before is not None:
+        runs += store.runs.list_left_behind(before, is_alive)
+    proposals = _list_old_proposals(store, _before(now, retention.proposals_ms))
+    pages = _list_old_pages(store, before)
+    if dry_run:
+        return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages))
+    is_all = limit < 0 or max(len(runs), len(proposals)) <= limit
+    if not is_all:
+        runs, proposals = runs[:limit], proposals[:limit]
+    deleted_runs = sum(store.runs.forget(runs[at : at + AT_ONCE]) for at in range(0, len(runs), AT_ONCE))
+    deleted = sum(store.proposals.forget(proposals[at : at + AT_ONCE], now) for at in range(0, len(proposals), AT_ONCE))
+    for page in pages:
+        with contextlib.suppress(OSError):
+            os.unlink(page)
+    return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), is_all)
+
+
+def prune_in_passing(
+    store: Store, environment: Mapping[str, str], now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
+) -> None:
+    """Prune a bounded part, once a day. A failure is left for `shotclock prune` to report."""
+    try:
+        if store.begin_pruning(now, PAUSE_MS):
+            pruned = prune(store, read_retention(environment), now, is_alive, limit=IN_PASSING)
+            store.shrink(PAGES_IN_PASSING)
+            if not pruned.is_all:
+                store.prune_again_in(now, PAUSE_MS, PAUSE_WITH_MORE_MS)
+    except Failure:
+        pass
+
+
+def move_aside(home: Path, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Path:
+    """Move the store with its audit file and job logs to a directory of their own and return that directory.
+
+    Raises StoreBusy while a process works with the store, StoreUnusable where there is none or it is a newer one.
+    """
+    path = home / FILE_NAME
+    if not path.exists():
+        raise StoreUnusable("there is no store to move aside", path)
+    with open_alone(path) as (transaction, version):
+        if work := _list_work(transaction, version, is_alive):
+            raise StoreBusy(f"the store cannot be moved aside while work runs ({', '.join(work)})", path)
+        target = home / f"store-{version}-{now.iso().replace(':', '').replace('.', '')}"
+        target.mkdir(mode=0o700)
+        for name in (
+            AUDIT_FILE_NAME,
+            JOBS_FOLDER,
+            FILE_NAME,
+        ):  # the store last: while it is there, this can be repeated
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(home / name, target / name)
+    return target
+
+
+def _list_work(transaction: Transaction, version: int, is_alive: Callable[[ProcessIdentity], bool]) -> list[str]:
+    """Describe the jobs and runs of living processes."""
+    found = []
+    for kind, table, column in (
+        ("job", "jobs", "runner" if version >= VERSION else "keeper"),
+        ("run", "runs", "holder"),
+    ):
+        rows = transaction.execute(f"SELECT id, {column} FROM {table} WHERE ended_at IS NULL AND {column} IS NOT NULL")
+        for id, holder in rows:
+            process = decode_process(holder)
+            if is_alive(process):
+                found.append(f"{kind} {id}, pid {process.pid}")
+    return found
+
+
+def _before(now: WallTime, age_ms: int) -> WallTime | None:
+    return WallTime(max(0, now.ms - age_ms)) if age_ms else None
+
+
+def _list_old_proposals(store: Store, before: WallTime | None) -> tuple[str, ...]:
+    """Return the proposals that ended before then, without those of runs that have not ended."""
+    if before is None:
+        return ()
+    open_runs = store.runs.list_open_ids()  # first: a run that begins now has no old proposals
+    old = store.proposals.list_forgettable(before)
+    return tuple(id for id, key in old if key is None or not belongs_to(key, open_runs, "/."))
+
+
+def _list_old_pages(store: Store, before: WallTime | None) -> list[str]:
+    """Return the old pages that `report --open` wrote into the store's directory."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(store.home / "reports") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found_stat = entry.stat(follow_symlinks=False)
+                if before is not None and stat.S_ISREG(found_stat.st_mode) and found_stat.st_mtime * 1000 < before.ms:
+                    found.append(entry.path)
+    return found

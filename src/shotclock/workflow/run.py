@@ -32,9 +32,8 @@ from ..runtime.control_channel import runs as running_runs
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
-from ..store.retention import prune_in_passing
 from ..store.runs import NewRun, RunTaken, StepRecord, StoredRun
-from ..store.store import Store
+from ..store.store import Store, prune_in_passing
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, run_timeout_ms
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
