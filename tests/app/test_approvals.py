@@ -28,7 +28,7 @@ from shotclock.inbox.approval import Approvals
 from shotclock.inbox.inbox import Inbox
 from shotclock.inbox.person_wait import NOT_BOUND
 from shotclock.runtime.call import Call, CallRequest, Outcome, admit
-from shotclock.server.client_messages import form_for
+from shotclock.server.tools import form_for
 from shotclock.store.store import Store
 from tests.app.programs import guarded
 from tests.server import client as mcp

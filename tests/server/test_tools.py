@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from shotclock.server.client_messages import BURST, INTERVAL_S
+from shotclock.server.tools import BURST, INTERVAL_S
 from tests.server.adversaries import PIXEL
 from tests.server.client import LEGACY, MODERN, SOME_TRANSPORTS, TRANSPORTS, connected, envelope_of, run, timed
 

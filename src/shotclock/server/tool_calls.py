@@ -37,7 +37,6 @@ from ..process.clock import monotonic_ns
 from ..process.context import Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
-from .client_messages import ProgressReports, ask_while_waiting, decider_at, input_required, may_answer, take_answers
 from .tools import (
     CHECK,
     CONTROLS,
@@ -47,8 +46,14 @@ from .tools import (
     PROPOSE,
     WITHDRAW,
     OwnTools,
+    ProgressReports,
+    ask_while_waiting,
+    decider_at,
     headers_matter,
+    input_required,
+    may_answer,
     mistakes_in,
+    take_answers,
     takes_justification,
     tools_of,
 )
