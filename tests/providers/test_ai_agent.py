@@ -24,7 +24,7 @@ from shotclock.process.clock import monotonic_ns
 from shotclock.process.context import Context
 from shotclock.providers.ai_agent import MEMORY_LIMIT, MOST_TOOLS_AT_ONCE, AgentRun, run_agent
 from shotclock.providers.ai_client import build_model
-from shotclock.providers.ai_schema import find_schema_flaw
+from shotclock.providers.ai_models import find_schema_flaw
 from tests.providers.model_servers import Action, CallTool, Flood, ModelServer, Say, Status, model_server
 
 pytestmark = pytest.mark.slow

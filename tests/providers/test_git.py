@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.clocks import Clocks
-from shotclock.providers.git import GitProvider
-from shotclock.providers.git_checkout import InvalidRepository, Repository, ref_problem
+from shotclock.providers.git import GitProvider, InvalidRepository, Repository, ref_problem
 from shotclock.store.store import Store
 from shotclock.workflow.loader import load_text
 from shotclock.workflow.run import RunRequest, start

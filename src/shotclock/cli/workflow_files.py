@@ -56,7 +56,7 @@ def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | 
     unnamed = [name for name, step in checkouts if getattr(step, "repository", None) is None]
     if not unnamed:
         return {}
-    from ..providers.git_checkout import find_repository
+    from ..providers.git import find_repository
 
     return dict.fromkeys(unnamed, find_repository(os.environ, folder))
 

@@ -62,7 +62,7 @@ from ..core.errors import Failure
 from ..core.json_values import read_json
 from ..process.context import Context
 from .ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
-from .ai_schema import as_object, find_value_flaw
+from .ai_models import as_object, find_value_flaw
 
 # Between two signs of life during a tool call or a pause, and between two checks of the soft limit.
 HEARTBEAT_S = 0.05

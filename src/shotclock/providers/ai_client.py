@@ -7,7 +7,7 @@ from functools import lru_cache
 import httpx2
 from pydantic_ai.models import Model, create_async_httpx2_client
 
-from .http_transport import CountedBody
+from .http_message import CountedBody
 
 # Where the step has no timeout, the run or the caller ends it.
 LONGEST_REQUEST_S = 24 * 3600.0

@@ -35,13 +35,14 @@ from .http_message import (
     BodyTooLarge,
     HttpRequest,
     InvalidRequest,
+    Names,
     Response,
+    Transport,
     Unwritable,
     retry_after_ms,
     show_url,
     unfetchable,
 )
-from .http_transport import Names, Transport
 from .provider import Provider, Scalar, StepCall, StepPart, StepResult, StepType, hand_over
 
 

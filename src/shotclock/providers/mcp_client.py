@@ -41,7 +41,7 @@ from ..core.trace import TraceContext
 from ..process.clock import monotonic_ns
 from ..process.spans import stand_at
 from ..runtime.command_runner import InteractiveProcess
-from .http_transport import CountedBody
+from .http_message import CountedBody
 
 REMAINING = "shotclock.dev/remainingMs"
 STOP_TOOL = "graceful_stop"  # ends a call early with a partial result

@@ -523,7 +523,7 @@ def _check_schemas(workflow: WorkflowFile) -> Iterator[Finding]:
     written += [(("tools", name, "input_schema"), tool.input_schema) for name, tool in workflow.tools.items()]
     for path, schema in written:
         if schema is not None:
-            from ..providers.ai_schema import find_schema_flaw
+            from ..providers.ai_models import find_schema_flaw
 
             if (flaw := find_schema_flaw(schema)) is not None:
                 yield Finding("schema/invalid", f"it is no JSON schema: {flaw}", path)
@@ -607,7 +607,7 @@ def _check_references(workflow: WorkflowFile, folder: Path) -> Iterator[Finding]
                 message = f"{method[:20]!r} is not a common method"
                 yield Finding("http/method", message, (*where, "method"), suggestion=hint, is_error=False)
         elif step.type == "git-checkout":
-            from ..providers.git_checkout import NO_REPOSITORY, find_repository, find_unusable
+            from ..providers.git import NO_REPOSITORY, find_repository, find_unusable
 
             if getattr(step, "repository", None) is None and find_repository(os.environ, folder) is None:
                 # GITHUB_REPOSITORY may be set where the file runs.

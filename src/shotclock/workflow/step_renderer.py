@@ -86,7 +86,7 @@ class StepRenderer:
         env, folder = await self._render_surroundings(step, scope)
         settings, values = await self._render_settings(step, _with_env(scope, env))
         if step.type == "git-checkout" and settings["repository"] is None:
-            from ..providers.git_checkout import find_repository  # imports shutil: 4 ms of every run
+            from ..providers.git import find_repository  # imports shutil: 4 ms of every run
 
             repository = find_repository({**self._run.base_env, **env}, self._run.folder)
             settings = {**settings, "repository": repository}
