@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shotclock.ui import client
 from shotclock.ui.browser import FLAGS, VIEWPORT, find_chromium
-from shotclock.ui.verbs import build
+from shotclock.ui.payload import build
 
 from .rounds import take_turns
 from .startup import SHOTCLOCK, wall_time

@@ -19,7 +19,7 @@ from .core.errors import Failure, SideEffects
 from .process.context import Context
 from .ui.client import execute_async
 from .ui.device import DEFAULT_DEVICE
-from .ui.verbs import VERBS, Input, Verb, build
+from .ui.payload import VERBS, Input, Verb, build
 
 DEVICE_TEXT = "browser, cdp:URL or android:SERIAL."
 

@@ -13,13 +13,14 @@ from shotclock.core.errors import Failure
 from shotclock.ui.payload import (
     ACTION_TYPES,
     MIN_TIMEOUT_MS,
+    VERBS,
     Execution,
+    build,
     parse_payload,
     read_execution,
     timeout_for,
     usable_ms,
 )
-from shotclock.ui.verbs import VERBS, build
 
 SNAP = {"id": "snap", "type": "snapshot_ui"}
 

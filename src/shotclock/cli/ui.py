@@ -19,8 +19,7 @@ from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import failure_outcome
 from ..ui import client
 from ..ui.device import DEFAULT_DEVICE, kind_of
-from ..ui.payload import Execution, parse_payload, read_execution
-from ..ui.verbs import VERBS, Input, build
+from ..ui.payload import VERBS, Execution, Input, build, parse_payload, read_execution
 from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
 from .parser import CommandTable, Option, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, answer_at_once, conclude, deliver

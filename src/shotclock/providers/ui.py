@@ -12,8 +12,14 @@ from ..runtime.outcomes import failure_outcome
 from ..runtime.runtime import Runtime
 from ..ui.client import KILL_MARGIN_MS, RESULT_MARGIN_MS, execute_async
 from ..ui.device import DEFAULT_DEVICE, kind_of
-from ..ui.payload import BEST_EFFORT_MAX_TIMEOUT_MS, DEFAULT_TIMEOUT_MS, MIN_TIMEOUT_MS, max_timeout_ms, read_execution
-from ..ui.verbs import new_head
+from ..ui.payload import (
+    BEST_EFFORT_MAX_TIMEOUT_MS,
+    DEFAULT_TIMEOUT_MS,
+    MIN_TIMEOUT_MS,
+    max_timeout_ms,
+    new_head,
+    read_execution,
+)
 from .provider import (
     Provider,
     StepCall,
