@@ -9,7 +9,7 @@ import pytest
 
 from shotclock import Clocks, Envelope, Operation, Runtime
 from shotclock.core.catalogue import HandlerReference
-from shotclock.dispatch.targets import parse_target
+from shotclock.dispatch.invocation import parse_target
 from tests.runtime.bounds import run
 from tests.runtime.operations import imported, next_day
 

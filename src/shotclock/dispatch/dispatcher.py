@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -24,13 +25,13 @@ from ..runtime.call import Call, CallRequest, Outcome, Tool, invalid
 from ..runtime.command_runner import run_shielded
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
+from .invocation import Invocation, InvocationCheckpoint, invocation_key
 
 if TYPE_CHECKING:
     from ..inbox.approval import Approvals
     from ..inbox.inbox import Inbox
     from ..inbox.person_wait import StepSurroundings
     from ..store.store import Store
-    from .invocation import Invocation, InvocationCheckpoint
     from .job_client import JobClient
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
@@ -82,13 +83,11 @@ class Dispatcher:
                 catalogue, self.inbox, self._checks.look_at, place if program is None else program.place, step
             )
         if any(spec.overtime for spec in catalogue.commands):
-            from functools import partial
-
             from ..inbox.overtime_question import ask_person
 
             runtime.person_observer = partial(ask_person, self.inbox)
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
-            from .concurrency_limits import ConcurrencyLimits
+            from .admission import ConcurrencyLimits
 
             runtime.limits = ConcurrencyLimits(catalogue, self.store, self._checks.look_at)
 
@@ -245,7 +244,7 @@ class Dispatcher:
         """Answer a repeat with the first call's answer. Return None for the first call itself."""
         if request.idempotency_key is None:
             return None
-        from .idempotency import KeyedCall
+        from .admission import KeyedCall
 
         keyed = KeyedCall(
             self.store(), self._scope(spec, request), request.idempotency_key, request.arguments, request.stdin
@@ -256,8 +255,6 @@ class Dispatcher:
     async def _run_here(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome:
 
         def checkpoint() -> InvocationCheckpoint:
-            from .invocation import InvocationCheckpoint, invocation_key
-
             key, stdin = request.idempotency_key, request.stdin
             return InvocationCheckpoint(
                 self.store, lambda: invocation_key(self.catalogue, spec.name, arguments, key, stdin, request.owner)
@@ -289,7 +286,7 @@ class Dispatcher:
             return checked
         invocation, client = self._invocation(call, spec, request), self.jobs()
         if request.idempotency_key is not None:
-            from .idempotency import find_other_work
+            from .admission import find_other_work
 
             scope, key = self._scope(spec, request), request.idempotency_key
             refusal = await asyncio.to_thread(find_other_work, self.store(), scope, key, invocation.key())
@@ -335,8 +332,6 @@ class Dispatcher:
         return key is not None and self.store().idempotency.is_known(self._scope(spec, request), key)
 
     def _invocation(self, call: Call, spec: CommandSpec, request: CallRequest) -> Invocation:
-        from .invocation import Invocation
-
         assert self._program is not None
         return Invocation(
             self.catalogue,

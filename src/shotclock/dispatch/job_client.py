@@ -17,8 +17,11 @@ from ..core.catalogue import semantic_version
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
-from ..core.proposal import Proposal
+from ..core.proposal import Proposal, ProposalStatus
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
+from ..inbox.access import Principal, Role
+from ..inbox.inbox import Inbox
+from ..inbox.person_wait import outcome_of
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Progress
 from ..process.kernel import is_alive
@@ -265,10 +268,6 @@ class JobClient:
         self, verb: str, proposal_id: str, call: Call, of: str | None, budget_ms: int | None
     ) -> Outcome | None:
         """Do a job command with a proposal; None if `of` may not see it. Raises Failure if it cannot be cancelled."""
-        from ..inbox.access import Principal, Role
-        from ..inbox.inbox import Inbox
-        from ..inbox.person_wait import outcome_of
-
         by = Principal.local() if of is None else Principal(of, Role.AGENT)
         inbox = Inbox(self._store)
         try:
@@ -286,8 +285,6 @@ class JobClient:
             await inbox.close()
 
     def _describe_proposal(self, proposal: Proposal) -> dict[str, object]:
-        from ..core.proposal import ProposalStatus
-
         status = "running" if proposal.is_open else "complete" if proposal.status.allows else "failed"
         return {
             "job_id": proposal.id,

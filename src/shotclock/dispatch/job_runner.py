@@ -32,7 +32,7 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.jobs import Job
 from ..store.store import Store
-from .concurrency_limits import ConcurrencyLimits
+from .admission import ConcurrencyLimits
 from .dispatcher import ArgumentChecks, CommandListener
 from .invocation import InvocationCheckpoint
 from .job_client import answer_for_job

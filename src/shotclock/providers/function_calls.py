@@ -17,7 +17,7 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import entity, replace
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.targets import Target, learn, parse_attribute, parse_target
+from ..dispatch.invocation import Target, learn, parse_attribute, parse_target
 from ..inbox.inbox import HIDDEN_VALUES, Inbox, hide_secrets
 from ..inbox.person_wait import RunWait, StepSurroundings
 from ..process.clock import monotonic_ns

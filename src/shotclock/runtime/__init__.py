@@ -7,8 +7,8 @@ The way of one call:
      3                       rehearse: --dry-run, --validate-only, an unconfirmed destructive command
      4                       approve: inbox/approval asks a person; that time is not counted
      5                       run as a job: dispatch/job_client, in a process of its own (job_runner)
-     6                       run under a key: dispatch/idempotency
-     7  runtime/runtime      perform: depth, time left, limits (dispatch/concurrency_limits)
+     6                       run under a key: dispatch/admission
+     7  runtime/runtime      perform: depth, time left, limits (dispatch/admission)
      8  runtime/executor     a worker or the shared process, or the caller's loop (inline_call)
      9  process/worker_main  arguments checked, function run; process/supervisor holds its clock and kills
     10  runtime/outcomes     the reply becomes an Outcome

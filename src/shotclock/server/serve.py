@@ -21,7 +21,7 @@ from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import replace, value
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.targets import learn, parse_target
+from ..dispatch.invocation import learn, parse_target
 from ..inbox.inbox import Inbox
 from ..process.clock import wall_time
 from ..process.messages import keep_users_code_out
