@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.ui import devices
+from shotclock.ui import daemon
 from tests.ui.pages import PAGES, serving
 from tests.ui.scripted_phone import ADB_LIMIT_S, ScriptedPhone, adb_processes, private_adb
 
@@ -114,9 +114,9 @@ def test_what_makes_no_sense_is_refused(shotclock: Any) -> None:
 
 def test_what_listens_on_the_debugging_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as url:
-        monkeypatch.setattr(devices, "CDP_PORT", int(url.rpartition(":")[2]))
-        status, detail = asyncio.run(devices.check_cdp())
+        monkeypatch.setattr(daemon, "CDP_PORT", int(url.rpartition(":")[2]))
+        status, detail = asyncio.run(daemon.check_cdp())
         assert status == "warn" and "no debugging port" in detail
         monkeypatch.setitem(PAGES, "/json/version", '{"Browser": "Chrome/150"}')
-        status, detail = asyncio.run(devices.check_cdp())
+        status, detail = asyncio.run(daemon.check_cdp())
         assert status == "ok" and detail.startswith("Chrome/150: use it with --device cdp:")

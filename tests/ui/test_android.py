@@ -19,7 +19,7 @@ from shotclock.runtime.runtime import Runtime
 from shotclock.ui import client
 from shotclock.ui.adb import server_address
 from shotclock.ui.android import open_device
-from shotclock.ui.devices import RuntimeServices, find_all_devices
+from shotclock.ui.daemon import RuntimeServices, find_all_devices
 
 from .conftest import act, data_of
 from .pages import Session, is_alive, kill

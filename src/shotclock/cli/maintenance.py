@@ -28,7 +28,7 @@ from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, ChildWork, show_drawn, timeout_option
 
 if TYPE_CHECKING:
-    from ..ui.devices import DeviceFindings
+    from ..ui.daemon import DeviceFindings
 
 
 def _run_errors(code: str | None, timeout: int) -> ChildWork:
@@ -73,7 +73,7 @@ def _examine(about: str | None, sweep: bool, trace: str | None) -> Outcome:
     if about == "ui":
         import asyncio
 
-        from ..ui.devices import examine_devices
+        from ..ui.daemon import examine_devices
 
         return _judge(asyncio.run(examine_devices()))
     return _judge(examine(sweep=sweep, trace_id=trace))

@@ -216,7 +216,7 @@ def _list_devices() -> Outcome:
     """List the usable and the running devices. It runs programs, so it runs where it can be killed."""
     import asyncio  # slow to import, as the runtime is, which other verbs do not need
 
-    from ..ui.devices import find_all_devices
+    from ..ui.daemon import find_all_devices
 
     running = {str(each["device"]): each for each in _find_daemons()}
     devices: list[dict[str, object]] = [
