@@ -251,7 +251,7 @@ ADMITTING = {
     "runtime/outcomes.py": "a call of a call whose arguments cannot be opened here",
     "runtime/doctor.py": "the self-test, which is there before any runtime",
     "dispatch/job_client.py": "what is said of a job whose runner is gone",
-    "server/web/responses.py": "requests to the inbox over HTTP, which run no operation",
+    "server/web/auth.py": "requests to the inbox over HTTP, which run no operation",
     "workflow/run.py": "a run",
     "workflow/step_approval.py": "the approval of a step, which has no other clock",
     "temporal/step_activity.py": "the run that a step of another process is in",

@@ -14,7 +14,7 @@ from mcp import Client
 
 from shotclock.core import errors
 from shotclock.core.envelope import Envelope
-from shotclock.server.web.responses import answer_request
+from shotclock.server.web.auth import answer_request
 from shotclock.workflow.step_try import try_step
 from tests.app.conftest import Tool, wait_for
 from tests.server.client import ENDED_WITHIN_S, NO_ANSWER_S, connected, envelope_of, run, served, url_said_by

@@ -403,7 +403,7 @@ def _principal_at(request: Any) -> Principal:
     """Return the sender; over stdio, which has no HTTP request, the anonymous agent."""
     if request is None:
         return ANONYMOUS
-    from .web.responses import principal_of
+    from .web.auth import principal_of
 
     return principal_of(request)
 
