@@ -25,12 +25,12 @@ from ..core.validation import After, Before, Limits, Part, field, read_hints
 from ..core.value_types import field as dataclass_field
 from ..core.value_types import replace, value
 from ..process.clock import monotonic_ns
+from ..runtime.call import Call, Outcome
 
 if TYPE_CHECKING:
     import asyncio
 
     from ..inbox.inbox import Inbox
-    from ..runtime.call import Call, Outcome
     from ..runtime.runtime import Runtime
     from .workflow import RunFile
 
@@ -396,8 +396,6 @@ def envelope_left_by(cancelled: asyncio.CancelledError) -> Envelope | None:
 
 
 def cancelled_outcome(ending: Ending) -> Outcome:
-    from ..runtime.call import Outcome
-
     return Outcome(ending, Problem("CANCELLED", "the step was cancelled"))
 
 
