@@ -25,6 +25,7 @@ from string import Formatter
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, get_type_hints, overload
 
+from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
 from .core.arguments import (
     CONTEXT_NAME,
     HandlerParameter,
@@ -283,8 +284,6 @@ class App:
         """Run the command line: write one envelope and exit. Exit hooks have a few seconds, threads none."""
         if worker_main.inside_worker:
             return  # a worker imports the program for its functions and has no command line
-        from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
-
         try:
             raise_on_stop()
             from .cli.app_cli import main

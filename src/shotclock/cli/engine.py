@@ -27,6 +27,7 @@ from ..process.zygote import start_zygote_early, stop_early_zygote
 from ..runtime.call import Call, Outcome
 from ..runtime.control_channel import ask
 from ..runtime.outcomes import outcome_of_error
+from ..runtime.runtime import Runtime
 from ..store.home import HOME_VARIABLE
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
@@ -167,7 +168,6 @@ def _run_worker(on: Address, queue: str, max_parallel: int, folder: str | None, 
 
 def _run_dev_server(what: str, port: int, db: str | None, ui: bool) -> Callable[[bool], int]:
     async def serve(stop: asyncio.Future[str]) -> str:
-        from ..runtime.runtime import Runtime
         from ..temporal.connection import Address, run_dev_server
 
         async with Runtime() as runtime, run_dev_server(runtime, port, db, ui) as process:

@@ -7,6 +7,7 @@ names are never abbreviated, and every mistake is reported at once.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -375,8 +376,6 @@ def _entry(name: str, text: str) -> list[str]:
 
 
 def _wrap(text: str, width: int = HELP_WIDTH) -> list[str]:
-    import textwrap
-
     lines: list[str] = []
     for paragraph in text.split("\n\n"):
         if any(line[:1].isspace() for line in paragraph.splitlines()):  # an example keeps its lines
