@@ -1,22 +1,50 @@
-"""Context of a running handler."""
+"""Context of a running handler, and the processes that it started where calls share a process.
+
+Those are killed when a limit ends the call, or listed. Python's functions that start processes are wrapped: each notes
+the new process for its call, and marks its environment, which finds daemons and background jobs. Not found are
+processes started under another loop than asyncio's, in a thread that the call made itself, or orphaned with an
+environment of their own.
+
+docs/design.md: R29a.
+"""
 
 from __future__ import annotations
 
+import _posixsubprocess
+import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Coroutine, Mapping
-from contextvars import ContextVar
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context as Variables
+from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
 from ..core.errors import Failure
 from ..core.trace import TraceContext
 from ..core.value_types import entity
-from . import clock
+from . import clock, kernel
+from .clock import monotonic_ns, pause
+from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
+from .kill import kill_below, signal_process
 
 OVERTIME = "overtime"
 
 Progress = Callable[[float, float | None, str | None], None]
 """Done, total, and what is being done or counted."""
+LOOK_PAUSE_S = 0.005
+# Where `fork_exec` and `posix_spawn` take the environment.
+_EXEC_ENVIRONMENT, _SPAWN_ENVIRONMENT = 5, 2
+
+Survivors = Sequence[dict[str, object]]
+Then = Callable[[Survivors], object]
 
 
 class CallListener:
@@ -203,3 +231,170 @@ def _number(name: str, given: Any) -> float:
         raise ValueError(f"ctx.progress: {name} is a number with an end, not {given}")
     number: float = given
     return number
+
+
+class StartedProcesses:
+    __slots__ = ("__weakref__", "_pids", "is_over", "mark")
+
+    def __init__(self, mark: str | None = None) -> None:
+        self.mark = os.urandom(8).hex() if mark is None else mark
+        self.is_over = False
+        """The call was abandoned; processes that it starts later are killed at once."""
+        self._pids: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pids)
+
+    def add(self, pid: int) -> None:
+        self._pids[pid] = kernel.start_of(pid)  # a pid may be another process's by the time we look
+        if self.is_over:
+            signal_process(pid, signal.SIGKILL)
+
+    def alive(self) -> list[int]:
+        """Return the living processes, with their descendants."""
+        roots = [pid for pid, start in self._pids.items() if kernel.start_of(pid) == start]
+        roots += [pid for pid in _find_marked(f"{CALL_VARIABLE}={self.mark}".encode()) if pid not in roots]
+        found = dict.fromkeys(roots)
+        for root in roots:
+            found.update(dict.fromkeys(kernel.descendants(root)))
+        for pid in (os.getpid(), *_helpers()):
+            found.pop(pid, None)
+        return [pid for pid in found if not kernel.is_zombie(pid)]
+
+    def stop(self, kill_ns: int) -> list[int]:
+        """Send TERM now and KILL at `kill_ns`; return the survivors. Blocks until then, and for the limit of a kill."""
+        left = self.alive()
+        if left and monotonic_ns() < kill_ns:
+            for pid in left:
+                signal_process(pid, signal.SIGTERM)
+                signal_process(pid, signal.SIGCONT)
+            while monotonic_ns() < kill_ns and self.alive():
+                pause(LOOK_PAUSE_S)
+        if not left:
+            return []
+        return kill_below(lambda: not self.alive(), lambda wait_ms: pause(wait_ms / 1000), find=self.alive)
+
+    def stop_beside(self, loop: asyncio.AbstractEventLoop, then: Then, *, grace_ns: int = 0) -> None:
+        """Stop them in a thread, and call `then` with the survivors on the loop."""
+        run_beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
+
+    def look_beside(self, loop: asyncio.AbstractEventLoop, then: Then) -> None:
+        """List them in a thread: a call that ended by itself may keep processes for later calls."""
+        run_beside(loop, self.alive, then)
+
+
+def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
+    """Run blocking work in a thread, and call `then` with its result on the loop."""
+
+    def run() -> None:
+        try:
+            left = [kernel.describe(pid) for pid in work()]
+        except Exception as error:  # never claim what was not seen
+            left = [{"pid": 0, "command": f"its processes could not be looked for: {error}"}]
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(then, left, context=Variables())
+
+    threading.Thread(target=run, name="shotclock-stop", daemon=True).start()
+
+
+_started: weakref.WeakKeyDictionary[Scope, StartedProcesses] = weakref.WeakKeyDictionary()
+started_by_scope: dict[Any, Any] = _started.data  # type: ignore[attr-defined]
+_listener: Callable[[StartedProcesses, int], None] | None = None
+_is_watching = False
+
+
+def take_started(scope: Scope) -> StartedProcesses | None:
+    return _started.pop(scope, None)
+
+
+def give_up_started(scope: Scope) -> StartedProcesses:
+    """Return the processes of the call; those that it starts later are killed at once."""
+    started = _started.setdefault(scope, StartedProcesses())
+    started.is_over = True
+    return started
+
+
+def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> None:
+    """Note the processes that calls start. A listener is called in the thread that starts one."""
+    global _listener, _is_watching
+    _listener = listener
+    if _is_watching:
+        return
+    _is_watching = True
+    from concurrent.futures import ThreadPoolExecutor
+
+    fork_exec = _note_starts(_posixsubprocess.fork_exec, _EXEC_ENVIRONMENT)
+    setattr(_posixsubprocess, "fork_exec", fork_exec)  # noqa: B010  what multiprocessing uses
+    setattr(subprocess, "_fork_exec", fork_exec)  # noqa: B010
+    for name in ("posix_spawn", "posix_spawnp"):
+        setattr(os, name, _note_starts(getattr(os, name), _SPAWN_ENVIRONMENT))
+    os.fork = _note_starts(os.fork, None)
+    ThreadPoolExecutor.submit = _submit_in_context(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+
+
+def _submit_in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `submit` to run the work in the context of the call: a pool's threads belong to no call."""
+
+    def submit_for_call(pool: Any, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        if current_scope.get() is None:
+            return submit(pool, work, *arguments, **named)
+        return submit(pool, copy_context().run, work, *arguments, **named)
+
+    return submit_for_call
+
+
+def _note_starts(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:
+    """Wrap a function that starts processes to note them for the call that runs."""
+
+    def note_and_start(*arguments: Any, **named: Any) -> int:
+        scope = current_scope.get()
+        if scope is None:
+            return start(*arguments, **named)
+        started = _started.get(scope)
+        if started is None:
+            started = _started.setdefault(scope, StartedProcesses())
+        if environment_at is not None and len(arguments) > environment_at:
+            own = {CALL_VARIABLE: started.mark, OVERTIME_VARIABLE: scope.overtime_address}
+            given = arguments[environment_at]
+            if given is None:  # our own, to `fork_exec`, and from Python 3.13 on to `posix_spawn` as well
+                given = os.environb
+                if environment_at == _EXEC_ENVIRONMENT:
+                    given = [name + b"=" + value for name, value in given.items()]
+            changed = _with_variables(given, own)
+            arguments = (*arguments[:environment_at], changed, *arguments[environment_at + 1 :])
+        pid = start(*arguments, **named)
+        if pid > 0:
+            started.add(pid)
+            if _listener is not None:
+                _listener(started, pid)
+        return pid
+
+    return note_and_start
+
+
+def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
+    """Return the environment with these variables, without empty ones: bytes for `fork_exec`, else a mapping."""
+    if isinstance(environment, list):
+        names = tuple(os.fsencode(f"{name}=") for name in own)
+        others = [entry for entry in environment if not entry.startswith(names)]
+        return [*others, *(os.fsencode(f"{name}={value}") for name, value in own.items() if value)]
+    kept = {name: value for name, value in environment.items() if os.fsdecode(name) not in own}
+    return {**kept, **{name: value for name, value in own.items() if value}}
+
+
+def _find_marked(entry: bytes) -> list[int]:
+    names = os.listdir("/proc") if os.path.isdir("/proc") else ()
+    return [int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name))]
+
+
+def _helpers() -> list[int]:
+    """Return the processes that Python's own modules keep for the whole program."""
+    pids = []
+    for module, holder, attribute in (
+        ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
+        ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
+    ):
+        pid = getattr(getattr(sys.modules.get(module), holder, None), attribute, None)
+        if isinstance(pid, int):
+            pids.append(pid)
+    return pids

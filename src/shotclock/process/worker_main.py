@@ -33,9 +33,9 @@ from ..core.envelope import Envelope, describe_exception
 from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of, traceparent_of
 from ..core.value_types import as_dict
-from . import call_processes, ipc, kernel, messages, spans
+from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
-from .context import Context, Scope, Stopped, current_scope
+from .context import Context, Scope, StartedProcesses, Stopped, current_scope, watch
 from .environment import OVERTIME_VARIABLE, CallVariables, quiet_this_process
 from .messages import (
     Answer,
@@ -622,13 +622,13 @@ class SharedWorker:
         self._flushed_ns = 0
 
     def serve(self) -> NoReturn:
-        call_processes.watch(self._report_process)
+        watch(self._report_process)
         self.loop.add_reader(self._sock, self._read)
         while True:
             with contextlib.suppress(BaseException):  # a handler's task that exits must not end the others' worker
                 self.loop.run_forever()  # unbounded on purpose: it ends with the socket, or by the supervisor
 
-    def _report_process(self, started: call_processes.StartedProcesses, pid: int) -> None:
+    def _report_process(self, started: StartedProcesses, pid: int) -> None:
         """Report at once that a call has started a process: it can be killed whatever its loop does then."""
         self.send_from_anywhere(Process(_number.get(), started.mark, pid))
         if self.is_here():

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 from ..core.clocks import ClockKind
-from ..process import call_processes, foreground, ipc, kernel
+from ..process import foreground, ipc, kernel
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, CommandTask, News, Order
+from ..process.context import Survivors, run_beside
 from ..process.kill import VERIFY_LIMIT_MS, signal_process
 from ..process.supervisor import LATE_BELL_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, SUPERVISOR_NAME
 from ..process.zygote import COMMAND, kill_what_lost_its_supervisor
@@ -326,10 +327,8 @@ class Supervisors:
 
     async def _look_for_survivors(self, running: RunningCommand, task: CommandTask, report: CommandReport) -> None:
         """Find the survivors of a command whose supervisor was killed."""
-        looked: asyncio.Future[call_processes.Survivors] = running.loop.create_future()
-        call_processes.run_beside(
-            running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result
-        )
+        looked: asyncio.Future[Survivors] = running.loop.create_future()
+        run_beside(running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result)
         await run_shielded(asyncio.wait([looked]))
         report.survivors = list(looked.result())
         now_ns = monotonic_ns()

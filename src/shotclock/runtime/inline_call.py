@@ -20,9 +20,19 @@ from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
 from ..core.envelope import Problem
 from ..core.errors import Ending
-from ..process import call_processes, spans
+from ..process import spans
 from ..process.clock import monotonic_ns
-from ..process.context import OVERTIME, CallListener, Context, Scope, current_scope
+from ..process.context import (
+    OVERTIME,
+    CallListener,
+    Context,
+    Scope,
+    Survivors,
+    current_scope,
+    give_up_started,
+    take_started,
+    watch,
+)
 from ..process.kill import VERIFY_LIMIT_MS
 from .call import Call, Outcome, Work, invalid
 from .command_runner import run_shielded
@@ -73,7 +83,7 @@ class InlineCall(Work):
 
     async def run(self, on_call: Callable[..., Any]) -> Outcome:
         """Run the handler and return exactly one outcome, on time."""
-        call_processes.watch()
+        watch()
         self._on_call = on_call
         if idle_ms := self._call.clocks.idle_ms:
             self._idle = IdleClock(self._loop, idle_ms, partial(self._ring, ClockKind.IDLE))
@@ -187,7 +197,7 @@ class InlineCall(Work):
             return
         self._is_abandoned = True
         self._register.note_abandoned(self)
-        if started := call_processes.give_up_started(self._scope):
+        if started := give_up_started(self._scope):
             started.stop_beside(self._loop, partial(self._resolve, self._limit_outcome(Ending.ABANDONED)))
         else:
             self._resolve(self._limit_outcome(Ending.ABANDONED))
@@ -215,7 +225,7 @@ class InlineCall(Work):
         if self._is_abandoned:
             self._register.note_late_end(self)
             return
-        if not (started := call_processes.take_started(self._scope)):
+        if not (started := take_started(self._scope)):
             self._settle(outcome, ())
             return
         self._is_ending = True
@@ -226,7 +236,7 @@ class InlineCall(Work):
             left_ns = self._finished_ns + (self._call.bound.grace_ms - MARGIN_MS) * NS_PER_MS - monotonic_ns()
             started.stop_beside(self._loop, settle, grace_ns=max(0, left_ns))
 
-    def _settle(self, outcome: Outcome | None, survivors: call_processes.Survivors) -> None:
+    def _settle(self, outcome: Outcome | None, survivors: Survivors) -> None:
         """Choose between the handler's outcome (None: it was cancelled) and the limit that was reached."""
         bell = self._call.bound.bell
         in_time = bell is None or self._finished_ns <= bell.at_ns
@@ -241,7 +251,7 @@ class InlineCall(Work):
     def _limit_outcome(self, ending: Ending) -> Outcome:
         return Outcome(ending, limit_problem(self._call, self._fired or ClockKind.TIMEOUT))
 
-    def _resolve(self, outcome: Outcome, survivors: call_processes.Survivors = ()) -> None:
+    def _resolve(self, outcome: Outcome, survivors: Survivors = ()) -> None:
         outcome.survivors = survivors
         self._outcome = outcome  # the caller may have left in the same turn
         if not self._done.done():

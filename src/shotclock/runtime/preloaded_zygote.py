@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -71,8 +72,6 @@ class Preloaded:
     @classmethod
     def fork_here(cls) -> Preloaded | None:
         """Fork this program, with flushed streams (else each fork writes them again). None if it has threads."""
-        import threading
-
         if threading.active_count() > 1:
             return None
         ours, theirs = socket.socketpair()

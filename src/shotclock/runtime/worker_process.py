@@ -22,10 +22,9 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure
 from ..process import ipc, messages
-from ..process.call_processes import StartedProcesses, Survivors, run_beside
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, News, Order
-from ..process.context import OVERTIME, CallListener
+from ..process.context import OVERTIME, CallListener, StartedProcesses, Survivors, run_beside
 from ..process.kernel import DeadlineTimer
 from ..process.messages import (
     Answer,
