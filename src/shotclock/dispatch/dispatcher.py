@@ -83,7 +83,7 @@ class Dispatcher:
                 catalogue, self.inbox, self._checks.look_at, place if program is None else program.place, step
             )
         if any(spec.overtime for spec in catalogue.commands):
-            from ..inbox.overtime_question import ask_person
+            from ..inbox.approval import ask_person
 
             runtime.person_observer = partial(ask_person, self.inbox)
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):

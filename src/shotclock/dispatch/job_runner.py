@@ -19,9 +19,8 @@ from ..core.envelope import Envelope, Problem, shorten
 from ..core.errors import Ending, Failure
 from ..core.proposal import ActionOutcome, Runner
 from ..core.value_types import replace
-from ..inbox.approval import Approvals
+from ..inbox.approval import Approvals, ask_person
 from ..inbox.inbox import Inbox
-from ..inbox.overtime_question import ask_person
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import this_process
 from ..runtime import telemetry

@@ -18,8 +18,8 @@ from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import entity, field, replace, value
 from ..inbox.access import Principal
+from ..inbox.approval import ask_person
 from ..inbox.inbox import Inbox
-from ..inbox.overtime_question import ask_person
 from ..process import kernel
 from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.context import Scope, current_scope
