@@ -13,7 +13,7 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.core.redaction import Redaction
+from shotclock.core.visible_text import Redaction
 from shotclock.workflow.schema import WorkflowFile
 from shotclock.workflow.state import is_same, without_secrets
 

@@ -40,8 +40,8 @@ from ..core.proposal import (
     result_of,
 )
 from ..core.proposal_checks import TITLE_LIMIT
-from ..core.redaction import HIDDEN
 from ..core.value_types import replace
+from ..core.visible_text import HIDDEN
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, CallRequest, Outcome, invalid
 from .access import Principal

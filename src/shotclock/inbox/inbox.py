@@ -34,8 +34,8 @@ from ..core.proposal import (
     refusal,
 )
 from ..core.proposal_checks import check_decision, problems_with, problems_with_key
-from ..core.redaction import HIDDEN, looks_secret
 from ..core.value_types import value
+from ..core.visible_text import HIDDEN, looks_secret
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive, this_process
 from ..runtime.command_runner import run_shielded

@@ -24,9 +24,9 @@ from ..core.clocks import Clocks
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
 from ..core.overtime import OvertimeDecision, read_decision
-from ..core.redaction import looks_secret
 from ..core.validation import Before, Part, field
 from ..core.value_types import replace
+from ..core.visible_text import looks_secret
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import outcome_of_error, timeout_problem

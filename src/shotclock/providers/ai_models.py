@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from ..core.errors import Failure
-from ..core.redaction import looks_secret
 from ..core.validation import Before, Part
+from ..core.visible_text import looks_secret
 
 
 class ModelProvider(NamedTuple):

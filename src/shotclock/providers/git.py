@@ -21,9 +21,9 @@ from urllib.parse import unquote
 from ..core.clocks import ClockKind, Clocks
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, SideEffects
-from ..core.redaction import hide_credentials, hide_values
 from ..core.validation import field
 from ..core.value_types import replace, value
+from ..core.visible_text import hide_credentials, hide_values
 from ..process.clock import monotonic_ns
 from ..process.context import Scope, current_scope
 from ..runtime.call import Call, Outcome, wound_down_problem

@@ -20,9 +20,9 @@ import httpx2
 from ..core.clocks import ClockKind
 from ..core.envelope import Problem
 from ..core.errors import Ending, SideEffects
-from ..core.redaction import is_secret_header
 from ..core.trace import TRACEPARENT
 from ..core.validation import field
+from ..core.visible_text import is_secret_header
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope, current_scope
 from ..runtime.call import Call, Outcome, Work, wound_down_problem

@@ -33,8 +33,8 @@ import httpx2
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import Clocks
 from ..core.json_values import write_json
-from ..core.redaction import hide_credentials, hide_values
 from ..core.value_types import value
+from ..core.visible_text import hide_credentials, hide_values
 from ..process.command_task import make_private_directory, prune_spills, spill_path
 
 if TYPE_CHECKING:

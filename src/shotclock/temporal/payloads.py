@@ -31,7 +31,7 @@ from temporalio.converter import (
 )
 
 from ..core.errors import Failure
-from ..core.redaction import Redaction
+from ..core.visible_text import Redaction
 from ..store.home import make_private_directory, state_home
 from ..workflow.schema import WorkflowFile, ai_steps
 from ..workflow.state import HIDES, JsonObject, record_workflow

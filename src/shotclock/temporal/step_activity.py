@@ -29,9 +29,9 @@ from ..core.clocks import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, 
 from ..core.envelope import Envelope
 from ..core.errors import Failure, SideEffects
 from ..core.overtime import OvertimeRequest
-from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import replace, value
+from ..core.visible_text import looks_secret
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Scope, current_scope

@@ -19,8 +19,8 @@ from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from .._version import __version__
-from ..core.redaction import looks_secret
 from ..core.value_types import value
+from ..core.visible_text import looks_secret
 from ..inbox.inbox import KEY_FILE
 from ..process import kernel
 from ..runtime.preloaded_zygote import Program

@@ -14,9 +14,9 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure
 from ..core.proposal import Proposal, result_of
-from ..core.redaction import looks_secret
 from ..core.trace import TraceContext
 from ..core.value_types import entity, field, replace, value
+from ..core.visible_text import looks_secret
 from ..inbox.access import Principal
 from ..inbox.approval import ask_person
 from ..inbox.inbox import Inbox

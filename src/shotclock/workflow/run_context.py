@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.proposal import Proposal
-from ..core.redaction import Redaction
 from ..core.value_types import field, value
+from ..core.visible_text import Redaction
 from ..providers.provider import ForeignProposal, Providers
 from .schema import WorkflowFile
 from .state import JsonObject, StepState

@@ -25,8 +25,8 @@ from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
 from ..core.proposal_checks import TITLE_LIMIT
-from ..core.redaction import HIDDEN
 from ..core.validation import ValidationError
+from ..core.visible_text import HIDDEN
 from ..inbox.access import Principal
 from ..inbox.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ..inbox.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden

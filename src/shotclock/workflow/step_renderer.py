@@ -13,7 +13,7 @@ from ..core.clocks import Clocks
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.json_values import as_text, is_true
-from ..core.redaction import looks_secret
+from ..core.visible_text import looks_secret
 from ..providers.ai import AI, AiStep, read_prompt
 from ..providers.command import CommandStep, ToolStep, shell_argv
 from ..providers.provider import STEP_TYPES, StepPart, StepType
