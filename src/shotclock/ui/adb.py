@@ -222,6 +222,10 @@ class Adb:
         with _own_server() as own:
             return await self.list_phones(own)
 
+    def _unconnected(self, output: str) -> Failure:
+        advice = f"{output}: {_ADVICE['unauthorized']}" if "authenticate" in output else output
+        return Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected: {advice}")
+
     async def _look_for_phone(self) -> None:
         """Raise Failure if no phone is usable. The server of this search ends with it."""
         if not self.is_on_network:
@@ -230,7 +234,7 @@ class Adb:
         with _own_server() as own:
             output = await self._try("connect", self.serial, within_ms=CONNECT_MS, socket=own)
         if "connected to" not in output:
-            raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected: {output}")
+            raise self._unconnected(output)
 
     async def _ask_adb(self, *words: str, within_ms: int, socket: str | None = None) -> ProgramOutput:
         try:
@@ -252,7 +256,7 @@ class Adb:
             output = await self._try("connect", self.serial, within_ms=min(CONNECT_MS, time.left_ms))
             phones = await self.list_phones()
             if all(each.serial != self.serial for each in phones):
-                raise Failure("DEVICE_UNAVAILABLE", f"{self.serial} cannot be connected: {output}")
+                raise self._unconnected(output)
         choose_phone(phones, self.serial)
 
     async def _try(self, *words: str, within_ms: int, socket: str | None = None) -> str:
