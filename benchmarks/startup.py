@@ -78,16 +78,16 @@ def measure(quick: bool) -> Table:
         TITLE,
         NOTE,
         [
-            compared(what, taken["exec"], "`python -c pass`", taken["pass"], shown, Bar(3.5)),
+            compared(what, taken["exec"], "`python -c pass`", taken["pass"], shown, Bar(4.5)),
             compared(what, taken["exec"], "`timeout 5 true`", taken["timeout(1)"], shown),
             compared(what, taken["exec"], "Python, `subprocess.run(timeout=5)`", taken["subprocess.run"], shown),
             compared("`import shotclock`", taken["import"], "`python -c pass`", taken["pass"], shown, Bar(3)),
             compared(
                 "`from shotclock import Runtime`", taken["import Runtime"], "`python -c pass`", taken["pass"], shown
             ),
-            compared("`shotclock run` of one step", taken["run"], "`python -c pass`", taken["pass"], shown, Bar(14)),
+            compared("`shotclock run` of one step", taken["run"], "`python -c pass`", taken["pass"], shown, Bar(17)),
             compared("`shotclock check` of it", taken["check"], "`python -c pass`", taken["pass"], shown, Bar(10)),
             compared("`shotclock inbox list`", taken["inbox list"], "`python -c pass`", taken["pass"], shown, Bar(8)),
-            compared("a command of an App", taken["app"], "`python -c pass`", taken["pass"], shown, Bar(10)),
+            compared("a command of an App", taken["app"], "`python -c pass`", taken["pass"], shown, Bar(11)),
         ],
     )
