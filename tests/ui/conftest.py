@@ -57,8 +57,8 @@ class MemoryDevice:
     async def click(self, params: Any, time: Countdown) -> Any:
         return await self._do(params.matcher.text_equals, time.limit_ms)
 
-    async def press_key(self, key: str, time: Countdown) -> Any:
-        return await self._do(key, time.limit_ms)
+    async def press_key(self, params: Any, time: Countdown) -> Any:
+        return await self._do(params.key, time.limit_ms)
 
     async def read_text(self, matcher: Any, time: Countdown) -> Any:
         return await self._do(matcher.text_equals, time.limit_ms)
@@ -70,8 +70,8 @@ class MemoryDevice:
             return False
         return True
 
-    async def wait_for_node(self, matcher: Any, state: str, time: Countdown) -> Any:
-        return await self._do(matcher.text_equals, time.limit_ms)
+    async def wait_for_node(self, params: Any, time: Countdown) -> Any:
+        return await self._do(params.matcher.text_equals, time.limit_ms)
 
     async def scroll(self, params: Scroll, time: Countdown) -> Any:
         return await self._do("scroll", time.limit_ms)

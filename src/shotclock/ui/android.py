@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import TypeVar
 from xml.parsers import expat
 
 from ..core.clocks import NS_PER_MS
@@ -23,10 +23,10 @@ from ..core.errors import Failure
 from ..core.value_types import record
 from ..process.clock import monotonic_ns
 from ..process.command_task import make_private_directory
-from . import client
+from . import client, payload
 from .adb import CONNECT_MS, INSTALL, NO_PHONE, STATE_MS, Adb, choose_phone, find_adb
 from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
-from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
+from .payload import Matcher
 
 T = TypeVar("T")
 NodeKey = tuple[object, ...]
@@ -208,10 +208,11 @@ class AndroidDevice:
     async def _sees(self, matcher: Matcher, time: Countdown) -> bool:
         return any((await self._dump(time)).find(matcher, self._refs))
 
-    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
-        app, package = _check_app(application_id), application_id.partition("/")[0]
+    async def open_app(self, params: payload.OpenApp, time: Countdown) -> dict[str, object]:
+        app = _check_app(params.application_id)
+        package = app.partition("/")[0]
         start = f"am start -W -n {app}" if "/" in app else f"monkey -p {app} -c android.intent.category.LAUNCHER 1"
-        await self._order(f"open_app {application_id}", start, time)
+        await self._order(f"open_app {app}", start, time)
 
         async def check() -> dict[str, object]:
             place = await self.look(time.left_ms)
@@ -226,13 +227,14 @@ class AndroidDevice:
                 raise
             raise Failure("OPERATION_TIMEOUT", str(failure)) from None
 
-    async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
-        script = f"am start -W -a android.intent.action.VIEW -d {shlex.quote(uri)}"
-        await self._order(f"open_uri {uri[:200]}", script, time)
+    async def open_uri(self, params: payload.OpenUri, time: Countdown) -> dict[str, object]:
+        script = f"am start -W -a android.intent.action.VIEW -d {shlex.quote(params.uri)}"
+        await self._order(f"open_uri {params.uri[:200]}", script, time)
         return {"where": (await self.look(time.left_ms)).where}
 
-    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]:
-        package = application_id.partition("/")[0] if application_id else _package_of(await self.look(time.limit_ms))
+    async def close_app(self, params: payload.CloseApp, time: Countdown) -> dict[str, object]:
+        named = params.application_id
+        package = named.partition("/")[0] if named else _package_of(await self.look(time.limit_ms))
         await self._order(f"close_app {package}", f"am force-stop {_check_app(package)}", time)
         return {"applicationId": package}
 
@@ -246,7 +248,7 @@ class AndroidDevice:
             why = (refusals or lines or [f"exit code {code}"])[0][:300]
             raise Failure("ACTION_FAILED", f"{what}: the phone answered {why!r}")
 
-    async def click(self, params: Click, time: Countdown) -> dict[str, object]:
+    async def click(self, params: payload.Click, time: Countdown) -> dict[str, object]:
         if params.matcher is not None:
             _, found = await self._find(params.matcher, time, enabled=True)
             if params.click_type == "focus" and not found[0].is_editable:
@@ -260,7 +262,7 @@ class AndroidDevice:
         )
         return {"x": x, "y": y}
 
-    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]:
+    async def enter_text(self, params: payload.EnterText, time: Countdown) -> dict[str, object]:
         typed = _type(params.text)
         _, found = await self._find(params.matcher, time, enabled=True)
         if not found[0].is_editable:
@@ -278,7 +280,8 @@ class AndroidDevice:
         await self._order("enter_text", " && ".join(steps), time)
         return {"length": len(params.text)}
 
-    async def press_key(self, key: str, time: Countdown) -> dict[str, object]:
+    async def press_key(self, params: payload.PressKey, time: Countdown) -> dict[str, object]:
+        key = params.key
         *modifiers, last = [key] if len(key) == 1 else key.lower().split("+")
         if not modifiers and len(last) == 1:
             script = " && ".join(_type(last))
@@ -288,7 +291,7 @@ class AndroidDevice:
         await self._order(f"press_key {key}", script, time)
         return {}
 
-    async def scroll(self, params: Scroll, time: Countdown) -> bool:
+    async def scroll(self, params: payload.Scroll, time: Countdown) -> bool:
         if params.container is None:
             before = await self._dump(time)
             left, top, right, bottom = before.screen
@@ -317,21 +320,19 @@ class AndroidDevice:
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
         return await self._sees(matcher, Countdown(within_ms))
 
-    async def wait_for_node(
-        self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
-    ) -> dict[str, object]:
-        if state == "visible":
-            await self._find(matcher, time)
-            return {"state": state}
+    async def wait_for_node(self, params: payload.WaitForNode, time: Countdown) -> dict[str, object]:
+        if params.state == "visible":
+            await self._find(params.matcher, time)
+            return {"state": params.state}
 
         async def check() -> dict[str, object]:
-            if await self._sees(matcher, time):
-                raise _NotYet(f"a node with {matcher.describe()} is still visible")
-            return {"state": state}
+            if await self._sees(params.matcher, time):
+                raise _NotYet(f"a node with {params.matcher.describe()} is still visible")
+            return {"state": params.state}
 
         return await self._until(time, check)
 
-    async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
+    async def wait_for_navigation(self, params: payload.WaitForNavigation, time: Countdown) -> dict[str, object]:
         if params.expected_url is not None:
             raise Failure("ACTION_UNSUPPORTED", "a phone shows no address: use expectedPackage or expectedNode")
         node = params.expected_node

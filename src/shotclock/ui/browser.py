@@ -13,13 +13,14 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from ..core.clocks import NS_PER_MS
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
+from . import payload
 from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
-from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
+from .payload import Matcher
 
 T = TypeVar("T")
 
@@ -378,10 +379,13 @@ class BrowserDevice:
             if not was_received or self._leaving.get(page, ("", 0))[1] < began_ns:
                 raise
 
-    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]:
-        raise Failure("ACTION_UNSUPPORTED", f"a browser has no apps; to open a page write https://{application_id}")
+    async def open_app(self, params: payload.OpenApp, time: Countdown) -> dict[str, object]:
+        raise Failure(
+            "ACTION_UNSUPPORTED", f"a browser has no apps; to open a page write https://{params.application_id}"
+        )
 
-    async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
+    async def open_uri(self, params: payload.OpenUri, time: Countdown) -> dict[str, object]:
+        uri = params.uri
         if uri.strip().partition(":")[0].lower() not in SCHEMES:
             raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
         async with self._explained(f"opening {uri[:200]}", time.limit_ms):
@@ -398,7 +402,7 @@ class BrowserDevice:
                 return {"where": page.url, "download": True}
         return {"where": page.url} | ({} if answer is None else {"status": answer.status})
 
-    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]:
+    async def close_app(self, params: payload.CloseApp, time: Countdown) -> dict[str, object]:
         page = self._page
         async with self._explained("closing", time.limit_ms):
             if self._is_own and len(self._pages) == 1:
@@ -407,7 +411,7 @@ class BrowserDevice:
         self._forget(page)
         return {}
 
-    async def click(self, params: Click, time: Countdown) -> dict[str, object]:
+    async def click(self, params: payload.Click, time: Countdown) -> dict[str, object]:
         page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
         async with self._explained("click", time.limit_ms, matcher=params.matcher):
             if params.coordinate is not None:
@@ -420,7 +424,7 @@ class BrowserDevice:
                     await self._order(node.click(timeout=time.left_ms, delay=delay))
         return {"where": self._page.url}
 
-    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]:
+    async def enter_text(self, params: payload.EnterText, time: Countdown) -> dict[str, object]:
         async with self._explained("enter_text", time.limit_ms, matcher=params.matcher):
             node = await self._await_node(params.matcher, time)
             if params.clear:
@@ -431,7 +435,8 @@ class BrowserDevice:
                 await self._order(node.press("Enter", timeout=time.left_ms))
         return {"length": len(params.text)}
 
-    async def press_key(self, key: str, time: Countdown) -> dict[str, object]:
+    async def press_key(self, params: payload.PressKey, time: Countdown) -> dict[str, object]:
+        key = params.key
         page = self._page
         if key.lower() in ("home", "recents"):
             raise Failure("ACTION_UNSUPPORTED", f"a browser has no key {key!r}; move_home is Home")
@@ -444,7 +449,7 @@ class BrowserDevice:
                 await _bounded(page.keyboard.press(keys), time.limit_ms)
         return {"where": page.url}
 
-    async def scroll(self, params: Scroll, time: Countdown) -> bool:
+    async def scroll(self, params: payload.Scroll, time: Countdown) -> bool:
         page, ratio = self._page, params.distance_ratio
         x, y = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}[params.direction]
         step = [x * ratio, y * ratio]
@@ -473,24 +478,26 @@ class BrowserDevice:
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
         try:
-            await self.wait_for_node(matcher, "visible", Countdown(min(GLANCE_MS, within_ms)))
+            await self._await_visible(matcher, Countdown(min(GLANCE_MS, within_ms)))
         except Failure as failure:
             if failure.code != "WAIT_TIMEOUT":
                 raise
             return False
         return True
 
-    async def wait_for_node(
-        self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
-    ) -> dict[str, object]:
-        async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", matcher):
-            if state == "visible":
-                await self._await_node(matcher, time)
-            else:
-                await self._await_hidden(matcher, time.limit_ms)
-        return {"where": self._page.url, "state": state}
+    async def wait_for_node(self, params: payload.WaitForNode, time: Countdown) -> dict[str, object]:
+        if params.state == "visible":
+            await self._await_visible(params.matcher, time)
+        else:
+            async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", params.matcher):
+                await self._await_hidden(params.matcher, time.limit_ms)
+        return {"where": self._page.url, "state": params.state}
 
-    async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
+    async def _await_visible(self, matcher: Matcher, time: Countdown) -> None:
+        async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", matcher):
+            await self._await_node(matcher, time)
+
+    async def wait_for_navigation(self, params: payload.WaitForNavigation, time: Countdown) -> dict[str, object]:
         if params.expected_package is not None:
             raise Failure("ACTION_UNSUPPORTED", "a browser has no packages: use expectedUrl or expectedNode")
         page = self._page
@@ -505,7 +512,7 @@ class BrowserDevice:
                 message = f"the address is {page.url[:200]}, not {params.expected_url} within {time.limit_ms} ms"
                 raise Failure("WAIT_TIMEOUT", message) from None
         if params.expected_node is not None:
-            await self.wait_for_node(params.expected_node, "visible", Countdown(time.left_ms))
+            await self._await_visible(params.expected_node, Countdown(time.left_ms))
         return {"where": page.url}
 
     async def snapshot(self, time: Countdown) -> Snapshot:

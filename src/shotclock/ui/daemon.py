@@ -138,8 +138,8 @@ class _Holder:
 class _DeviceListener(CallListener):
     """Listener to the process of the device: events for the caller, and programs to run for the device."""
 
-    def __init__(self, daemon: Daemon, on_event: Callable[[dict[str, Any]], None]) -> None:
-        self._daemon, self._on_event = daemon, on_event
+    def __init__(self, runtime: Runtime, on_event: Callable[[dict[str, Any]], None]) -> None:
+        self._services, self._on_event = RuntimeServices(runtime), on_event
         self._rest = ""
         self.events: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
@@ -155,9 +155,9 @@ class _DeviceListener(CallListener):
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
         if question == RUN_COMMAND and isinstance(value, dict):
-            return self._daemon.run_command(list(value["argv"]), int(value["within_ms"]))
+            return self._services.run_command(value["argv"], within_ms=value["within_ms"])
         if question == START_PROGRAM and isinstance(value, list):
-            return self._daemon.start_program(value)
+            return self._services.start_program(value)
         return super().ask(question, value)
 
 
@@ -298,7 +298,7 @@ class Daemon:
             # The lock file has content once a daemon has opened the device. Phones and attached apps keep their pages.
             is_fresh = os.fstat(self._lock).st_size > 0 and kind_of(self._device) == "browser"
             call = self._runtime.begin(OPEN, {"device": self._device, "is_fresh": is_fresh})
-            listener = _DeviceListener(self, lambda event: None)
+            listener = _DeviceListener(self._runtime, lambda event: None)
             envelope = await self._runtime.conclude(call, self._judge_start(call, listener))
             self._opened = envelope.ok
             if envelope.ok:
@@ -329,14 +329,6 @@ class Daemon:
         self._runtime = self._new_runtime()
         await self._runtime.__aenter__()
 
-    async def run_command(self, argv: list[str], within_ms: int) -> dict[str, object]:
-        output = await RuntimeServices(self._runtime).run_command(argv, within_ms=within_ms)
-        stdout = base64.b64encode(output.stdout).decode()
-        return {"exit_code": output.exit_code, "stdout": stdout, "stderr": output.stderr}
-
-    async def start_program(self, argv: list[str]) -> None:
-        await RuntimeServices(self._runtime).start_program(argv)
-
     async def _execute(self, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
         began_ns, trace = monotonic_ns(), parse_trace(request.get("traceparent"))
         try:
@@ -361,7 +353,7 @@ class Daemon:
             call.caller = trace or call.caller
             ring_s = call.bound.limit_ms / 1000
             ringing = asyncio.get_running_loop().call_later(ring_s, lambda: send(mayTakeMs=KILL_LIMIT_MS))
-            listener = _DeviceListener(self, lambda event: send(event=event))
+            listener = _DeviceListener(self._runtime, lambda event: send(event=event))
             self._executing = asyncio.ensure_future(self._run(execution, call, listener))
             await asyncio.wait([self._executing, left], return_when=asyncio.FIRST_COMPLETED)
             if left.done():

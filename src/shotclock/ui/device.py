@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 from ..core.clocks import Deadline
 from ..core.errors import Failure
 from ..core.value_types import value
 from ..process.clock import monotonic_ns
-from .payload import Click, EnterText, Matcher, Scroll, WaitForNavigation
+from .payload import Matcher, Scroll
 
 # For each part of a device's name before the colon, its module.
 KINDS = {"browser": ".browser", "cdp": ".browser", "android": ".android"}
@@ -100,7 +100,12 @@ class DeviceServices(Protocol):
 
 
 class Device(Protocol):
-    """A browser's page or a phone."""
+    """A browser's page or a phone.
+
+    The actions that are not listed here are methods too. Each has the name of its action, takes the params and a
+    `Countdown`, and returns the data of the step. `open_uri` returns once the document is there; `wait_for_navigation`
+    once the expected package, node and address are there at once.
+    """
 
     is_fresh: bool  # whether it has lost its earlier page, and no result has reported that yet
 
@@ -119,20 +124,6 @@ class Device(Protocol):
     async def close(self) -> None:
         """Close the device. Its process ends next; anything that hangs is killed then."""
 
-    async def open_app(self, application_id: str, time: Countdown) -> dict[str, object]: ...
-
-    async def open_uri(self, uri: str, time: Countdown) -> dict[str, object]:
-        """Open an address, and return once its document is there."""
-
-    async def close_app(self, application_id: str | None, time: Countdown) -> dict[str, object]: ...
-
-    async def click(self, params: Click, time: Countdown) -> dict[str, object]: ...
-
-    async def enter_text(self, params: EnterText, time: Countdown) -> dict[str, object]: ...
-
-    async def press_key(self, key: str, time: Countdown) -> dict[str, object]:
-        """Press a key of `payload.KEYS` or a character, after its modifiers, as in `ctrl+a`."""
-
     async def scroll(self, params: Scroll, time: Countdown) -> bool:
         """Scroll by `distance_ratio` of the visible part. Return whether anything moved."""
 
@@ -142,13 +133,6 @@ class Device(Protocol):
     async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]: ...
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool: ...
-
-    async def wait_for_node(
-        self, matcher: Matcher, state: Literal["visible", "hidden"], time: Countdown
-    ) -> dict[str, object]: ...
-
-    async def wait_for_navigation(self, params: WaitForNavigation, time: Countdown) -> dict[str, object]:
-        """Wait until the expected package, node and address are there at once."""
 
     async def snapshot(self, time: Countdown) -> Snapshot: ...
 

@@ -26,7 +26,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired
 from ..core.envelope import describe_exception
@@ -275,18 +275,6 @@ async def _sleep(duration_ms: int, budget: StepBudget) -> dict[str, object]:
 async def perform(device: Device, action: Action, within_ms: int) -> dict[str, object]:
     time = Countdown(within_ms)
     match action.params:
-        case payload.OpenApp() as params:
-            return await device.open_app(params.application_id, time)
-        case payload.OpenUri() as params:
-            return await device.open_uri(params.uri, time)
-        case payload.CloseApp() as params:
-            return await device.close_app(params.application_id, time)
-        case payload.Click() as params:
-            return await device.click(params, time)
-        case payload.EnterText() as params:
-            return await device.enter_text(params, time)
-        case payload.PressKey() as params:
-            return await device.press_key(params.key, time)
         case payload.Scroll() as params:
             return {"moved": await device.scroll(params, time)}
         case payload.ScrollUntil() as params:
@@ -305,11 +293,8 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
             return shorten_snapshot(await device.snapshot(time), params.max_bytes)
         case payload.TakeScreenshot() as params:
             return await _keep_image(await device.screenshot(time), params.path)
-        case payload.WaitForNode() as params:
-            return await device.wait_for_node(params.matcher, params.state, time)
-        case payload.WaitForNavigation() as params:
-            return await device.wait_for_navigation(params, time)
-    raise Failure("ACTION_UNSUPPORTED", f"{action.type} cannot be done")
+    method: Callable[[payload.Params, Countdown], Awaitable[dict[str, object]]] = getattr(device, action.type)
+    return await method(action.params, time)
 
 
 def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
@@ -411,8 +396,7 @@ class _DaemonServices:
         self.ctx: Context | None = None
 
     async def run_command(self, argv: Sequence[str], *, within_ms: int) -> ProgramOutput:
-        answer: Any = await self._ask(RUN_COMMAND, {"argv": list(argv), "within_ms": within_ms})
-        return ProgramOutput(answer["exit_code"], base64.b64decode(answer["stdout"]), answer["stderr"])
+        return cast(ProgramOutput, await self._ask(RUN_COMMAND, {"argv": list(argv), "within_ms": within_ms}))
 
     async def start_program(self, argv: Sequence[str]) -> None:
         await self._ask(START_PROGRAM, list(argv))
