@@ -114,10 +114,7 @@ def _has_tokens() -> bool:
 def serve_target(text: str, options: Options) -> int:
     """Serve an App that this process never imports; return the exit code. Raises Failure. No process survives this."""
     target = parse_target(text)
-    runtime = Runtime(
-        program=target.program,
-        most_workers=share_descriptors(MOST_WORKERS)[0],
-    )
+    runtime = Runtime(program=target.program, most_workers=share_descriptors(MOST_WORKERS)[0])
     return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
 
 
@@ -166,33 +163,16 @@ async def _serve_inbox(options: Options) -> int:
                 say=stderr.say,
             )
             serving = asyncio.ensure_future(http.run_until_left())
-            stopping = asyncio.ensure_future(signals.arrived.wait())
-            # Unbounded on purpose: a server runs until it is stopped.
-            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
+            await signals.wait_beside(serving)
             await _leave(http, serving)
         finally:
             await inbox.close()
     return signals.exit_code
 
 
-def serve_app(
-    app: ServedApp,
-    *,
-    http: str | None = None,
-    operation_timeout: object = None,
-    operation_timeout_ms: object = None,
-    require_token: bool = False,
-    elicitation: bool = False,
-) -> None:
+def serve_app(app: ServedApp, **written: Any) -> None:
     """Serve an App from its own program; its functions run elsewhere. Raises Failure, and SystemExit at a signal."""
-    options, mistakes = options_of(
-        http=http,
-        operation_timeout=operation_timeout,
-        operation_timeout_ms=operation_timeout_ms,
-        require_token=require_token,
-        elicitation=elicitation,
-    )
+    options, mistakes = options_of(**written)
     if mistakes:
         raise Failure("ARG_ERROR", join_problems(mistakes), context={"errors": mistakes})
     runtime = Runtime(
@@ -323,10 +303,7 @@ class _Serving:
             await _leave(http, serving)
 
     async def _serve_until_stopped(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
-        stopping = asyncio.ensure_future(self._signals.arrived.wait())
-        # Unbounded on purpose: a server runs until its client leaves or it is stopped.
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await self._signals.wait_beside(serving)
         if not serving.done():
             server.middleware.stop(self._signals.name)
             await self._runtime.close()  # first, so that the waiting calls are answered
@@ -334,9 +311,8 @@ class _Serving:
 
     async def _unless_stopped(self, work: Awaitable[Any]) -> Any:
         """Return the result; None if a signal arrives first."""
-        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._signals.arrived.wait())
-        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        task = asyncio.ensure_future(work)
+        await self._signals.wait_beside(task)
         if self._signals.arrived.is_set():
             task.cancel()
             return None
@@ -359,6 +335,12 @@ class StopSignals:
     def __exit__(self, *raised: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
+
+    async def wait_beside(self, work: asyncio.Future[Any]) -> None:
+        """Wait for a signal or the end of the work. Unbounded on purpose: a server runs until it is stopped."""
+        stopping = asyncio.ensure_future(self.arrived.wait())
+        await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
 
     def _arrive(self, number: int) -> None:
         if self.arrived.is_set():

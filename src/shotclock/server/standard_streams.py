@@ -77,23 +77,27 @@ class PipeWriter:
 
 
 class Allowance:
-    """A number of bytes at once, and a number more each second."""
+    """A number of units at once, and a number more each second."""
 
-    def __init__(self, at_once: int, per_second: int) -> None:
-        self._at_once = at_once
+    def __init__(self, at_once: int, per_second: float) -> None:
+        self.at_once = at_once
         self._per_second = per_second
         self._left = float(at_once)
         self._at_ns = monotonic_ns()
-        self.is_used_up = False  # True from the first refusal until half of the allowance is back
 
-    def take(self, count: int) -> bool:
+    @property
+    def left(self) -> float:
         now_ns = monotonic_ns()
-        self._left = min(self._at_once, self._left + (now_ns - self._at_ns) * self._per_second / 10**9)
+        self._left = min(self.at_once, self._left + (now_ns - self._at_ns) * self._per_second / 10**9)
         self._at_ns = now_ns
-        self.is_used_up = count > self._left or (self.is_used_up and self._left < self._at_once / 2)
-        if not self.is_used_up:
-            self._left -= count
-        return not self.is_used_up
+        return self._left
+
+    def take(self, count: int = 1) -> int:
+        """Take units. Returns 0, or the milliseconds until there are enough."""
+        if (missing := count - self.left) > 0:
+            return int(missing / self._per_second * 1000) + 1
+        self._left -= count
+        return 0
 
 
 class ServerStderr(io.TextIOBase):
@@ -105,6 +109,7 @@ class ServerStderr(io.TextIOBase):
         # Lines about mistakes of clients, from the server and its libraries; refilled in a quarter of an hour.
         self._own = Allowance(1024 * 1024, 1024)
         self._tools = Allowance(16 * 1024 * 1024, 16 * 1024)
+        self._used_up: set[Allowance] = set()  # from the first refusal until half of the allowance is back
         self.dropped = 0
 
     @property
@@ -129,13 +134,15 @@ class ServerStderr(io.TextIOBase):
         self._write(f"shotclock: {line}\n".encode("utf-8", "backslashreplace"))
 
     def _write_within(self, allowance: Allowance, content: bytes, why: str) -> None:
-        was_used_up = allowance.is_used_up
-        if allowance.take(len(content)):
-            self._write(content)
-            return
-        self.dropped += len(content)
-        if not was_used_up:
+        if allowance in self._used_up and allowance.left >= allowance.at_once / 2:
+            self._used_up.remove(allowance)
+        if allowance not in self._used_up:
+            if not allowance.take(len(content)):
+                self._write(content)
+                return
+            self._used_up.add(allowance)
             self.say(f"{why}: most of it is left out for a while")
+        self.dropped += len(content)
 
     def _write(self, content: bytes) -> None:
         if self._writer.held + len(content) > MOST_HELD:

@@ -38,10 +38,10 @@ from ..inbox import person_wait
 from ..inbox.access import ANONYMOUS, Principal, Role
 from ..inbox.inbox import Inbox
 from ..inbox.person_wait import CallWait, Waited
-from ..process.clock import monotonic_ns
 from ..runtime.call import Call, CallRequest, Outcome
 from ..runtime.control import live_calls
 from ..runtime.control_channel import ask_holder, extend, wind_down
+from .standard_streams import Allowance
 
 JOB_TOOL = "job"
 PROPOSE, CHECK, WITHDRAW = "propose", "check-proposal", "withdraw-proposal"
@@ -519,8 +519,7 @@ class ProgressReports:
         self._report = report
         self._highest: float | None = None
         self._unsent: list[tuple[float, float | None, str | None]] = []
-        self._allowed = float(BURST)
-        self._counted_ns = monotonic_ns()
+        self._allowance = Allowance(BURST, 1 / INTERVAL_S)
         self._sending: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
@@ -528,7 +527,7 @@ class ProgressReports:
         if self._closed.is_set() or (self._highest is not None and done <= self._highest):
             return
         self._highest = done
-        if len(self._unsent) >= max(1.0, self._allowed):
+        if len(self._unsent) >= max(1.0, self._allowance.left):
             self._unsent.pop()  # too many to send: replaced by the latest
         self._unsent.append((done, total, message))
         if self._sending is None:
@@ -537,14 +536,11 @@ class ProgressReports:
     async def _send(self) -> None:
         try:
             while self._unsent:
-                now_ns = monotonic_ns()
-                earned = (now_ns - self._counted_ns) / (INTERVAL_S * 1e9)
-                self._allowed, self._counted_ns = min(self._allowed + earned, float(BURST)), now_ns
-                if self._allowed < 1 and not self._closed.is_set():
+                wait_ms = self._allowance.take()
+                if wait_ms and not self._closed.is_set():
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._closed.wait(), (1 - self._allowed) * INTERVAL_S)
+                        await asyncio.wait_for(self._closed.wait(), wait_ms / 1000)
                     continue
-                self._allowed -= 1
                 done, total, message = self._unsent.pop(0)
                 is_count = isinstance(done, int) and (total is None or isinstance(total, int))
                 if message and is_count:

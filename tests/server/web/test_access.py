@@ -413,7 +413,7 @@ def test_whoever_asks_too_often_is_told_when_to_come_back_and_others_are_not_kep
 
     def until_refused() -> Any:
         with ThreadPoolExecutor(4) as pool:
-            for answer in pool.map(lambda _: served.ask("GET", "/health", token=busy), range(4 * API_RATE.burst)):
+            for answer in pool.map(lambda _: served.ask("GET", "/health", token=busy), range(4 * API_RATE[0])):
                 if answer.status != 200:
                     pool.shutdown(cancel_futures=True)
                     return answer

@@ -28,7 +28,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from http.cookies import CookieError, SimpleCookie
@@ -55,6 +55,7 @@ from ...runtime.outcomes import outcome_of_error, timeout_problem
 from ...store.home import load_private_key, make_private_directory
 from ...store.store import Store
 from ..addresses import Site
+from ..standard_streams import Allowance
 
 KEY_FILE = "operators.key"
 LASTS_MS = 30 * 24 * 60 * 60 * 1000
@@ -126,33 +127,6 @@ class Link:
 
 MOST_REMEMBERED = 4_096  # principals and addresses whose rate is kept. Clients cannot invent them
 
-
-@value
-class Rate:
-    """Requests at once, and more each second."""
-
-    per_second: float
-    burst: int
-
-
-class Buckets:
-    def __init__(self, rate: Rate) -> None:
-        self._rate = rate
-        self._left: OrderedDict[str, tuple[float, int]] = OrderedDict()
-
-    def take(self, who: str) -> int:
-        """Take one request. Returns 0, or the milliseconds until one is allowed."""
-        now = monotonic_ns()
-        left, at = self._left.get(who, (float(self._rate.burst), now))
-        left = min(self._rate.burst, left + (now - at) * self._rate.per_second / 1_000_000_000)
-        wait_ms = 0 if left >= 1 else int((1 - left) / self._rate.per_second * 1000) + 1
-        self._left[who] = (left if wait_ms else left - 1, now)
-        self._left.move_to_end(who)
-        if len(self._left) > MOST_REMEMBERED:
-            self._left.popitem(last=False)
-        return wait_ms
-
-
 KNOWN_HOSTS = 64  # host headers whose check is kept. Invented ones only displace each other
 IS_STILL = "shotclock.is_still"
 PROOF_HEADER = "shotclock-proof"
@@ -161,9 +135,10 @@ MCP_PATH = "/mcp"
 SESSION_PATH = "/api/inbox/session"
 BODY_LIMIT = 4 * 1024 * 1024  # a proposed and a current file of a megabyte each, escaped in JSON; the limit of MCP
 SMALL_BODY_LIMIT = 64 * 1024
-API_RATE = Rate(per_second=20, burst=200)  # a person with two pages and a script stays far below this
-MCP_RATE = Rate(per_second=100, burst=1_000)  # for MCP from other machines only
-WRONG_TOKEN_RATE = Rate(per_second=0.5, burst=20)
+# Requests at once, and more each second.
+API_RATE = (200, 20.0)  # a person with two pages and a script stays far below this
+MCP_RATE = (1_000, 100.0)  # for MCP from other machines only
+WRONG_TOKEN_RATE = (20, 0.5)
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -196,9 +171,7 @@ class AuthMiddleware:
         self._store = store
         self.sessions = Sessions(lambda: store().home)
         self.link = link
-        self._api = Buckets(API_RATE)
-        self._mcp = Buckets(MCP_RATE)
-        self._wrong = Buckets(WRONG_TOKEN_RATE)
+        self._api, self._mcp, self._wrong = map(_allowances, (API_RATE, MCP_RATE, WRONG_TOKEN_RATE))
         self._most_each = most_each
         self._answering: Counter[str] = Counter()
 
@@ -272,9 +245,9 @@ class AuthMiddleware:
             return ANONYMOUS
         principal = await self._principal(headers, _address(scope))
         if path != MCP_PATH:
-            _count(self._api, f"{principal.role} {principal.name}")
+            _count(self._api(f"{principal.role} {principal.name}"))
         elif not self.is_direct(headers):
-            _count(self._mcp, f"{principal.role} {principal.name}")
+            _count(self._mcp(f"{principal.role} {principal.name}"))
         return principal
 
     async def _principal(self, headers: Headers, address: str) -> Principal:
@@ -305,7 +278,7 @@ class AuthMiddleware:
         principal = await asyncio.to_thread(Access(store).authenticate, token, now)
         found = None if principal is None else await asyncio.to_thread(store.tokens.get, token.split("_")[2])
         if principal is None or found is None:
-            _count(self._wrong, address)
+            _count(self._wrong(address))
             raise Refused("TOKEN_INVALID", "this token is not known, or was revoked, or has expired", headers=_BEARER)
         return principal, found.id, found.expires_at
 
@@ -340,8 +313,13 @@ class AuthMiddleware:
         return f"shotclock-inbox-{self._site.port}"
 
 
-def _count(buckets: Buckets, who: str) -> None:
-    if wait_ms := buckets.take(who):
+def _allowances(rate: tuple[int, float]) -> Callable[[str], Allowance]:
+    """Return the allowance of each principal or address, as long as it is remembered."""
+    return lru_cache(MOST_REMEMBERED)(lambda who: Allowance(*rate))
+
+
+def _count(allowance: Allowance) -> None:
+    if wait_ms := allowance.take():
         raise Refused("RATE_LIMITED", "too many requests: try again in a moment", retry_after_ms=wait_ms)
 
 

@@ -29,14 +29,15 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...core.clocks import ProcessIdentity
 from ...core.errors import Failure
@@ -109,12 +110,48 @@ class Streams:
             await refusal("inbox events", failure)(scope, receive, send)
             return
         self._open[who] += 1
+
+        async def send_soon(message: Message) -> None:
+            async with asyncio.timeout(TAKEN_WITHIN_S):
+                await send(message)
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         try:
-            await _EventStream(inbox, request, after, self._ending, self._engine).run(receive, send)
+            async with aclosing(self._events(inbox, request, principal, after)) as events:
+                answer = StreamingResponse(events, headers=headers, media_type="text/event-stream")
+                await answer(scope, receive, send_soon)
+        except (TimeoutError, OSError):
+            pass  # the reader does not read, or has left
         finally:
             self._open[who] -= 1
             if not self._open[who]:
                 del self._open[who]
+
+    async def _events(
+        self, inbox: Inbox, request: Request, principal: Principal, after: int | None
+    ) -> AsyncGenerator[bytes]:
+        changes, ending = aiter(inbox.changes(after)), asyncio.ensure_future(self._ending.wait())
+        change = asyncio.ensure_future(anext(changes))
+        text = event("hello", {"now": wall_time().iso(), "engine": describe_engine(self._engine, principal)})
+        try:
+            # Unbounded on purpose: a stream lasts until its reader leaves or does not read, or the server stops.
+            while not ending.done():
+                if text:
+                    if not await is_still_known(request):
+                        return
+                    yield text
+                await asyncio.wait([change, ending], timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                if change.done():
+                    text = _describe(change.result(), principal)
+                    change = asyncio.ensure_future(anext(changes))
+                else:
+                    text = event("alive", {"engine": describe_engine(self._engine, principal)})
+        except StopAsyncIteration:
+            pass  # the inbox is closed
+        finally:
+            change.cancel()
+            ending.cancel()
+            await asyncio.wait([change, ending], timeout=TAKEN_WITHIN_S)
 
 
 def _after(request: Request) -> int | None:
@@ -126,61 +163,13 @@ def _after(request: Request) -> int | None:
     return int(written)
 
 
-class _EventStream:
-    def __init__(
-        self, inbox: Inbox, request: Request, after: int | None, ending: asyncio.Event, engine: FrontEnd | None
-    ) -> None:
-        self._changes = aiter(inbox.changes(after))
-        self._request = request
-        self._principal = principal_of(request)
-        self._ending = ending
-        self._engine = engine
-
-    async def run(self, receive: Receive, send: Send) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        ends = [asyncio.ensure_future(work) for work in (_until_gone(receive), self._ending.wait())]
-        change = asyncio.ensure_future(anext(self._changes))
-        text = event("hello", {"now": wall_time().iso(), "engine": describe_engine(self._engine, self._principal)})
-        try:
-            # Unbounded on purpose: a stream lasts until its reader leaves or does not read, or the server stops.
-            while not any(task.done() for task in ends):
-                if text:
-                    if not await is_still_known(self._request):
-                        break
-                    async with asyncio.timeout(TAKEN_WITHIN_S):
-                        await send({"type": "http.response.body", "body": text, "more_body": True})
-                await asyncio.wait([change, *ends], timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                if change.done():
-                    text = self._describe(change.result())
-                    change = asyncio.ensure_future(anext(self._changes))
-                else:
-                    text = event("alive", {"engine": describe_engine(self._engine, self._principal)})
-            async with asyncio.timeout(TAKEN_WITHIN_S):
-                await send({"type": "http.response.body", "body": b""})
-        except (TimeoutError, OSError, StopAsyncIteration):
-            pass  # the reader does not read or has left, or the inbox is closed
-        finally:
-            for task in (change, *ends):
-                task.cancel()
-            await asyncio.wait([change, *ends], timeout=TAKEN_WITHIN_S)
-
-    def _describe(self, change: Summary | Any) -> bytes:
-        """Return the event for a change; nothing if the principal may not see it."""
-        proposal = change if isinstance(change, Summary) else change.proposal
-        if not self._principal.may_see(proposal):
-            return b""
-        name = "proposal" if isinstance(change, Summary) else "reminder"
-        return event(name, summary(proposal, self._principal), proposal.seq)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _describe(change: Summary | Any, principal: Principal) -> bytes:
+    """Return the event for a change; nothing if the principal may not see it."""
+    proposal = change if isinstance(change, Summary) else change.proposal
+    if not principal.may_see(proposal):
+        return b""
+    name = "proposal" if isinstance(change, Summary) else "reminder"
+    return event(name, summary(proposal, principal), proposal.seq)
 
 
 def event(name: str, data: dict[str, Any], seq: int | None = None) -> bytes:
