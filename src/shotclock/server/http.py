@@ -19,13 +19,12 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import h11
 import uvicorn
-from anyio.lowlevel import checkpoint
 from mcp.server import _streamable_http_modern as modern_transport
 from mcp.server import streamable_http as sessions_transport
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
@@ -34,7 +33,6 @@ from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from sse_starlette import EventSourceResponse
-from sse_starlette.event import ensure_bytes
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -258,7 +256,6 @@ FAREWELL_S = 1  # for connections to close once the server stops and everything 
 # drop a connection that is silent for a minute.
 PING_S = 45.0
 HEAD_WITHIN_S = 0.05  # a client of a session gets the head of its answer by then, even if the answer takes longer
-TURNS_TO_END = 3  # turns of the loop that the SDK takes from the last event of an answer to its end
 # An answer, not a request or a notification, which may be the only message when a session ends.
 _ANSWER = re.compile(r'\{"jsonrpc":"2\.0","id":[^,]+,"(?:result|error)":')
 # Sessions of older clients take some 40 kB each. The longest idle one of a principal makes room for the next.
@@ -357,48 +354,33 @@ def _with_mcp(server: Server[Any], routes: list[Route]) -> Starlette:
 
 
 class EventStream(EventSourceResponse):
-    """The answer to one POST of an older client: notifications as events, and the answer as the last event.
+    """The answer to one POST of an older client. One that is ready soon, without notifications, is sent as JSON.
 
-    The SDK's own uses five tasks and wakes the client for the head, the answer and the end. Here everything that is
-    ready is sent together, and an answer without notifications is sent as JSON, which is cheaper to read.
+    Events cost the SDK five tasks, and the client wakes for the head, the answer and the end.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST" or self.data_sender_callable is None:
-            await super().__call__(scope, receive, send)
-            return
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.data_sender_callable)
-            tasks.start_soon(_cancel_when_left, receive, tasks.cancel_scope)
-            await self._send_events(send)
-            tasks.cancel_scope.cancel()
-
-    async def _send_events(self, send: Send) -> None:
+        work, self.data_sender_callable = self.data_sender_callable, None
         events = cast("MemoryObjectReceiveStream[dict[str, Any]]", self.body_iterator)
-        has_begun, has_ended, silent_s = False, False, HEAD_WITHIN_S
-        while not has_ended:
-            ready: list[dict[str, Any]] = []
-            with anyio.move_on_after(silent_s) as silence:
-                try:
-                    ready.append(await events.receive())
-                    for _ in range(TURNS_TO_END):
-                        await checkpoint()
-                        ready.append(events.receive_nowait())
-                except anyio.WouldBlock:
-                    pass
-                except anyio.EndOfStream:
-                    has_ended = True
-            if has_ended and not has_begun and len(ready) == 1 and _ANSWER.match(ready[0]["data"]):
+        ready: list[dict[str, Any]] = []
+        has_ended = False
+        async with anyio.create_task_group() as tasks:
+            if work is not None:
+                tasks.start_soon(work)
+            if scope["method"] == "POST":
+                with anyio.move_on_after(HEAD_WITHIN_S):
+                    async for event in events:
+                        ready.append(event)
+                        if not _ANSWER.match(event["data"]):
+                            break
+                    else:
+                        has_ended = True
+            if has_ended and len(ready) == 1:
                 await self._send_json(ready[0]["data"].encode(), send)
-                return
-            body = b"".join(ensure_bytes(each, self.sep) for each in ready)
-            if not has_begun:
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            elif silence.cancelled_caught:
-                body = body or b": ping\r\n\r\n"
-            has_begun, silent_s = True, self.ping_interval
-            if body or has_ended:
-                await send({"type": "http.response.body", "body": body, "more_body": not has_ended})
+            else:
+                self.body_iterator = _rejoin(ready, events)
+                await super().__call__(scope, receive, send)
+            tasks.cancel_scope.cancel()
 
     async def _send_json(self, body: bytes, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-type"]
@@ -407,10 +389,11 @@ class EventStream(EventSourceResponse):
         await send({"type": "http.response.body", "body": body})
 
 
-async def _cancel_when_left(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+async def _rejoin(ready: list[dict[str, Any]], rest: AsyncIterable[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    for event in ready:
+        yield event
+    async for event in rest:
+        yield event
 
 
 class McpSessions(StreamableHTTPSessionManager):
