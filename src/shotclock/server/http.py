@@ -36,7 +36,7 @@ from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -344,7 +344,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _with_mcp(server: Server[Any], routes: list[Route]) -> Starlette:
+def _with_mcp(server: Server[Any], routes: list[BaseRoute]) -> Starlette:
     modern_transport._SSE_PING_INTERVAL = PING_S  # a constant of its module; there is no option
     sessions_transport.EventSourceResponse = EventStream  # type: ignore[attr-defined]
     sessions = McpSessions(server, security_settings=_SECURITY, max_sessions=MOST_SESSIONS)

@@ -26,17 +26,17 @@ read is dropped. A stream ends when its token is revoked or its session ends.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from ...core.clocks import ProcessIdentity
@@ -178,30 +178,11 @@ def event(name: str, data: dict[str, Any], seq: int | None = None) -> bytes:
 
 
 MOST_LISTED = 500
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
-
-
-class Pages:
-    """The files of the page, read once."""
-
-    def __init__(self) -> None:
-        folder = resources.files(__package__) / "page"
-        self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(tuple(TYPES))}
-        self._tags = {name: f'"{hashlib.sha256(content).hexdigest()[:20]}"' for name, content in self._files.items()}
-
-    def answer(self, name: str, request: Request) -> Response:
-        content = self._files.get(name)
-        if content is None:
-            return refusal("page", Failure("FILE_NOT_FOUND", f"the page has no {name[:100]!r}"))
-        headers = {"ETag": self._tags[name], "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == self._tags[name]:
-            return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
+MOST_RUNNING = 100
+MOST_STEPS = 500
+LOOK_LIMIT_S = 1.0  # for one process to list its calls. A process that is stopped does not answer
+Calls = list[dict[str, Any]]
+LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
 
 
 class Operators:
@@ -214,9 +195,9 @@ class Operators:
     ) -> None:
         self._served = served
         self._engine = engine
-        self._running = RunningCalls(store, engine)
+        self._store = store
         self._inbox = inbox
-        self._pages = Pages()
+        self._files = StaticFiles(directory=Path(__file__).parent / "page")
         self._streams = Streams(inbox, engine)
         self._budget_ms = read_response_budget_ms()
         self._waits: set[asyncio.Future[Proposal]] = set()
@@ -229,15 +210,18 @@ class Operators:
         for waiting in self._waits:
             waiting.cancel()
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         def route(method: str, path: str, name: str, work: Work, **options: Any) -> Route:
             return Route(f"/api/inbox{path}", answering(f"inbox {name}", work, **options), methods=[method])
+
+        def change(name: str, work: Work) -> Route:
+            return Route(f"/api/running/{name}", answering(f"running {name}", work, mutates=True), methods=["POST"])
 
         wait_ms = self._budget_ms
         return [
             Route("/", self._page, methods=["GET"]),
             Route("/inbox", self._page, methods=["GET"]),
-            Route("/page/{name}", self._file, methods=["GET"]),
+            Mount("/page", self._files),
             route("GET", "", "list", self._list),
             route("POST", "", "propose", self._propose, mutates=True, idempotent=True, wait_ms=wait_ms),
             Route("/api/inbox/session", self._session, methods=["POST", "DELETE"]),
@@ -248,7 +232,9 @@ class Operators:
             route("POST", "/{id}/check", "check decision", self._check),
             route("POST", "/{id}/extend", "extend", self._extend, mutates=True),
             route("POST", "/{id}/withdraw", "withdraw", self._withdraw, mutates=True),
-            *self._running.routes(),
+            Route("/api/running", answering("running", self._list_running), methods=["GET"]),
+            change("extend", self._extend_running),
+            change("stop", self._stop_running),
             Route("/api/{rest:path}", self._nowhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
         ]
 
@@ -259,7 +245,7 @@ class Operators:
     async def _page(self, request: Request) -> Response:
         key = request.query_params.get("key")
         if key is None or key == "used" or request.method != "GET":
-            return self._pages.answer("index.html", request)
+            return await self._files.get_response("index.html", request.scope)
         link = self.auth.link
         if link is None or not self.auth.is_direct(request.headers) or not link.use(key):
             return RedirectResponse("/?key=used", 303, {"Cache-Control": "no-store"})
@@ -269,9 +255,6 @@ class Operators:
         answer = RedirectResponse(where, 303, {"Cache-Control": "no-store"})
         self._set_cookie(answer, request, cookie)
         return answer
-
-    async def _file(self, request: Request) -> Response:
-        return self._pages.answer(request.path_params["name"], request)
 
     def _set_cookie(self, answer: Response, request: Request, cookie: str) -> None:
         answer.set_cookie(
@@ -413,42 +396,7 @@ class Operators:
             message = f"{id} is asked by a run on {self._engine.url}: it can be decided, but not be {what}"
             raise Failure("NOT_EXTENDABLE" if what == "extended" else "NOT_ALLOWED", message)
 
-
-async def _compared(proposal: Proposal, principal: Principal) -> dict[str, Any]:
-    """Return the whole proposal, compared to the file as it is now."""
-    return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
-
-
-def _text_or_none(body: dict[str, Any], key: str) -> str | None:
-    value = body.pop(key, None)
-    if not isinstance(value, str | None):
-        raise mistake(key, "must be text")
-    return value
-
-
-def _principal(principal: Principal) -> dict[str, str]:
-    return {"name": principal.name, "role": principal.role.value}
-
-
-MOST_RUNNING = 100
-MOST_STEPS = 500
-LOOK_LIMIT_S = 1.0  # for one process to list its calls. A process that is stopped does not answer
-Calls = list[dict[str, Any]]
-LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
-
-
-class RunningCalls:
-    def __init__(self, store: Callable[[], Store], engine: FrontEnd | None = None) -> None:
-        self._store = store
-        self._engine = engine
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("/api/running", answering("running", self._list), methods=["GET"]),
-            Route("/api/running/{what:str}", self._change, methods=["POST"]),
-        ]
-
-    async def _list(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _list_running(self, request: Request, principal: Principal) -> dict[str, Any]:
         principal.must_be_operator("see what runs")
         store = self._store()
         runs, jobs = await asyncio.to_thread(_read_store, store)
@@ -475,18 +423,14 @@ class RunningCalls:
             "calls": [call for call in list_calls() if call["request_id"] in own],
         }
 
-    async def _change(self, request: Request) -> Response:
-        what, principal = request.path_params["what"], principal_of(request)
+    async def _extend_running(self, request: Request, principal: Principal) -> dict[str, Any]:
+        principal.must_be_operator("extend what runs")
+        body = await read_body(request)
+        return await self._order(body, read_number(body.get("by_ms"), "by_ms", 1, LONGEST_MS), principal)
 
-        async def work() -> dict[str, Any]:
-            principal.must_be_operator("extend and stop what runs")
-            if what not in ("extend", "stop"):
-                raise Failure("UNKNOWN_OPERATION", f"{what[:40]!r} cannot be done with running work; extend or stop it")
-            body = await read_body(request)
-            by_ms = read_number(body.get("by_ms"), "by_ms", 1, LONGEST_MS) if what == "extend" else None
-            return await self._order(body, by_ms, principal)
-
-        return await answer_request(f"running {what[:20]}", work(), mutates=True)
+    async def _stop_running(self, request: Request, principal: Principal) -> dict[str, Any]:
+        principal.must_be_operator("stop what runs")
+        return await self._order(await read_body(request), None, principal)
 
     async def _order(self, body: dict[str, Any], by_ms: int | None, by: Principal) -> dict[str, Any]:
         """Extend the named work by `by_ms`, or wind it down if None. Raises Failure if it is not running."""
@@ -510,6 +454,22 @@ class RunningCalls:
             return await self._engine.order(order)
         holder = await asyncio.to_thread(_find_holder, store, named)
         return await asyncio.to_thread(ask_holder, store.home, holder, order.as_request())
+
+
+async def _compared(proposal: Proposal, principal: Principal) -> dict[str, Any]:
+    """Return the whole proposal, compared to the file as it is now."""
+    return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
+
+
+def _text_or_none(body: dict[str, Any], key: str) -> str | None:
+    value = body.pop(key, None)
+    if not isinstance(value, str | None):
+        raise mistake(key, "must be text")
+    return value
+
+
+def _principal(principal: Principal) -> dict[str, str]:
+    return {"name": principal.name, "role": principal.role.value}
 
 
 def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object] | None:
