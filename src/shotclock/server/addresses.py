@@ -121,18 +121,13 @@ class Site:
             return address.is_loopback
         return self.host in ("0.0.0.0", "::", str(address))  # unlike a name, an address cannot be rebound
 
-    def is_own_page(self, origin: str, host: str | None) -> bool:
-        """Return whether the page of an `Origin` was served under this `Host`."""
+    def knows_page(self, origin: str, host: str, *, from_here: bool) -> bool:
+        """Return whether the page of an `Origin` was served under this `Host`, or `from_here` by any local program."""
         try:
             parts = urlsplit(origin)
+            name = parts.hostname or ""
         except ValueError:
             return False
-        return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == (host or "").lower()
-
-    def is_local_page(self, origin: str) -> bool:
-        """Return whether a program on this machine serves the page."""
-        try:
-            name = urlsplit(origin).hostname or ""
-        except ValueError:
-            return False
-        return self.is_local and (name == "localhost" or is_loopback(name))
+        if parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower():
+            return True
+        return from_here and self.is_local and (name == "localhost" or is_loopback(name))

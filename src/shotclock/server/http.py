@@ -265,11 +265,6 @@ MOST_SESSIONS_EACH = 500
 _SECURITY = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
-def mcp_url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return url_of((host, port), MCP_PATH)
-
-
 class HttpServer(uvicorn.Server):
     """A server that runs until `leave`; without an MCP server, the page alone. `say` prints the operator's link."""
 
@@ -293,8 +288,11 @@ class HttpServer(uvicorn.Server):
         def say_link(key: str) -> None:
             say(f"operators decide at {url_of(address, f'/?key={key}' if key else '/')}")
 
+        async def show_health(request: Request) -> Response:
+            return JSONResponse({"ok": True, **health()})
+
         link = None if site.wants_token else Link(say_link)
-        routes = [Route("/health", _health_endpoint(health), methods=["GET"]), *self._operators.routes()]
+        routes = [Route("/health", show_health, methods=["GET"]), *self._operators.routes()]
         app = Starlette(routes=routes) if mcp is None else _with_mcp(mcp, routes)
         auth_middleware = AuthMiddleware(app, site, store, link, max(1, most_connections * 3 // 4))
         self._operators.auth = auth_middleware
@@ -414,10 +412,3 @@ class McpSessions(StreamableHTTPSessionManager):
             self._session_owners.pop(id, None)
             scope.cancel()
         return super()._admit_session(requestor)
-
-
-def _health_endpoint(health: Callable[[], Mapping[str, object]]) -> Callable[[Request], Any]:
-    async def endpoint(request: Request) -> Response:
-        return JSONResponse({"ok": True, **health()})
-
-    return endpoint

@@ -29,13 +29,12 @@ from ..runtime.executor import DEFAULT_WARM
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.store import Store
-from .addresses import check_reach, listen_on, parse_address
+from .addresses import check_reach, listen_on, parse_address, url_of
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
     from ..temporal.front_end import FrontEnd
-    from .http import HttpServer
     from .tool_calls import McpServer
 
 MOST_WORKERS = 256  # every hanging sync call holds a process. Further calls wait, and report that
@@ -140,8 +139,6 @@ def serve_inbox(options: Options) -> int:
 
 
 async def _serve_inbox(options: Options) -> int:
-    from .http import HttpServer
-
     assert options.address is not None
     async with contextlib.AsyncExitStack() as stack:
         stderr = stack.enter_context(unblock_stderr())
@@ -149,25 +146,42 @@ async def _serve_inbox(options: Options) -> int:
         signals = stack.enter_context(StopSignals())
         store = stack.enter_context(Store.open())
         inbox = Inbox(store)
-        engine = await stack.enter_async_context(_look_at_engine(options.on, lambda: store))
-        try:
-            http = HttpServer(
-                None,
-                sock,
-                lambda: {"name": "inbox"},
-                store=lambda: store,
-                inbox=lambda: inbox,
-                engine=engine,
-                require_token=options.require_token,
-                most_connections=share_descriptors(0)[1],
-                say=stderr.say,
-            )
-            serving = asyncio.ensure_future(http.run_until_left())
+        stack.push_async_callback(inbox.close)
+        async with _serve_http(options, sock, stderr, None, lambda: store, lambda: inbox) as serving:
             await signals.wait_beside(serving)
-            await _leave(http, serving)
-        finally:
-            await inbox.close()
     return signals.exit_code
+
+
+@contextlib.asynccontextmanager
+async def _serve_http(
+    options: Options,
+    sock: socket.socket,
+    stderr: ServerStderr,
+    server: McpServer | None,
+    store: Callable[[], Store],
+    inbox: Callable[[], Inbox],
+) -> AsyncIterator[asyncio.Future[None]]:
+    """Serve the operators' page and, with a server, MCP, until this is left."""
+    from .http import HttpServer
+
+    async with _look_at_engine(options.on, store) as engine:
+        http = HttpServer(
+            None if server is None else server.sdk,
+            sock,
+            (lambda: {"name": "inbox"}) if server is None else server.health,
+            store=store,
+            inbox=inbox,
+            engine=engine,
+            require_token=options.require_token,
+            most_connections=share_descriptors(0 if server is None else MOST_WORKERS)[1],
+            say=stderr.say,
+        )
+        serving = asyncio.ensure_future(http.run_until_left())
+        yield serving
+        http.leave()
+        await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+        serving.cancel()
+        _report_crash(serving)
 
 
 def serve_app(app: ServedApp, **written: Any) -> None:
@@ -257,13 +271,15 @@ class _Serving:
                         self._runtime.register(spec.operation())
                     await self._unless_stopped(self._runtime.warm_up(WARM_UP_S))
                     server = McpServer(dispatcher, self._options.operation_timeout_ms)
-                    limit_ms = server.operation_timeout_ms
-                    for line in backstop_warnings(catalogue, limit_ms):
+                    for line in backstop_warnings(catalogue, server.operation_timeout_ms):
                         stderr.say(line)
-                    if sock is not None:
-                        await self._serve_http(server, sock, stderr)
-                    else:
+                    if sock is None:
                         await self._serve_stdio(server, *wire)
+                    else:
+                        stderr.say(f"serving {catalogue.name} on {url_of(sock.getsockname()[:2], '/mcp')}")
+                        stores = dispatcher.store, dispatcher.inbox
+                        async with _serve_http(self._options, sock, stderr, server, *stores) as serving:
+                            await self._serve_until_stopped(server, serving)
         return self._signals.exit_code
 
     async def _serve_stdio(self, server: McpServer, wire_in: int, wire_out: int) -> None:
@@ -280,27 +296,6 @@ class _Serving:
             _report_crash(serving)
         finally:
             wire.close()
-
-    async def _serve_http(self, server: McpServer, sock: socket.socket, stderr: ServerStderr) -> None:
-        from .http import HttpServer, mcp_url
-
-        dispatcher = server.dispatcher
-        stderr.say(f"serving {dispatcher.catalogue.name} on {mcp_url(sock)}")
-        async with _look_at_engine(self._options.on, dispatcher.store) as engine:
-            http = HttpServer(
-                server.sdk,
-                sock,
-                server.health,
-                store=dispatcher.store,
-                inbox=dispatcher.inbox,
-                engine=engine,
-                require_token=self._options.require_token,
-                most_connections=share_descriptors(MOST_WORKERS)[1],
-                say=stderr.say,
-            )
-            serving = asyncio.ensure_future(http.run_until_left())
-            await self._serve_until_stopped(server, serving)
-            await _leave(http, serving)
 
     async def _serve_until_stopped(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
         await self._signals.wait_beside(serving)
@@ -347,13 +342,6 @@ class StopSignals:
             os._exit(128 + number)  # the processes of the runtime end with this one
         self.name, self.exit_code = signal.Signals(number).name, 128 + number
         self.arrived.set()
-
-
-async def _leave(http: HttpServer, serving: asyncio.Future[Any]) -> None:
-    http.leave()
-    await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
-    serving.cancel()
-    _report_crash(serving)
 
 
 async def _wait_at_most(work: Awaitable[Any], limit_s: float) -> None:

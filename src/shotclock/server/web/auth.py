@@ -31,14 +31,13 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import lru_cache, partial
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request, cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -167,7 +166,7 @@ class AuthMiddleware:
 
     def __init__(self, app: ASGIApp, site: Site, store: Callable[[], Store], link: Link | None, most_each: int) -> None:
         self._app = app
-        self._site = site
+        self.site = site
         self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
         self._store = store
         self.sessions = Sessions(lambda: store().home)
@@ -190,10 +189,11 @@ class AuthMiddleware:
             scope[PRINCIPAL] = principal
             scope[IS_STILL] = partial(self._is_still, principal, scope, headers)
             if principal != ANONYMOUS:
-                scope["user"] = _user(principal)  # the owner of a session of MCP
-            # MCP has its own limit, and would turn an error while receiving into a 500.
-            body = _Body(receive, None if scope["path"] == MCP_PATH else limit)
-            with self._place(principal, scope["path"], body):
+                owner = AccessToken(token="", client_id=f"{principal.role} {principal.name}", scopes=[])
+                scope["user"] = AuthenticatedUser(owner)  # the owner of a session of MCP
+            with self._place(principal, scope["path"]) as take_place:
+                # MCP has its own limit, and would turn an error while receiving into a 500.
+                body = _Body(receive, None if scope["path"] == MCP_PATH else limit, take_place)
                 await self._app(scope, body, answer)
         except Failure as failure:
             if not answer.started:
@@ -203,10 +203,10 @@ class AuthMiddleware:
             pass  # the client left before it had sent the whole request
 
     @contextlib.contextmanager
-    def _place(self, principal: Principal, path: str, body: _Body) -> Iterator[None]:
+    def _place(self, principal: Principal, path: str) -> Iterator[Callable[[], None]]:
         """Hold a place of an agent once its request is whole: waiting requests must not block the operator's page."""
         if principal.role is Role.OPERATOR or is_public(path):
-            yield
+            yield lambda: None
             return
         who = f"{principal.role} {principal.name}"
         if self._answering[who] >= self._most_each:
@@ -219,9 +219,8 @@ class AuthMiddleware:
             has_place = True
             self._answering[who] += 1
 
-        body.when_whole(take)
         try:
-            yield
+            yield take
         finally:
             if has_place:
                 self._answering[who] -= 1
@@ -231,10 +230,8 @@ class AuthMiddleware:
     def _check_names(self, scope: Scope, headers: Headers) -> None:
         if len(headers.getlist("host")) != 1 or not self._answers_to(headers["host"]):
             raise Refused("HOST_REFUSED", f"this server is not {headers.get('host', '')[:100]!r}")
-        origins = headers.getlist("origin")
-        for origin in origins:
-            ours = self._site.is_own_page(origin, headers["host"])
-            if not ours and not (scope["path"] == MCP_PATH and self._site.is_local_page(origin)):
+        for origin in headers.getlist("origin"):
+            if not self.site.knows_page(origin, headers["host"], from_here=scope["path"] == MCP_PATH):
                 raise Refused("ORIGIN_REFUSED", f"pages from {origin[:100]!r} may not ask this server")
         foreign = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
         if foreign and scope["path"] != MCP_PATH:  # browsers send it even where they leave out the Origin
@@ -247,7 +244,7 @@ class AuthMiddleware:
         principal = await self._principal(headers, _address(scope))
         if path != MCP_PATH:
             _count(self._api(f"{principal.role} {principal.name}"))
-        elif not self.is_direct(headers):
+        elif not self.site.is_direct(headers):
             _count(self._mcp(f"{principal.role} {principal.name}"))
         return principal
 
@@ -260,9 +257,9 @@ class AuthMiddleware:
             return (await self.authenticate(token.strip(), address))[0]
         if (session := await self._session(headers)) is not None:
             return session
-        if self.is_direct(headers):
+        if self.site.is_direct(headers):
             return ANONYMOUS
-        unless = "" if self._site.wants_token else " that does not come directly from its own machine"
+        unless = "" if self.site.wants_token else " that does not come directly from its own machine"
         raise Refused("TOKEN_INVALID", f"this server requires a token with every request{unless}", headers=_BEARER)
 
     async def _is_still(self, principal: Principal, scope: Scope, headers: Headers) -> bool:
@@ -284,34 +281,28 @@ class AuthMiddleware:
         return principal, found.id, found.expires_at
 
     async def _session(self, headers: Headers) -> Principal | None:
-        proof = headers.get(PROOF_HEADER)
-        cookie = cookie_of(headers, self.cookie_name) if proof else None
-        if not cookie or not proof:
-            return None
-        now = wall_time()
-        session = self.sessions.look(cookie, proof, now)
+        session, now = self._look(headers), wall_time()
         if session is None or await asyncio.to_thread(self._store().tokens.has_ended, session.id):
             return None
         if session.token_id is None:
-            return Principal(session.name, Role.OPERATOR) if self.is_direct(headers) else None
+            return Principal(session.name, Role.OPERATOR) if self.site.is_direct(headers) else None
         token = await asyncio.to_thread(self._store().tokens.get, session.token_id)
         if token is None or not token.is_active(now):
             return None
         return Principal(token.name, Role(token.role))
 
     async def end_session(self, headers: Headers) -> None:
-        proof, cookie, now = headers.get(PROOF_HEADER), cookie_of(headers, self.cookie_name), wall_time()
-        session = self.sessions.look(cookie, proof, now) if cookie and proof else None
-        if session is not None:
-            await asyncio.to_thread(self._store().tokens.end_session, session.id, session.expires_at, now)
+        if (session := self._look(headers)) is not None:
+            await asyncio.to_thread(self._store().tokens.end_session, session.id, session.expires_at, wall_time())
 
-    def is_direct(self, headers: Headers) -> bool:
-        return self._site.is_direct(headers)
+    def _look(self, headers: Headers) -> Session | None:
+        proof, cookie = headers.get(PROOF_HEADER), cookie_parser(headers.get("cookie", "")).get(self.cookie_name)
+        return self.sessions.look(cookie, proof, wall_time()) if cookie and proof else None
 
     @property
     def cookie_name(self) -> str:
         """The name has the port, because browsers share cookies between ports."""
-        return f"shotclock-inbox-{self._site.port}"
+        return f"shotclock-inbox-{self.site.port}"
 
 
 def _allowances(rate: tuple[int, float]) -> Callable[[str], Allowance]:
@@ -330,18 +321,6 @@ _BEARER = {"WWW-Authenticate": 'Bearer realm="shotclock"'}
 def is_public(path: str) -> bool:
     """Return whether a path needs no principal: the page's files, and signing in."""
     return path in ("/", "/inbox", SESSION_PATH) or path.startswith("/page/")
-
-
-def cookie_of(headers: Headers, name: str) -> str | None:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return None
-    return None if found is None else found.value
-
-
-def _user(principal: Principal) -> AuthenticatedUser:
-    return AuthenticatedUser(AccessToken(token="", client_id=f"{principal.role} {principal.name}", scopes=[]))
 
 
 def _address(scope: Scope) -> str:
@@ -368,15 +347,12 @@ def _too_large(limit: int) -> Refused:
 class _Body:
     """The body of a request, counted as it arrives. Raises ClientDisconnect and Refused."""
 
-    def __init__(self, receive: Receive, limit: int | None) -> None:
+    def __init__(self, receive: Receive, limit: int | None, on_whole: Callable[[], None]) -> None:
         self._receive = receive
         self._limit = limit
         self._read = 0
         self._is_whole = False
-        self._on_whole: Callable[[], None] | None = None
-
-    def when_whole(self, call: Callable[[], None]) -> None:
-        self._on_whole = call
+        self._on_whole = on_whole
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -387,8 +363,7 @@ class _Body:
             raise _too_large(self._limit)
         if not self._is_whole and not message.get("more_body", False):
             self._is_whole = True
-            if self._on_whole is not None:
-                self._on_whole()
+            self._on_whole()
         return message
 
 

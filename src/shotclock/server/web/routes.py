@@ -247,7 +247,7 @@ class Operators:
         if key is None or key == "used" or request.method != "GET":
             return await self._files.get_response("index.html", request.scope)
         link = self.auth.link
-        if link is None or not self.auth.is_direct(request.headers) or not link.use(key):
+        if link is None or not self.auth.site.is_direct(request.headers) or not link.use(key):
             return RedirectResponse("/?key=used", 303, {"Cache-Control": "no-store"})
         cookie = self.auth.sessions.begin(Principal.local().name, wall_time())
         # The proof is in the fragment, which neither servers nor other pages see.
