@@ -10,11 +10,10 @@ of a worker process end with its call. They only wait for the daemon, bounded, a
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 from ._version import __version__
 from .app import App
-from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects
 from .process.context import Context
 from .ui.client import execute_async
@@ -38,17 +37,13 @@ async def _run(payload: object, device: str, ctx: Context, timeout_ms: int | Non
     envelope = await execute_async(
         device, payload, timeout_ms=timeout_ms, remaining_ms=ctx.remaining_ms(), traceparent=ctx.traceparent
     )
-    if envelope.error is not None or not isinstance(envelope.data, dict):
-        raise _failure_of(envelope)
-    return envelope.data
-
-
-def _failure_of(envelope: Envelope) -> Failure:
-    error: Any = envelope.error
-    return Failure(
+    error, data = cast(Any, envelope.error), cast(dict[str, Any], envelope.data)
+    if error is None:
+        return data
+    raise Failure(
         str(envelope.code),
         error["message"],
-        data=envelope.data,
+        data=data,
         context=error.get("context"),
         suggestion=error.get("suggestion"),
         side_effects=SideEffects(str(envelope.meta["side_effects"])),

@@ -435,23 +435,23 @@ def _name_tools(envelope: Envelope) -> Envelope:
 
 def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
     """Return the result of a tool, with the whole envelope; with `server_info`, in the form of the 2026 revision."""
-    text, plain = envelope.to_json(), envelope.to_dict()
+    text = envelope.to_json()
     if len(text) > LONGEST_RESULT:
         hidden = "" if envelope.code is None else f"; its error was {envelope.code}"
         message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{hidden}"
         envelope = _replace_by_error(envelope, "RESULT_TOO_LARGE", message)
-        text, plain = envelope.to_json(), envelope.to_dict()
+        text = envelope.to_json()
     if _is_too_deep(text):
         message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
         envelope = _replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message)
-        text, plain = envelope.to_json(), envelope.to_dict()
+        text = envelope.to_json()
     images: list[dict[str, Any]] = []
     if isinstance(envelope.data, dict) and (images := _images_in(envelope.data)):
         rest = {name: item for name, item in envelope.data.items() if name != "image"}
         text = Envelope(rest, envelope.error, envelope.warnings, envelope.meta).to_json()
     result: dict[str, Any] = {
         "content": [{"type": "text", "text": text}, *images],
-        "structuredContent": plain,
+        "structuredContent": envelope.to_dict(),
         "isError": not envelope.ok and not _is_pending(envelope),
     }
     meta: dict[str, Any] = {}

@@ -323,9 +323,13 @@ class OwnTools:
 
     async def _propose(self, call: Call, request: CallRequest, arguments: Mapping[str, Any], by: Principal) -> Outcome:
         wait = CallWait(call.started_ns, min(request.budget_ms or 0, self.budget_ms), request.idempotency_key)
-        found: list[Proposal] = []
+        inbox, found = self._dispatcher.inbox(), list[Proposal]()
         try:
-            waited = await self._find_or_propose(call.name, arguments, by, wait, found.append)
+            if call.name == PROPOSE:
+                waited = await person_wait.ask_and_wait(inbox, _request_of(arguments), by, wait, found.append)
+            else:
+                found.append(await _find_or_withdraw(inbox, call.name, arguments["proposal_id"], by))
+                waited = await person_wait.wait_for_decision(inbox, found[0], wait)
         except asyncio.CancelledError as cancelled:  # the server stops, or its backstop fired
             if found:  # the proposal stays as it is, and the answer names it
                 data = Waited(found[0], True, wait.wait_ms).outcome().data
@@ -339,24 +343,12 @@ class OwnTools:
         outcome.budget_ms = wait.wait_ms if waited.proposal.is_open else None
         return outcome
 
-    async def _find_or_propose(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        by: Principal,
-        wait: CallWait,
-        on_found: Callable[[Proposal], None],
-    ) -> Waited:
-        inbox = self._dispatcher.inbox()
-        if name == PROPOSE:
-            return await person_wait.ask_and_wait(inbox, _request_of(arguments), by, wait, on_found)
-        found = await inbox.get(arguments["proposal_id"])
-        if found is None or not by.may_see(found):  # one message, so that it does not reveal foreign proposals
-            raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {arguments['proposal_id'][:40]!r} of yours")
-        if name == WITHDRAW:
-            found = await inbox.withdraw(found.id, by)
-        on_found(found)
-        return await person_wait.wait_for_decision(inbox, found, wait)
+
+async def _find_or_withdraw(inbox: Inbox, name: str, proposal_id: str, by: Principal) -> Proposal:
+    found = await inbox.get(proposal_id)
+    if found is None or not by.may_see(found):  # one message, so that it does not reveal foreign proposals
+        raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {proposal_id[:40]!r} of yours")
+    return await inbox.withdraw(found.id, by) if name == WITHDRAW else found
 
 
 def _find_calls(request_id: str | None, by: Principal) -> list[Call]:

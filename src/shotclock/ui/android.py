@@ -20,11 +20,10 @@ from xml.parsers import expat
 
 from ..core.clocks import NS_PER_MS
 from ..core.errors import Failure
-from ..core.value_types import record
 from ..process.clock import monotonic_ns
 from ..process.command_task import make_private_directory
 from . import client, payload
-from .adb import CONNECT_MS, INSTALL, NO_PHONE, STATE_MS, Adb, choose_phone, find_adb
+from .adb import CONNECT_MS, NO_PHONE, STATE_MS, Adb, choose_phone
 from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
 from .payload import Matcher
 
@@ -72,6 +71,7 @@ _ROLES = {
     "ProgressBar": "progressbar", "RatingBar": "slider", "Spinner": "combobox", "ListView": "list",
     "RecyclerView": "list", "GridView": "list", "TabWidget": "tablist", "WebView": "document", "Dialog": "dialog",
 }  # fmt: skip
+_STATES = ("checkable", "checked", "clickable", "enabled", "focused", "scrollable", "password", "selected")
 _CLICKED = ("button", "textbox", "checkbox", "radio", "switch", "combobox", "slider")
 _BOUNDS = re.compile(r"\[(-?\d+),(-?\d+)\]\[(-?\d+),(-?\d+)\]")
 # Some versions of Android write a pair of UTF-16 surrogates as two references.
@@ -81,8 +81,6 @@ _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
-    if find_adb() is None:
-        return [DeviceEntry("android", False, INSTALL)]
     phones = await Adb.find(services).find_phones()
     entries = [DeviceEntry(f"android:{phone.serial}", phone.is_usable, phone.describe()) for phone in phones]
     return entries or [DeviceEntry("android", False, NO_PHONE)]
@@ -205,9 +203,6 @@ class AndroidDevice:
 
         return await self._until(time, check)
 
-    async def _sees(self, matcher: Matcher, time: Countdown) -> bool:
-        return any((await self._dump(time)).find(matcher, self._refs))
-
     async def open_app(self, params: payload.OpenApp, time: Countdown) -> dict[str, object]:
         app = _check_app(params.application_id)
         package = app.partition("/")[0]
@@ -318,7 +313,7 @@ class AndroidDevice:
         return pair
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
-        return await self._sees(matcher, Countdown(within_ms))
+        return any((await self._dump(Countdown(within_ms))).find(matcher, self._refs))
 
     async def wait_for_node(self, params: payload.WaitForNode, time: Countdown) -> dict[str, object]:
         if params.state == "visible":
@@ -326,7 +321,7 @@ class AndroidDevice:
             return {"state": params.state}
 
         async def check() -> dict[str, object]:
-            if await self._sees(params.matcher, time):
+            if await self.sees(params.matcher, time.left_ms):
                 raise _NotYet(f"a node with {params.matcher.describe()} is still visible")
             return {"state": params.state}
 
@@ -341,7 +336,7 @@ class AndroidDevice:
             place = await self.look(time.left_ms)
             if params.expected_package not in (None, _package_of(place)):
                 raise _NotYet(f"{place.where} is in the foreground, not {params.expected_package}")
-            if node is not None and not await self._sees(node, time):
+            if node is not None and not await self.sees(node, time.left_ms):
                 raise _NotYet(f"no node with {node.describe()} is visible")
             return {"where": place.where}
 
@@ -423,20 +418,28 @@ def _code_of(key: str) -> int:
     raise Failure("ACTION_UNSUPPORTED", f"a phone cannot press {key!r} together with other keys")
 
 
-@record
 class Node:
-    position: int
-    depth: int
-    parent: Node | None
-    text: str
-    description: str
-    resource_id: str
-    package: str
-    class_name: str
-    box: tuple[int, int, int, int]  # left, top, right, bottom, in pixels
-    states: frozenset[str]  # The attributes that are true: enabled, checked, clickable, …
-    path: tuple[int, ...]  # the places among their siblings of all nodes above it, and its own
-    role: str
+    def __init__(self, attributes: dict[str, str], parent: Node | None, place: int, position: int) -> None:
+        """`place` is that among its siblings, `position` that in the list of all nodes."""
+        self.parent, self.position = parent, position
+        self.path: tuple[int, ...] = (place,) if parent is None else (*parent.path, place)
+        self.depth = len(self.path)
+        self.text = attributes.get("text", "")
+        self.description = attributes.get("content-desc", "")
+        self.resource_id = attributes.get("resource-id", "")
+        self.package = attributes.get("package", "")
+        self.class_name = attributes.get("class", "")
+        bounds = _BOUNDS.search(attributes.get("bounds", ""))
+        self.box = (int(bounds[1]), int(bounds[2]), int(bounds[3]), int(bounds[4])) if bounds else (0, 0, 0, 0)
+        """Left, top, right and bottom, in pixels."""
+        self.states = {state for state in _STATES if attributes.get(state) == "true"}
+        if "enabled" not in attributes:
+            self.states.add("enabled")
+        if attributes.get("visible-to-user") == "false":
+            self.states.add("invisible")
+        kind = self.class_name.rpartition(".")[2].removeprefix("AppCompat").removeprefix("Material")
+        guess = "checkbox" if "checkable" in self.states else "button" if "clickable" in self.states else "generic"
+        self.role = _ROLES.get(kind, guess)
 
     @property
     def is_seen(self) -> bool:
@@ -577,7 +580,7 @@ def parse_dump(dump: bytes) -> Hierarchy:
         if name == "node" or "class" in attributes:
             if len(nodes) >= MAX_NODES or len(above) > MAX_DEPTH + 1:
                 raise ValueError(f"the dump has more than {MAX_NODES} nodes, or more than {MAX_DEPTH} in each other")
-            node = _read_node(attributes, parent, place, len(nodes))
+            node = Node(attributes, parent, place, len(nodes))
             nodes.append(node)
         above.append((node, itertools.count()))
 
@@ -614,35 +617,3 @@ def _clean(xml: str) -> str:
         return reference[0] if number <= 0x10FFFF and not _ILLEGAL.match(chr(number)) else "\ufffd"
 
     return _ILLEGAL.sub("\ufffd", _REFERENCE.sub(check, xml))
-
-
-_STATES = ("checkable", "checked", "clickable", "enabled", "focused", "scrollable", "password", "selected")
-
-
-def _read_node(attributes: dict[str, str], parent: Node | None, place: int, position: int) -> Node:
-    bounds = _BOUNDS.search(attributes.get("bounds", ""))
-    states = {state for state in _STATES if attributes.get(state) == "true"}
-    if "enabled" not in attributes:
-        states.add("enabled")
-    if attributes.get("visible-to-user") == "false":
-        states.add("invisible")
-    class_name = attributes.get("class", "")
-    role = _ROLES.get(class_name.rpartition(".")[2].removeprefix("AppCompat").removeprefix("Material"), "generic")
-    if role == "generic" and "checkable" in states:
-        role = "checkbox"
-    elif role == "generic" and "clickable" in states:
-        role = "button"
-    return Node(
-        position=position,
-        depth=0 if parent is None else parent.depth + 1,
-        parent=parent,
-        text=attributes.get("text", ""),
-        description=attributes.get("content-desc", ""),
-        resource_id=attributes.get("resource-id", ""),
-        package=attributes.get("package", ""),
-        class_name=class_name,
-        box=(int(bounds[1]), int(bounds[2]), int(bounds[3]), int(bounds[4])) if bounds else (0, 0, 0, 0),
-        states=frozenset(states),
-        path=(place,) if parent is None else (*parent.path, place),
-        role=role,
-    )

@@ -333,14 +333,6 @@ class BrowserDevice:
                 if page in self._pages or not self._pages:  # it did not just close and leave another one
                     raise
 
-    async def _await_hidden(self, matcher: Matcher, within_ms: int) -> None:
-        node = self._find(matcher).first
-        try:
-            await node.wait_for(state="hidden", timeout=within_ms)
-        except self._timeout:
-            if await _is_seen(node) is not False:
-                raise
-
     @contextlib.asynccontextmanager
     async def _explained(
         self, what: str, within_ms: int, silent: str = "OPERATION_TIMEOUT", matcher: Matcher | None = None
@@ -488,9 +480,14 @@ class BrowserDevice:
     async def wait_for_node(self, params: payload.WaitForNode, time: Countdown) -> dict[str, object]:
         if params.state == "visible":
             await self._await_visible(params.matcher, time)
-        else:
-            async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", params.matcher):
-                await self._await_hidden(params.matcher, time.limit_ms)
+            return {"where": self._page.url, "state": params.state}
+        async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", params.matcher):
+            node = self._find(params.matcher).first
+            try:
+                await node.wait_for(state="hidden", timeout=time.limit_ms)
+            except self._timeout:
+                if await _is_seen(node) is not False:
+                    raise
         return {"where": self._page.url, "state": params.state}
 
     async def _await_visible(self, matcher: Matcher, time: Countdown) -> None:

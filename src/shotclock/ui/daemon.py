@@ -30,7 +30,7 @@ from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.trace import parse_trace
-from ..core.value_types import replace, value
+from ..core.value_types import as_dict, replace, value
 from ..process import private_socket
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory
@@ -190,10 +190,11 @@ class Daemon:
         await self._runtime.__aenter__()
         loop.add_reader(listener.fileno(), self._accept, listener)
         try:
-            while not self._ending.is_set():
-                await self._wait_idle()
+            await self._wait_until_idle()
         finally:
-            await self._leave()
+            await self._close_device()
+            if self._serving:
+                await asyncio.wait(self._serving, timeout=LEAVE_LIMIT_S)
 
     def _stop_listening(self) -> None:
         """Accept no more clients: a later one finds no socket, and starts another daemon."""
@@ -204,18 +205,13 @@ class Daemon:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._stem}.sock")
 
-    async def _wait_idle(self) -> None:
-        left_s = (self._last_ns + self._idle_ms * NS_PER_MS - monotonic_ns()) / 1e9
-        if left_s <= 0 and self._holder is None:
-            self._ending.set()
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), max(0.05, left_s))
-
-    async def _leave(self) -> None:
-        await self._close_device()
-        if self._serving:
-            await asyncio.wait(self._serving, timeout=LEAVE_LIMIT_S)
+    async def _wait_until_idle(self) -> None:
+        while not self._ending.is_set():
+            left_s = (self._last_ns + self._idle_ms * NS_PER_MS - monotonic_ns()) / 1e9
+            if left_s <= 0 and self._holder is None:
+                self._ending.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), max(0.05, left_s))
 
     def _accept(self, listener: socket.socket) -> None:
         if (connection := private_socket.accept(listener)) is not None:
@@ -517,9 +513,7 @@ class DeviceFindings:
         return [check for check in self.checks if check.status == "fail"]
 
     def as_data(self) -> dict[str, object]:
-        checks = [{"name": check.name, "status": check.status, "detail": check.detail} for check in self.checks]
-        devices = [{"name": each.name, "usable": each.usable, "detail": each.detail} for each in self.devices]
-        return {"checks": checks, "devices": devices}
+        return {"checks": list(map(as_dict, self.checks)), "devices": list(map(as_dict, self.devices))}
 
 
 async def examine_devices() -> DeviceFindings:
@@ -575,14 +569,10 @@ async def check_cdp() -> tuple[Status, str]:
     address = f"127.0.0.1:{CDP_PORT}"
     try:
         async with asyncio.timeout(CDP_LIMIT_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", CDP_PORT)
+            reader, writer = await asyncio.open_connection("127.0.0.1", CDP_PORT, limit=MAX_CDP_BYTES)
             try:
                 writer.write(b"GET /json/version HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-                answer = b""
-                while (
-                    b"}" not in answer and len(answer) < MAX_CDP_BYTES and (chunk := await reader.read(MAX_CDP_BYTES))
-                ):
-                    answer += chunk
+                answer = await reader.readuntil(b"}")
             finally:
                 writer.close()
         name = str(json.loads(answer.partition(b"\r\n\r\n")[2])["Browser"])[:100]
@@ -591,7 +581,7 @@ async def check_cdp() -> tuple[Status, str]:
     except OSError:
         start = f"start a Chromium-based app with --remote-debugging-port={CDP_PORT} to use it"
         return "ok", f"nothing on {address}; {start}"
-    except (ValueError, KeyError, TypeError):
+    except (EOFError, asyncio.LimitOverrunError, ValueError, KeyError, TypeError):
         return "warn", f"the program that listens on {address} has no debugging port of Chromium's"
     return "ok", f"{name}: use it with --device cdp:http://{address}"
 
