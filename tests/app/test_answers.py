@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from mcp import Client
+from starlette.requests import Request
 
 from shotclock.core import errors
 from shotclock.core.envelope import Envelope
-from shotclock.server.web.auth import answer_request
+from shotclock.server.web.auth import answering
 from shotclock.workflow.step_try import try_step
 from tests.app.conftest import Tool, wait_for
 from tests.server.client import ENDED_WITHIN_S, NO_ANSWER_S, connected, envelope_of, run, served, url_said_by
@@ -179,10 +180,10 @@ def test_clients_of_a_server_are_told_no_text_of_an_exception_and_no_folder_of_t
 
 
 def test_the_http_api_tells_no_text_of_a_bug_of_ours(capfd: pytest.CaptureFixture[str]):
-    async def bug() -> dict[str, Any]:
+    async def bug(request: Request, principal: object) -> dict[str, Any]:
         raise RuntimeError("postgres://user:pw@db/srv/secret is gone")
 
-    response = run(answer_request("GET /proposals", bug()))
+    response: Any = run(answering("GET /proposals", bug)(Request({"type": "http"})))
     assert response.status_code == 500 and b"RuntimeError" in response.body
     assert not any(secret.encode() in response.body for secret in SECRETS), response.body
     assert "postgres://user:pw@db" in capfd.readouterr().err

@@ -49,7 +49,6 @@ from .tools import (
     ProgressReports,
     ask_while_waiting,
     decider_at,
-    headers_matter,
     input_required,
     may_answer,
     mistakes_in,
@@ -510,7 +509,7 @@ class McpServer:
         limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
         tools = tools_of(catalogue)
         listed = ListToolsResult(tools=list(tools.values()))
-        with_headers = {name: tool.input_schema for name, tool in tools.items() if headers_matter(tool)}
+        schemas = {name: tool.input_schema for name, tool in tools.items()}
 
         async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
             return listed
@@ -522,7 +521,7 @@ class McpServer:
             version=catalogue.version,
             instructions=catalogue.summary or None,
             on_list_tools=list_tools,
-            get_tool_input_schema=with_headers.get,
+            get_tool_input_schema=schemas.get,
         )
         self.middleware = ToolCallMiddleware(
             dispatcher, tools, operation_timeout_ms=limit_ms, server_info=self.sdk.server_info_stamp

@@ -16,7 +16,6 @@ with an operator's token.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -75,11 +74,6 @@ def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
     own += [PROPOSE] if catalogue.proposals else []
     own += [CHECK, WITHDRAW] if catalogue.proposals or any(spec.approval is not None for spec in commands) else []
     return tools | {name: _own_tool(name) for name in own if name not in tools}
-
-
-def headers_matter(tool: Tool) -> bool:
-    """Return whether the schema wants arguments in HTTP headers as well, which the SDK compares."""
-    return "x-mcp-header" in json.dumps(tool.input_schema, default=str)
 
 
 def _command_tool(spec: CommandSpec) -> Tool:

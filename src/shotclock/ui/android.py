@@ -306,11 +306,9 @@ class AndroidDevice:
         hierarchy, found = await self._find(matcher, time)
         return [hierarchy.text_of(node) for node in found]
 
-    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]:
+    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str] | None:
         hierarchy, found = await self._find(label, time)
-        if (pair := hierarchy.find_value(found[0])) is None:
-            raise Failure("ACTION_FAILED", f"the node with {label.describe()} has no value beside it")
-        return pair
+        return hierarchy.find_value(found[0])
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
         return any((await self._dump(Countdown(within_ms))).find(matcher, self._refs))

@@ -460,13 +460,11 @@ class BrowserDevice:
             raise Failure("WAIT_TIMEOUT", f"the node with {matcher.describe()} went away while it was read")
         return texts
 
-    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]:
+    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str] | None:
         async with self._explained("read_key_value_pair", time.limit_ms, "EVAL_TIMEOUT", label):
             node = await self._await_node(label, time)
             pair = await node.evaluate(_READ_PAIR, timeout=time.left_ms)
-        if pair is None:
-            raise Failure("ACTION_FAILED", f"the node with {label.describe()} has no value beside it")
-        return str(pair[0]), str(pair[1])
+        return None if pair is None else (str(pair[0]), str(pair[1]))
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
         try:

@@ -45,8 +45,8 @@ from . import client
 from .adb import INSTALL, Adb, find_adb, find_server_version, server_address
 from .browser import CHROMIUM_VARIABLE, NO_PLAYWRIGHT, find_chromium
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
-from .device import KINDS, DeviceEntry, ProgramOutput, kind_of, module_of
-from .execution import RUN_COMMAND, START_PROGRAM, describe_result, effects_of_steps
+from .device import DeviceEntry, ProgramOutput, kind_of
+from .execution import MODULES, RUN_COMMAND, START_PROGRAM, describe_result, effects_of_steps
 from .payload import Execution, read_execution
 
 Send = Callable[..., None]
@@ -491,12 +491,10 @@ async def find_all_devices() -> list[DeviceEntry]:
     async with Runtime() as runtime:
         services = RuntimeServices(runtime)
         found: list[DeviceEntry] = []
-        for name in KINDS:
-            if name == "cdp":  # it is reached by its address
-                continue
+        for name in ("browser", "android"):  # one of kind cdp is reached by its address
             try:
                 async with asyncio.timeout(CHECK_LIMIT_S):
-                    found += await module_of(name).find_devices(services)
+                    found += await MODULES[name].find_devices(services)
             except (TimeoutError, Failure) as error:
                 reason = str(error) if isinstance(error, Failure) else f"no answer within {CHECK_LIMIT_S:g} s"
                 found.append(DeviceEntry(name, False, reason))

@@ -24,8 +24,7 @@ The contract of every method that takes a `Countdown` or `within_ms`:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Protocol, cast
+from typing import Protocol
 
 from ..core.clocks import Deadline
 from ..core.errors import Failure
@@ -33,8 +32,7 @@ from ..core.value_types import value
 from ..process.clock import monotonic_ns
 from .payload import Matcher, Scroll
 
-# For each part of a device's name before the colon, its module.
-KINDS = {"browser": ".browser", "cdp": ".browser", "android": ".android"}
+KINDS = ("browser", "cdp", "android")  # the part of a device's name before the colon
 DEFAULT_DEVICE = "browser"
 
 
@@ -130,7 +128,7 @@ class Device(Protocol):
     async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
         """Return the texts of all nodes that match, at least one, in their order."""
 
-    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str]: ...
+    async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str] | None: ...
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool: ...
 
@@ -144,21 +142,3 @@ class DeviceEntry:
     name: str  # the value for `--device`
     usable: bool
     detail: str  # its version, or the reason why it is not usable
-
-
-class DeviceModule(Protocol):
-    """One kind of device."""
-
-    async def open_device(self, name: str, services: DeviceServices) -> Device:
-        """Start or reach a device. Its caller bounds it."""
-
-    async def find_devices(self, services: DeviceServices) -> list[DeviceEntry]:
-        """Return the devices of this kind, unusable ones included, within 5 s. Starts none."""
-
-
-def module_of(name: str) -> DeviceModule:
-    kind = kind_of(name)
-    try:
-        return cast(DeviceModule, import_module(KINDS[kind], __package__))
-    except ModuleNotFoundError as error:
-        raise Failure("DEVICE_UNAVAILABLE", f"{kind} devices need {error.name}, which is not installed") from None

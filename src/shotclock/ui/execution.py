@@ -34,8 +34,8 @@ from ..core.errors import Failure, SideEffects
 from ..core.value_types import record, value
 from ..process.clock import monotonic_ns
 from ..process.context import Context
-from . import payload
-from .device import Countdown, Device, Place, ProgramOutput, Snapshot, module_of
+from . import android, browser, payload
+from .device import Countdown, Device, Place, ProgramOutput, Snapshot, kind_of
 from .payload import Action, Execution, read_execution, usable_ms
 
 T = TypeVar("T")
@@ -283,12 +283,11 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
             texts = await device.read_text(params.matcher, time)
             return shorten_texts(texts if params.all else texts[:1], params.all, params.max_bytes)
         case payload.ReadKeyValuePair() as params:
-            label, text = await device.read_key_value_pair(params.label_matcher, time)
-            cut = {
-                "label": _cut(label, payload.DEFAULT_SNAPSHOT_BYTES),
-                "value": _cut(text, payload.DEFAULT_SNAPSHOT_BYTES),
-            }
-            return cut | ({} if (cut["label"], cut["value"]) == (label, text) else {"truncated": True})
+            if (pair := await device.read_key_value_pair(params.label_matcher, time)) is None:
+                named = params.label_matcher.describe()
+                raise Failure("ACTION_FAILED", f"the node with {named} has no value beside it")
+            label, text = (_cut(each, payload.DEFAULT_SNAPSHOT_BYTES) for each in pair)
+            return {"label": label, "value": text} | ({} if (label, text) == pair else {"truncated": True})
         case payload.SnapshotUi() as params:
             return shorten_snapshot(await device.snapshot(time), params.max_bytes)
         case payload.TakeScreenshot() as params:
@@ -407,6 +406,9 @@ class _DaemonServices:
         return await self.ctx.ask(question, request)
 
 
+# A module has `open_device`, which starts or reaches a device and is bounded by its caller, and `find_devices`, which
+# returns the devices of its kind, unusable ones included, within 5 s, and starts none.
+MODULES = {"browser": browser, "cdp": browser, "android": android}
 _services = _DaemonServices()
 _devices: dict[str, Device] = {}
 
@@ -415,7 +417,7 @@ async def open_session(device: str, is_fresh: bool, ctx: Context) -> dict[str, o
     """Open the device, unless it is open. `is_fresh`: it replaces a device whose pages are gone."""
     _services.ctx = ctx
     if device not in _devices:
-        _devices[device] = await module_of(device).open_device(device, _services)
+        _devices[device] = await MODULES[kind_of(device)].open_device(device, _services)
         _devices[device].is_fresh = is_fresh
     place = _devices[device].place_seen()
     return {"device": device, "where": None if place is None else place.where}

@@ -30,7 +30,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class Sessions:
 
     def __init__(self, home: Callable[[], Path]) -> None:
         self._home = home
-        self._kept: bytes | None = None
 
     def begin(self, name: str, now: WallTime, *, token_id: str | None = None, until: WallTime | None = None) -> str:
         expires_at = now + LASTS_MS
@@ -101,12 +100,11 @@ class Sessions:
         return session if now < session.expires_at else None
 
     def _sign(self, what: str, text: str) -> str:
-        return hmac.new(self._key(), f"{what} {text}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+        return hmac.new(self._key, f"{what} {text}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
+    @cached_property
     def _key(self) -> bytes:
-        if self._kept is None:
-            self._kept = load_private_key(make_private_directory(self._home()) / KEY_FILE)
-        return self._kept
+        return load_private_key(make_private_directory(self._home()) / KEY_FILE)
 
 
 class Link:
@@ -241,7 +239,7 @@ class AuthMiddleware:
         path = scope["path"]
         if is_public(path):
             return ANONYMOUS
-        principal = await self._principal(headers, _address(scope))
+        principal = await self._principal(headers, address_of(scope))
         if path != MCP_PATH:
             _count(self._api(f"{principal.role} {principal.name}"))
         elif not self.site.is_direct(headers):
@@ -264,7 +262,7 @@ class AuthMiddleware:
 
     async def _is_still(self, principal: Principal, scope: Scope, headers: Headers) -> bool:
         try:
-            return await self._principal(headers, _address(scope)) == principal
+            return await self._principal(headers, address_of(scope)) == principal
         except Refused:
             return False
         except Failure:  # the store cannot be read now, and so has no news to protect
@@ -323,7 +321,7 @@ def is_public(path: str) -> bool:
     return path in ("/", "/inbox", SESSION_PATH) or path.startswith("/page/")
 
 
-def _address(scope: Scope) -> str:
+def address_of(scope: Scope) -> str:
     return str((scope.get("client") or ("?",))[0])
 
 
@@ -404,30 +402,19 @@ class Refused(Failure):
         self.headers = headers
 
 
-async def answer_request(
-    name: str,
-    work: Awaitable[Mapping[str, Any]],
-    *,
-    mutates: bool = False,
-    idempotent: bool = False,
-    wait_ms: int = 0,
-) -> Response:
-    """Do the work of a request and answer it on time. Passes on a cancellation and ClientDisconnect."""
-    clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
-    admission = admit(name, clocks, mutates=mutates, idempotent=idempotent, tool=SERVED)
-    outcome = await _outcome(admission, work)
-    return make_response(answer(admission, outcome), _headers_of(outcome.value))
-
-
 Work = Callable[[Request, Principal], Awaitable[Mapping[str, Any]]]
 
 
 def answering(
     name: str, work: Work, *, mutates: bool = False, idempotent: bool = False, wait_ms: int = 0
 ) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers on time. Passes on a cancellation and ClientDisconnect."""
+    clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
+
     async def endpoint(request: Request) -> Response:
-        data = work(request, principal_of(request))
-        return await answer_request(name, data, mutates=mutates, idempotent=idempotent, wait_ms=wait_ms)
+        admission = admit(name, clocks, mutates=mutates, idempotent=idempotent, tool=SERVED)
+        outcome = await _outcome(admission, work(request, principal_of(request)))
+        return make_response(answer(admission, outcome), _headers_of(outcome.value))
 
     return endpoint
 

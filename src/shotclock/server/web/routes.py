@@ -70,7 +70,7 @@ from .auth import (
     LASTS_MS,
     AuthMiddleware,
     Work,
-    answer_request,
+    address_of,
     answering,
     is_still_known,
     principal_of,
@@ -92,10 +92,10 @@ class Streams:
         self._inbox = inbox
         self._engine = engine
         self._open: Counter[str] = Counter()
-        self._ending = asyncio.Event()
+        self.ending = asyncio.Event()
 
     def end(self) -> None:
-        self._ending.set()
+        self.ending.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -130,7 +130,7 @@ class Streams:
     async def _events(
         self, inbox: Inbox, request: Request, principal: Principal, after: int | None
     ) -> AsyncGenerator[bytes]:
-        changes, ending = aiter(inbox.changes(after)), asyncio.ensure_future(self._ending.wait())
+        changes, ending = aiter(inbox.changes(after)), asyncio.ensure_future(self.ending.wait())
         change = asyncio.ensure_future(anext(changes))
         text = event("hello", {"now": wall_time().iso(), "engine": describe_engine(self._engine, principal)})
         try:
@@ -200,15 +200,10 @@ class Operators:
         self._files = StaticFiles(directory=Path(__file__).parent / "page")
         self._streams = Streams(inbox, engine)
         self._budget_ms = read_response_budget_ms()
-        self._waits: set[asyncio.Future[Proposal]] = set()
-        self._is_ending = False
 
     def end_waits(self) -> None:
         """End the event streams and answer the waiting requests: the server is about to stop."""
-        self._is_ending = True
         self._streams.end()
-        for waiting in self._waits:
-            waiting.cancel()
 
     def routes(self) -> list[BaseRoute]:
         def route(method: str, path: str, name: str, work: Work, **options: Any) -> Route:
@@ -270,20 +265,20 @@ class Operators:
     async def _session(self, request: Request) -> Response:
         cookie = ""
 
-        async def work() -> dict[str, Any]:
+        async def work(request: Request, _: Principal) -> dict[str, Any]:
             nonlocal cookie
             if request.method == "DELETE":
                 await self.auth.end_session(request.headers)
                 return {"signed_in": False}
             token = (await read_body(request)).get("token")
-            address = request.client.host if request.client else "?"
-            principal, id, expires_at = await self.auth.authenticate(token if isinstance(token, str) else "", address)
+            signed_in = await self.auth.authenticate(token if isinstance(token, str) else "", address_of(request.scope))
+            principal, id, expires_at = signed_in
             if principal.role is not Role.OPERATOR:
                 raise Failure("NOT_ALLOWED", f"{principal.name} is an agent: this page is for operators")
             cookie = self.auth.sessions.begin(principal.name, wall_time(), token_id=id, until=expires_at)
             return {"principal": _principal(principal), "proof": self.auth.sessions.proof(cookie)}
 
-        answer = await answer_request("inbox session", work())
+        answer = await answering("inbox session", work)(request)
         if cookie or (request.method == "DELETE" and answer.status_code == 200):
             self._set_cookie(answer, request, cookie)
         return answer
@@ -330,16 +325,16 @@ class Operators:
 
     async def _wait_for_decision(self, proposal: Proposal, wait_ms: int) -> Proposal:
         """Return the proposal once decided, or unchanged if the wait or the server ends first."""
-        if not proposal.is_open or self._is_ending:
+        if not proposal.is_open or self._streams.ending.is_set():
             return proposal
         waiting = asyncio.ensure_future(self._inbox().wait(proposal.id, wait_ms))
-        self._waits.add(waiting)
+        ending = asyncio.ensure_future(self._streams.ending.wait())
         try:
-            await asyncio.wait((waiting,))  # bounded by the wait
+            await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)  # bounded by the wait
+            return waiting.result() if waiting.done() else proposal
         finally:
-            self._waits.discard(waiting)
             waiting.cancel()
-        return proposal if waiting.cancelled() else waiting.result()
+            ending.cancel()
 
     def _wait_ms(self, written: object) -> int:
         return min(self._budget_ms, read_number(written, "wait_ms", 0, 2**53))
