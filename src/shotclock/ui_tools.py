@@ -10,6 +10,7 @@ of a worker process end with its call. They only wait for the daemon, bounded, a
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any, cast
 
 from ._version import __version__
@@ -59,23 +60,20 @@ def _add_tool(verb: Verb) -> None:
         result = await _run(build(verb.name, named), device, ctx)
         return {**result["stepResults"][0]["data"], "page": result["page"]}
 
-    hints: dict[str, Any] = {"ctx": Context}
-    defaults: dict[str, Any] = {}
+    parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    parameters = [parameter("ctx", annotation=Context)]
     for name, each in inputs.items():
-        hints[name] = each.type if each.required or each.type is bool else each.type | None
-        if not each.required:
-            defaults[name] = False if each.type is bool else None
-    hints["device"], defaults["device"] = str, DEFAULT_DEVICE
-    parameters = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=defaults.get(name, inspect._empty)
-        )
-        for name, hint in hints.items()
-    ]
+        if each.required:
+            parameters.append(parameter(name, annotation=each.type))
+        elif each.type is bool:
+            parameters.append(parameter(name, annotation=bool, default=False))
+        else:
+            parameters.append(parameter(name, annotation=each.type | None, default=None))
+    parameters.append(parameter("device", annotation=str, default=DEFAULT_DEVICE))
     lines = [f"    {name}: {each.text}" for name, each in inputs.items()]
     tool.__name__ = tool.__qualname__ = f"ui_{verb.name}"
     tool.__doc__ = "\n".join([verb.text, "", "Args:", *lines, f"    device: {DEVICE_TEXT}"])
-    tool.__annotations__ = {**hints, "return": dict[str, Any]}
+    tool.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": dict[str, Any]}
     tool.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(mutates=verb.mutates, isolation="shared")(tool)
 

@@ -114,7 +114,7 @@ def serve_target(text: str, options: Options) -> int:
     """Serve an App that this process never imports; return the exit code. Raises Failure. No process survives this."""
     target = parse_target(text)
     runtime = Runtime(program=target.program, most_workers=share_descriptors(MOST_WORKERS)[0])
-    return asyncio.run(_Serving(runtime, target.program, options, lambda: learn(runtime, target)).run())
+    return asyncio.run(_serve(runtime, target.program, options, lambda: learn(runtime, target)))
 
 
 @contextlib.asynccontextmanager
@@ -199,7 +199,7 @@ def serve_app(app: ServedApp, **written: Any) -> None:
     async def own_catalogue() -> Catalogue:
         return app.catalogue()
 
-    code = asyncio.run(_Serving(runtime, app.program, options, own_catalogue).run())
+    code = asyncio.run(_serve(runtime, app.program, options, own_catalogue))
     if code:
         sys.exit(code)
 
@@ -230,88 +230,73 @@ def refuse_inline(catalogue: Catalogue) -> None:
         raise Failure("TARGET_UNUSABLE", message)
 
 
-class _Serving:
-    """One run of a server, until the end of its last process."""
+async def _serve(
+    runtime: Runtime, program: Program, options: Options, find_catalogue: Callable[[], Awaitable[Catalogue]]
+) -> int:
+    """Run a server until the end of its last process, and return the exit code."""
+    signals = StopSignals()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keep_users_code_out())
+        stderr = stack.enter_context(relay_stderr())
+        if options.address is None:
+            wire = stack.enter_context(claim_descriptors())
+            sock = None
+        else:
+            sock = stack.enter_context(contextlib.closing(listen_on(options.address)))
+        stack.enter_context(signals)
+        async with runtime:
+            learning = asyncio.ensure_future(find_catalogue())
+            await asyncio.sleep(0)  # starts it, in other processes
+            # Importing the SDK takes a second, while the App is imported elsewhere. A signal waits that long.
+            from .tool_calls import McpServer
 
-    def __init__(
-        self, runtime: Runtime, program: Program, options: Options, catalogue: Callable[[], Awaitable[Catalogue]]
-    ) -> None:
-        self._runtime = runtime
-        self._program = program
-        self._options = options
-        self._catalogue = catalogue
-        self._signals = StopSignals()
+            catalogue = await signals.unless_arrived(learning)
+            if catalogue is None:
+                return signals.exit_code
+            refuse_inline(catalogue)
+            elicitation = catalogue.elicitation or options.elicitation
+            catalogue = replace(catalogue, elicitation=elicitation, is_served=True)
+            dispatcher = Dispatcher(catalogue, runtime, program=program)
+            async with dispatcher:
+                runtime.open_channel()
+                for spec in catalogue.commands:
+                    runtime.register(spec.operation())
+                await signals.unless_arrived(runtime.warm_up(WARM_UP_S))
+                server = McpServer(dispatcher, options.operation_timeout_ms)
+                for line in backstop_warnings(catalogue, server.operation_timeout_ms):
+                    stderr.say(line)
+                if sock is None:
+                    await _serve_stdio(server, signals, *wire)
+                else:
+                    stderr.say(f"serving {catalogue.name} on {url_of(sock.getsockname()[:2], '/mcp')}")
+                    stores = dispatcher.store, dispatcher.inbox
+                    async with _serve_http(options, sock, stderr, server, *stores) as serving:
+                        await _serve_until_stopped(server, signals, serving)
+    return signals.exit_code
 
-    async def run(self) -> int:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(keep_users_code_out())
-            stderr = stack.enter_context(relay_stderr())
-            if self._options.address is None:
-                wire = stack.enter_context(claim_descriptors())
-                sock = None
-            else:
-                sock = stack.enter_context(contextlib.closing(listen_on(self._options.address)))
-            stack.enter_context(self._signals)
-            async with self._runtime:
-                learning = asyncio.ensure_future(self._catalogue())
-                await asyncio.sleep(0)  # starts it, in other processes
-                # Importing the SDK takes a second, while the App is imported elsewhere. A signal waits that long.
-                from .tool_calls import McpServer
 
-                catalogue = await self._unless_stopped(learning)
-                if catalogue is None:
-                    return self._signals.exit_code
-                refuse_inline(catalogue)
-                elicitation = catalogue.elicitation or self._options.elicitation
-                catalogue = replace(catalogue, elicitation=elicitation, is_served=True)
-                dispatcher = Dispatcher(catalogue, self._runtime, program=self._program)
-                async with dispatcher:
-                    self._runtime.open_channel()
-                    for spec in catalogue.commands:
-                        self._runtime.register(spec.operation())
-                    await self._unless_stopped(self._runtime.warm_up(WARM_UP_S))
-                    server = McpServer(dispatcher, self._options.operation_timeout_ms)
-                    for line in backstop_warnings(catalogue, server.operation_timeout_ms):
-                        stderr.say(line)
-                    if sock is None:
-                        await self._serve_stdio(server, *wire)
-                    else:
-                        stderr.say(f"serving {catalogue.name} on {url_of(sock.getsockname()[:2], '/mcp')}")
-                        stores = dispatcher.store, dispatcher.inbox
-                        async with _serve_http(self._options, sock, stderr, server, *stores) as serving:
-                            await self._serve_until_stopped(server, serving)
-        return self._signals.exit_code
+async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wire_out: int) -> None:
+    from .stdio import Wire
 
-    async def _serve_stdio(self, server: McpServer, wire_in: int, wire_out: int) -> None:
-        from .stdio import Wire
-
-        wire = Wire(wire_in, wire_out)
-        try:
-            serving = asyncio.ensure_future(server.sdk.run(wire, wire, server.sdk.create_initialization_options()))
-            await self._serve_until_stopped(server, serving)
-            if not serving.done():
-                await _wait_at_most(wire.until_written(), LAST_ANSWERS_S)
-                serving.cancel()
-                await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
-            _report_crash(serving)
-        finally:
-            wire.close()
-
-    async def _serve_until_stopped(self, server: McpServer, serving: asyncio.Future[Any]) -> None:
-        await self._signals.wait_beside(serving)
+    wire = Wire(wire_in, wire_out)
+    try:
+        serving = asyncio.ensure_future(server.sdk.run(wire, wire, server.sdk.create_initialization_options()))
+        await _serve_until_stopped(server, signals, serving)
         if not serving.done():
-            server.middleware.stop(self._signals.name)
-            await self._runtime.close()  # first, so that the waiting calls are answered
-            await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
+            await _wait_at_most(wire.until_written(), LAST_ANSWERS_S)
+            serving.cancel()
+            await asyncio.wait([serving], timeout=TRANSPORT_ENDS_S)
+        _report_crash(serving)
+    finally:
+        wire.close()
 
-    async def _unless_stopped(self, work: Awaitable[Any]) -> Any:
-        """Return the result; None if a signal arrives first."""
-        task = asyncio.ensure_future(work)
-        await self._signals.wait_beside(task)
-        if self._signals.arrived.is_set():
-            task.cancel()
-            return None
-        return task.result()
+
+async def _serve_until_stopped(server: McpServer, signals: StopSignals, serving: asyncio.Future[Any]) -> None:
+    await signals.wait_beside(serving)
+    if not serving.done():
+        server.middleware.stop(signals.name)
+        await server.dispatcher.runtime.close()  # first, so that the waiting calls are answered
+        await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
 
 
 class StopSignals:
@@ -336,6 +321,15 @@ class StopSignals:
         stopping = asyncio.ensure_future(self.arrived.wait())
         await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+
+    async def unless_arrived(self, work: Awaitable[Any]) -> Any:
+        """Return the result; None if a signal arrives first."""
+        task = asyncio.ensure_future(work)
+        await self.wait_beside(task)
+        if self.arrived.is_set():
+            task.cancel()
+            return None
+        return task.result()
 
     def _arrive(self, number: int) -> None:
         if self.arrived.is_set():

@@ -73,10 +73,6 @@ class Phone:
         return f"{self.state}: {_ADVICE[self.state]}" if self.state in _ADVICE else self.state
 
 
-def find_adb() -> str | None:
-    return shutil.which(os.environ.get(ADB_VARIABLE) or "adb")
-
-
 def parse_phones(text: str) -> list[Phone]:
     found = []
     for line in text.splitlines():
@@ -149,7 +145,7 @@ class Adb:
 
     @classmethod
     def find(cls, services: DeviceServices) -> Adb:
-        if (program := find_adb()) is None:
+        if (program := shutil.which(os.environ.get(ADB_VARIABLE) or "adb")) is None:
             raise Failure("DEVICE_UNAVAILABLE", INSTALL)
         return cls(program, services)
 

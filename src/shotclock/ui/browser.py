@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 CHROMIUM_VARIABLE = "SHOTCLOCK_CHROMIUM"
 NO_PLAYWRIGHT = "Playwright is not installed: pip install 'shotclock[browser]'"
-NO_CHROMIUM = f"no Chromium is on PATH: install one, or name it in {CHROMIUM_VARIABLE}"
+NO_CHROMIUM = (
+    "no Chromium is on PATH: install one (Debian: apt install chromium-headless-shell), or name it in "
+    f"{CHROMIUM_VARIABLE}"
+)
 # The headless shell is the same engine and starts with half the work, so it comes first.
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -81,17 +84,25 @@ def find_chromium() -> str | None:
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _NAMES)), None)
 
 
-async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
-    chromium = find_chromium()
+def require_chromium() -> str:
+    if (chromium := find_chromium()) is None:
+        raise Failure("DEVICE_UNAVAILABLE", NO_CHROMIUM)
+    return chromium
+
+
+def _require_playwright() -> None:
     if find_spec("playwright") is None:
-        return [DeviceEntry("browser", False, NO_PLAYWRIGHT)]
-    return [DeviceEntry("browser", chromium is not None, f"{chromium}, headless" if chromium else NO_CHROMIUM)]
+        raise Failure("DEVICE_UNAVAILABLE", NO_PLAYWRIGHT)
+
+
+async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
+    _require_playwright()
+    return [DeviceEntry("browser", True, f"{require_chromium()}, headless")]
 
 
 async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
     kind, _, rest = name.partition(":")
-    if find_spec("playwright") is None:
-        raise Failure("DEVICE_UNAVAILABLE", NO_PLAYWRIGHT)
+    _require_playwright()
     from playwright import async_api
 
     driver = await async_api.async_playwright().start()
@@ -99,11 +110,8 @@ async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
         if kind == "cdp":
             browser = await driver.chromium.connect_over_cdp(rest)
         else:
-            chromium = find_chromium()
-            if chromium is None:
-                raise Failure("DEVICE_UNAVAILABLE", NO_CHROMIUM)
             browser = await driver.chromium.launch(
-                executable_path=chromium, chromium_sandbox=os.geteuid() != 0, args=list(FLAGS)
+                executable_path=require_chromium(), chromium_sandbox=os.geteuid() != 0, args=list(FLAGS)
             )
         device = BrowserDevice(async_api, driver, browser, is_own=kind != "cdp")
         await device.open_page()

@@ -23,7 +23,7 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import NS_PER_MS, Clocks
@@ -42,13 +42,14 @@ from ..runtime.outcomes import failure_outcome
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from . import client
-from .adb import INSTALL, Adb, find_adb, find_server_version, server_address
-from .browser import CHROMIUM_VARIABLE, NO_PLAYWRIGHT, find_chromium
+from .adb import Adb, find_server_version, server_address
+from .browser import NO_PLAYWRIGHT, require_chromium
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
 from .device import DeviceEntry, ProgramOutput, kind_of
 from .execution import MODULES, RUN_COMMAND, START_PROGRAM, describe_result, effects_of_steps
 from .payload import Execution, read_execution
 
+T = TypeVar("T")
 Send = Callable[..., None]
 
 ANSWER_RESERVE_MS = 200  # the part of RESULT_MARGIN_MS in which the daemon kills a silent device process and answers
@@ -493,12 +494,19 @@ async def find_all_devices() -> list[DeviceEntry]:
         found: list[DeviceEntry] = []
         for name in ("browser", "android"):  # one of kind cdp is reached by its address
             try:
-                async with asyncio.timeout(CHECK_LIMIT_S):
-                    found += await MODULES[name].find_devices(services)
-            except (TimeoutError, Failure) as error:
-                reason = str(error) if isinstance(error, Failure) else f"no answer within {CHECK_LIMIT_S:g} s"
-                found.append(DeviceEntry(name, False, reason))
+                found += await _in_time(MODULES[name].find_devices(services))
+            except Failure as failure:
+                found.append(DeviceEntry(name, False, str(failure)))
         return found
+
+
+async def _in_time(look: Awaitable[T]) -> T:
+    """Return the result of a look at this machine. Raises Failure, also if it takes too long."""
+    try:
+        async with asyncio.timeout(CHECK_LIMIT_S):
+            return await look
+    except TimeoutError:
+        raise Failure("DEVICE_UNAVAILABLE", f"no answer within {CHECK_LIMIT_S:g} s") from None
 
 
 @value
@@ -534,13 +542,9 @@ async def examine_devices() -> DeviceFindings:
 
 async def _check(name: str, checking: Awaitable[tuple[Status, str]]) -> Check:
     try:
-        async with asyncio.timeout(CHECK_LIMIT_S):
-            status, detail = await checking
-    except TimeoutError:
-        status, detail = "warn", f"no answer within {CHECK_LIMIT_S:g} s"
+        return Check(name, *await _in_time(checking))
     except Failure as failure:
-        status, detail = "warn", str(failure)
-    return Check(name, status, detail)
+        return Check(name, "warn", str(failure))
 
 
 async def _check_playwright() -> tuple[Status, str]:
@@ -551,10 +555,7 @@ async def _check_playwright() -> tuple[Status, str]:
 
 
 async def _check_chromium(services: RuntimeServices) -> tuple[Status, str]:
-    program = find_chromium()
-    if program is None:
-        missing = "no Chromium is on PATH: install one (Debian: apt install chromium-headless-shell)"
-        return "warn", f"{missing}, or name it in {CHROMIUM_VARIABLE}"
+    program = require_chromium()
     output = await services.run_command([program, "--version"], within_ms=VERSION_LIMIT_MS)
     name = output.stdout.decode("utf-8", "replace").strip().split("\n")[0][:100]
     if output.exit_code or not name:
@@ -585,10 +586,8 @@ async def check_cdp() -> tuple[Status, str]:
 
 
 async def _check_adb(services: RuntimeServices) -> tuple[Status, str]:
-    if (program := find_adb()) is None:
-        return "warn", INSTALL
-    name, _ = await Adb(program, services).find_version()
-    return "ok", f"{name} ({program})"
+    adb = Adb.find(services)
+    return "ok", f"{(await adb.find_version())[0]} ({adb.program})"
 
 
 async def _check_adb_server() -> tuple[Status, str]:
