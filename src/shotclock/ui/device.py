@@ -51,7 +51,8 @@ class Countdown:
 
     @property
     def left_ms(self) -> int:
-        return max(1, self._deadline.remaining_ms(monotonic_ns()))
+        # Rounded up, so that a wait in vain has lasted as long as its message says.
+        return max(1, self._deadline.remaining_ms(monotonic_ns()) + 1)
 
     @property
     def is_over(self) -> bool:
