@@ -1,6 +1,7 @@
 """`shotclock doctor`: health, a live self-test, and what was left behind. Real processes, all of them ours."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shotclock.runtime import doctor
 
 from .conftest import SOON_S, is_alive, wait_for
 
@@ -207,6 +210,23 @@ def test_a_sweep_stops_it_even_if_it_ignores_term(shotclock: Any, leave: Start, 
     assert checks(envelope)["leftovers"] == {"name": "leftovers", "status": "ok", "detail": "2 stopped"}
     assert envelope["meta"]["side_effects"] == "complete"
     assert pids(shotclock("doctor", "--trace", trace).json()) == []
+
+
+def test_a_sweep_without_free_descriptors_does_not_say_that_a_living_process_is_gone(leave: Start, trace: str):
+    left = [leave(), leave()]
+    found = doctor.find_leftovers(trace)
+    assert {each.pid for each in found} == {each.pid for each in left}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    for free in (0, 1):  # none, and one, which shows no more than that a process has this pid
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + free, hard))
+        try:
+            swept = doctor.sweep_away(found)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [each["gone"] for each in swept] == [False, False]
+    assert [each.poll() for each in left] == [None, None]
 
 
 def test_what_still_has_time_is_no_leftover(shotclock: Any, leave: Start, trace: str):

@@ -394,7 +394,7 @@ def is_alive(holder: ProcessIdentity) -> bool:
     if holder.namespace != me.namespace:
         return True
     try:
-        seen = _read_start(holder.pid)
+        seen = read_start(holder.pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError:  # out of descriptors, for example: no proof that it is gone
@@ -407,13 +407,13 @@ def _this_process(pid: int) -> ProcessIdentity:
     if (unfit := find_unfitness()) is not None:
         raise Failure("MACHINE_UNFIT", unfit)
     host = os.uname().nodename
-    started = _read_start(pid)
+    started = read_start(pid)
     if started is None:
         raise ProcessLookupError(pid)
     return ProcessIdentity(host, _boot_id() or host, pid, started, _namespace())
 
 
-def _read_start(pid: int) -> int | None:
+def read_start(pid: int) -> int | None:
     """Return when a process started; None for a zombie. Raises FileNotFoundError or ProcessLookupError if gone."""
     if not LINUX:
         return _read_start_without_proc(pid)

@@ -322,14 +322,15 @@ def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
     """Send TERM and then KILL. Return for each leftover that is not kept whether it is gone."""
     swept = [leftover for leftover in leftovers if not leftover.kept]
     held: dict[int, Leftover] = {}
+    unseen: list[Leftover] = []
     try:
         for leftover in swept:
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                held[os.pidfd_open(leftover.pid)] = leftover
-        # The descriptor pins the process, so from here on the pid cannot be reused.
-        for fd in [fd for fd, leftover in held.items() if kernel.start_of(leftover.pid) != leftover.started]:
-            del held[fd]
-            os.close(fd)
+            try:
+                fd = _pin(leftover)
+            except OSError:  # out of descriptors, for example: no proof that it is gone
+                unseen.append(leftover)
+            else:
+                held.update({} if fd is None else {fd: leftover})
         for number, wait_ms in ((signal.SIGTERM, SWEEP_GRACE_MS), (signal.SIGKILL, SWEEP_VERIFY_MS)):
             for fd in held:
                 for each in (number, signal.SIGCONT):
@@ -341,8 +342,22 @@ def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
     finally:
         for fd in held:
             os.close(fd)
-    left = {leftover.pid for leftover in held.values()}
+    left = {leftover.pid for leftover in (*held.values(), *unseen)}
     return [{"pid": each.pid, "command": each.command, "gone": each.pid not in left} for each in swept]
+
+
+def _pin(leftover: Leftover) -> int | None:
+    """Open a descriptor, so that the pid cannot be reused; None if the process is gone. Raises OSError if unknown."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fd = os.pidfd_open(leftover.pid)
+        try:
+            if kernel.read_start(leftover.pid) == leftover.started:
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    return None
 
 
 def _await_ends(pidfds: set[int], wait_ms: int) -> set[int]:
