@@ -3,9 +3,12 @@
 import asyncio
 from typing import Any
 
+import pytest
+
+from shotclock.ui import device
 from shotclock.ui.client import RESULT_MARGIN_MS
 from shotclock.ui.daemon import ANSWER_RESERVE_MS
-from shotclock.ui.device import Place, Snapshot
+from shotclock.ui.device import Countdown, Place, Snapshot
 from shotclock.ui.execution import GUARD_MS, LOOK_GUARD_MS, shorten_snapshot
 from shotclock.ui.payload import usable_ms
 
@@ -217,3 +220,13 @@ def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
     assert len(data["all"]) == 1 and data["textsLeftOut"] == 2 and data["truncated"] is True
     assert read("Long", maxBytes=64_000) == {"text": "ü" * 30_000}
     assert read("Short", all=True) == {"text": "a", "all": ["a", "b"]}
+
+
+def test_a_countdown_is_not_over_before_its_last_nanosecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr(device, "monotonic_ns", lambda: now[0])
+    time = Countdown(600)
+    for now[0], left_ms in ((0, 600), (300_000, 600), (599_999_999, 1)):
+        assert (time.left_ms, time.is_over) == (left_ms, False)
+    now[0] = 600_000_000
+    assert time.is_over

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..core.clocks import Deadline
+from ..core.clocks import NS_PER_MS, Deadline
 from ..core.errors import Failure
 from ..core.value_types import value
 from ..process.clock import monotonic_ns
@@ -51,12 +51,12 @@ class Countdown:
 
     @property
     def left_ms(self) -> int:
-        # Rounded up, so that a wait in vain has lasted as long as its message says.
-        return max(1, self._deadline.remaining_ms(monotonic_ns()) + 1)
+        """Return the time left, rounded up: a wait that ends early has waited less than it reports."""
+        return max(1, -(-self._deadline.remaining_ns(monotonic_ns()) // NS_PER_MS))
 
     @property
     def is_over(self) -> bool:
-        return self._deadline.remaining_ms(monotonic_ns()) <= 0
+        return self._deadline.has_passed(monotonic_ns())
 
 
 @value
