@@ -254,9 +254,12 @@ class Supervisor:
             self._start_fd, error_in = os.pipe()
             os.set_blocking(self._start_fd, False)
         me = os.getpid()
+        # Until the child has its own handlers, a stop has to wait: ours would swallow it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OUR_SIGNALS)
         try:
             pid = os.fork() if self._cgroup is None else self._cgroup.fork()
         except OSError as error:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if execs:
                 os.close(error_in)
             self._report.unstartable = ("fork", error.errno or 0)
@@ -269,6 +272,7 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 for number in _OUR_SIGNALS:
                     signal.signal(number, signal.SIG_IGN if number in self._ignored else signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 become()
             except StartFailed as failed:
                 os.write(error_in, f"{failed.step} {failed.errno}".encode())
@@ -276,6 +280,7 @@ class Supervisor:
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if execs:
             os.close(error_in)
         self._leader = self._group = pid
