@@ -65,7 +65,6 @@ PARSING_AND_DRAWING = {"rich", "docstring_parser"}
 SERVING = {"mcp", "mcp_types", "starlette", "uvicorn", "anyio"}
 STEPS = {"httpx2", "jinja2", "jsonschema"}
 BEFORE_EVERY_COMMAND = {"asyncio", "pydantic", "ruamel", "sqlite3", "socket", "dataclasses", "inspect"}
-LEFT_OUT_OF_ASYNCIO = {"ssl", "dataclasses"}
 UNUSED = {
     "shotclock exec --timeout 5s -- true": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *BEFORE_EVERY_COMMAND},
     "shotclock --version": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
@@ -73,18 +72,18 @@ UNUSED = {
     "shotclock errors": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
     "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
     "shotclock plan flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
-    "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO, "pydantic"},
+    "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "dataclasses", "pydantic"},
     "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
     "shotclock inbox list --json": {
-        *{*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO},
-        *{"asyncio", "pydantic", "ruamel"},
+        *{*PARSING_AND_DRAWING, *SERVING, *STEPS},
+        *{"asyncio", "dataclasses", "pydantic", "ruamel", "ssl"},
     },
     "shotclock token list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
     "shotclock job list": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
     "shotclock serve nowhere.py:app": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel"},
     "program double 2": {
-        *{*PARSING_AND_DRAWING, *SERVING, *STEPS, *LEFT_OUT_OF_ASYNCIO},
-        *{"pydantic", "ruamel", "sqlite3"},
+        *{*PARSING_AND_DRAWING, *SERVING, *STEPS},
+        *{"dataclasses", "pydantic", "ruamel", "sqlite3", "tempfile"},
     },
     "program manifest": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic", "ruamel", "sqlite3"},
 }

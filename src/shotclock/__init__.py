@@ -66,8 +66,6 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in ("Context", "Runtime", "Stopped"):
-        from .runtime import light_asyncio as light_asyncio  # before asyncio
     found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = found
     return found

@@ -51,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
     if words[:1] != ["run"]:
         return _run_subcommand(words)
     from ..process import zygote
-    from ..runtime import light_asyncio as light_asyncio  # before a module imports asyncio
 
     zygote.start_zygote_early()  # beside our imports, which take as long
     try:

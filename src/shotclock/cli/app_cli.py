@@ -15,7 +15,6 @@ import os
 import select
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -454,6 +453,8 @@ class Heartbeat:
 @contextlib.contextmanager
 def spool_stdin(limit_ms: int | None) -> Iterator[Stdin | Problem]:
     """Copy stdin to a file, so that the work can be killed, repeated and identified. Yields a Problem if it cannot."""
+    import tempfile  # takes 2 ms, which most commands of an App do not need
+
     fd, path = tempfile.mkstemp(prefix="shotclock-stdin-")
     try:
         digest = hashlib.sha256()

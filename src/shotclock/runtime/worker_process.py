@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from math import inf
@@ -747,6 +746,8 @@ def _shared_memory() -> int:
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("shotclock-worker")
     else:
+        import tempfile  # takes 2 ms, and only systems other than Linux need it
+
         with tempfile.TemporaryFile() as file:
             memory = os.dup(file.fileno())
     os.ftruncate(memory, MEMORY_SIZE)
