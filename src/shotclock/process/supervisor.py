@@ -98,7 +98,9 @@ class Supervisor:
         kernel.name_process(SUPERVISOR_NAME)
         self._continuing = kernel.ContinuingTimer()
 
-    def _start_afresh(self) -> None:
+    def _start_afresh(self, task: CommandTask | None = None) -> None:
+        self._task = task or CommandTask([], {})
+        self._stop_signal = signal.Signals[self._task.stop_signal]
         self._bell_fd = -1
         self._moved_bell_ns = 0
         self._stage = _Stage.RUNNING
@@ -109,33 +111,24 @@ class Supervisor:
         self._stays = False
         self._report = CommandReport()
         self._streams: list[OutputPipe] = []
-        self._started_ns = monotonic_ns()
-        self._last_sign_ns = self._started_ns
-        self._bell_ns: int | None = None
+        self._last_sign_ns = monotonic_ns()
+        self._started_ns = self._task.started_ns or self._last_sign_ns
         self._kill_ns: int | None = None
         self._ask_again_ns: int | None = None
         self._asks_again = False
         self._asked_with = signal.SIGTERM
         self._suspend_ns: int | None = None
         self._suspended = False
-        self._latest_kill_ns: int | None = None
-        self._soft_ns: int | None = None
         self._wind_down_ns: int | None = None
-        self._wind_down_ms = 0
-        self._stop_signal: signal.Signals = signal.SIGTERM
-        self._stop_file: str | None = None
         self._has_stop_file = False
-        self._idle_ns = 0
-        self._grace_ms = 0
         self._linger_ns: int | None = None
-        self._leave_children = False
 
     def run_command(self, task: CommandTask, handed: list[int] | None = None, *, stays: bool = False) -> None:
         """Run one command to its end and report. `handed` become its stdin and stdout; then only stderr is read here.
 
         With `stays` this supervisor then waits for another command if nothing is left of this one.
         """
-        self._take_on(task)
+        self._start_afresh(task)
         self._stays = stays and not self._ignored
         if not task.leave_children:
             self._cgroup = Cgroup.create()
@@ -157,8 +150,7 @@ class Supervisor:
         task = self._next_task()
         if task is None:
             return False
-        self._start_afresh()
-        self._take_on(task)
+        self._start_afresh(task)
         self._stays = True
         _empty(self._child_signal)  # from the previous command, which has no process left
         becomes = self._pipes(task, [])
@@ -184,14 +176,6 @@ class Supervisor:
             return CommandTask(**self._orders.next()[0])
         except ipc.Broken:
             return None
-
-    def _take_on(self, task: CommandTask) -> None:
-        self._started_ns = task.started_ns or self._started_ns
-        self._bell_ns, self._latest_kill_ns = task.bell_ns, task.kill_ns
-        self._soft_ns, self._idle_ns = task.soft_ns, task.idle_ms * NS_PER_MS
-        self._grace_ms, self._leave_children = task.grace_ms, task.leave_children
-        self._wind_down_ms, self._stop_file = task.wind_down_ms, task.stop_file
-        self._stop_signal = signal.Signals[task.stop_signal]
 
     def _pipes(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
         """Make the output pipes. Return our descriptors by their number in the command."""
@@ -220,11 +204,11 @@ class Supervisor:
         """Run a function in a child. `release` closes what only the child needs, so that the caller notices its end."""
         self._bell_fd = bell_fd
         self._asks_again = True
-        self._leave_children = leave_children
+        self._task.leave_children = leave_children
         self._start(serve, execs=False)
         release()
         if announce and self._stage is _Stage.RUNNING:
-            self._send((News.STARTED, self._group, os.getpid()))
+            self._announce()
         self._watch()
 
     def wait_for_next(self) -> list[int]:
@@ -300,7 +284,11 @@ class Supervisor:
             step, number = answer.decode().split()
             self._report.unstartable = (step, int(number))
         else:
-            self._send((News.STARTED, self._group, os.getpid()))
+            self._announce()
+
+    def _announce(self) -> None:
+        self._announce_ns = None
+        self._send((News.STARTED, self._group, os.getpid()))
 
     def _watch(self) -> None:
         while self._stage is not _Stage.GONE:
@@ -308,9 +296,9 @@ class Supervisor:
             self._reap()
             self._check_limits()
         report = self._report
-        if self._has_stop_file and self._stop_file is not None:
+        if self._has_stop_file and self._task.stop_file is not None:
             with contextlib.suppress(OSError):
-                os.unlink(self._stop_file)
+                os.unlink(self._task.stop_file)
         # A survivor would be taken for a process of the next command.
         self._stays = self._stays and not report.survivors
         if self._cgroup is not None and not self._stays:
@@ -371,65 +359,49 @@ class Supervisor:
                 self._read_start()
 
     def _wait_ms(self) -> int:
-        alarms = [at for at in self._alarms() if at is not None]
+        alarms = [at_ns for at_ns, _ in self._alarms() if at_ns is not None]
         if not alarms:
             return LONGEST_WAIT_MS if self._bell_fd < 0 else WORKER_LOOK_MS
         wait = -(-(min(alarms) - monotonic_ns()) // NS_PER_MS)  # rounded up: waking early would spin
         return max(0, min(LONGEST_WAIT_MS, wait))
 
-    def _alarms(self) -> tuple[int | None, ...]:
+    def _alarms(self) -> list[tuple[int | None, Callable[[], None]]]:
+        """Return the instants of this stage and what is done at each, the most important first."""
+        task = self._task
         match self._stage:
             case _Stage.STOPPING:
-                return self._kill_ns, self._ask_again_ns
+                return [(self._kill_ns, self._kill), (self._ask_again_ns, self._ask_again)]
             case _Stage.FLUSHING:
-                return self._linger_ns, self._bell_ns
-            case _Stage.LINGERING:
-                return self._linger_ns, self._bell_ns, self._suspend_ns, self._wind_down_ns
-            case _:
-                idle_at = self._last_sign_ns + self._idle_ns if self._is_watched else None
-                return (
-                    self._bell_ns,
-                    self._soft_ns,
-                    self._wind_down_ns,
-                    idle_at,
-                    self._announce_ns,
-                    self._suspend_ns,
-                )
+                return [(self._linger_ns, self._close_silent_streams), (task.bell_ns, self._give_up_streams)]
+        alarms = [
+            (task.bell_ns, lambda: self._fire(ClockKind.TIMEOUT)),
+            (self._wind_down_ns, lambda: self._fire(ClockKind.SOFT)),
+            (self._suspend_ns, self._suspend_rest),
+        ]
+        if self._stage is _Stage.LINGERING:
+            return [*alarms, (self._linger_ns, self._stop_leaked)]
+        return [
+            *alarms,
+            (self._announce_ns, self._announce),
+            (self._idle_at_ns, lambda: self._fire(ClockKind.IDLE)),
+            (task.soft_ns, lambda: self._wind_down(monotonic_ns() + task.wind_down_ms * NS_PER_MS)),
+        ]
 
     def _check_limits(self) -> None:
-        now = monotonic_ns()
-        match self._stage:
-            case _Stage.STOPPING:
-                if _due(self._kill_ns, now):
-                    self._kill()
-                elif _due(self._ask_again_ns, now):
-                    self._ask_again()
-            case _Stage.FLUSHING:
-                self._finish_flushing(now)
-            case _Stage.RUNNING | _Stage.LINGERING if _due(self._bell_ns, now):
-                self._fire(ClockKind.TIMEOUT)
-            case _Stage.RUNNING | _Stage.LINGERING if _due(self._wind_down_ns, now):
-                self._fire(ClockKind.SOFT)
-            case _Stage.RUNNING | _Stage.LINGERING if _due(self._suspend_ns, now):
-                self._suspend_rest()
-            case _Stage.LINGERING:
-                if _due(self._linger_ns, now):
-                    self._stop_leaked()
-            case _Stage.RUNNING:
-                if _due(self._announce_ns, now):
-                    self._announce_ns = None
-                    self._send((News.STARTED, self._group, os.getpid()))
-                if any(stream.held for stream in self._streams):
-                    self._last_sign_ns = now  # the reader of our output is slow, but the work is not silent
-                if self._is_watched and now >= self._last_sign_ns + self._idle_ns:
-                    self._fire(ClockKind.IDLE)
-                elif _due(self._soft_ns, now):
-                    self._wind_down(now + self._wind_down_ms * NS_PER_MS)
+        now_ns = monotonic_ns()
+        if any(stream.held for stream in self._streams):
+            self._last_sign_ns = now_ns  # the reader of our output is slow, but the work is not silent
+        due = next((act for at_ns, act in self._alarms() if at_ns is not None and now_ns >= at_ns), None)
+        if due is not None:
+            due()
+        if self._stage is _Stage.FLUSHING and not any(stream.busy for stream in self._streams):
+            self._stage = _Stage.GONE
 
     @property
-    def _is_watched(self) -> bool:
-        """Return whether the idle limit applies: not to suspended work, nor to work that winds down."""
-        return bool(self._idle_ns) and not self._suspended and self._wind_down_ns is None
+    def _idle_at_ns(self) -> int | None:
+        """Return when silence is too long: never for suspended work, nor for work that winds down."""
+        is_watched = self._task.idle_ms and not self._suspended and self._wind_down_ns is None
+        return self._last_sign_ns + self._task.idle_ms * NS_PER_MS if is_watched else None
 
     @property
     def _is_active(self) -> bool:
@@ -467,7 +439,7 @@ class Supervisor:
                 self._report.stopped = self._report.stopped or why
                 self._kill()
             case (Order.GRACE, int(grace_ms)):
-                self._grace_ms = grace_ms
+                self._task.grace_ms = grace_ms
 
     def _reap(self) -> None:
         """Reap the dead. This process is the subreaper, so without a child nothing of the work is left."""
@@ -491,7 +463,7 @@ class Supervisor:
                     self._ask_again_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
 
     def _leader_left(self) -> None:
-        if self._leave_children:
+        if self._task.leave_children:
             self._begin_flushing()
         else:
             self._stage = _Stage.LINGERING
@@ -509,48 +481,47 @@ class Supervisor:
     def _begin_flushing(self) -> None:
         now = monotonic_ns()
         if self._stage is _Stage.STOPPING:  # the reader of the relay has had its time as well
-            self._bell_ns = now + FLUSH_LIMIT_MS * NS_PER_MS
+            self._task.bell_ns = now + FLUSH_LIMIT_MS * NS_PER_MS
         self._stage = _Stage.FLUSHING
         # The tree has closed the pipes; only a foreign process that was handed them can keep them open.
         self._linger_ns = now + LEAK_GRACE_MS * NS_PER_MS
         for stream in self._streams:
-            is_kept_open = self._leave_children or bool(self._report.survivors)
+            is_kept_open = self._task.leave_children or bool(self._report.survivors)
             most = LARGEST_PIPE if is_kept_open else RELAY_HELD
             while stream.open and len(stream.held) < most and stream.read():
-                if _due(self._linger_ns, monotonic_ns()):
+                if monotonic_ns() >= self._linger_ns:
                     break
             if is_kept_open:
                 stream.close()
-        self._finish_flushing(now)
 
-    def _finish_flushing(self, now: int) -> None:
-        if _due(self._linger_ns, now):
-            self._linger_ns = None
-            for stream in self._streams:
-                if not stream.held:
-                    stream.close()
-        if _due(self._bell_ns, now):
-            if self._report.fired is None and any(stream.held for stream in self._streams):
-                self._report.fired = ClockKind.TIMEOUT.value
-                self._report.elapsed_ns = now - self._started_ns
-            for stream in self._streams:
+    def _close_silent_streams(self) -> None:
+        self._linger_ns = None
+        for stream in self._streams:
+            if not stream.held:
                 stream.close()
-                stream.held.clear()
-        if not any(stream.busy for stream in self._streams):
-            self._stage = _Stage.GONE
+
+    def _give_up_streams(self) -> None:
+        if self._report.fired is None and any(stream.held for stream in self._streams):
+            self._note_fired(ClockKind.TIMEOUT)
+        for stream in self._streams:
+            stream.close()
+            stream.held.clear()
+
+    def _note_fired(self, kind: ClockKind) -> None:
+        self._report.fired = kind.value
+        self._report.elapsed_ns = monotonic_ns() - self._started_ns
 
     def _fire(self, kind: ClockKind) -> None:
         if self._is_active:
-            self._report.fired = kind.value
-            self._report.elapsed_ns = monotonic_ns() - self._started_ns
+            self._note_fired(kind)
             self._stop()
 
     def _stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send the signal that the caller received."""
         if not self._is_active:
             return
-        self._begin_stopping(self._grace_ms)
-        if not self._grace_ms:
+        self._begin_stopping(self._task.grace_ms)
+        if not self._task.grace_ms:
             self._kill()
             return
         self._ask(number)
@@ -585,20 +556,20 @@ class Supervisor:
         if self._wind_down_ns is not None:
             self._wind_down_ns = min(self._wind_down_ns, until_ns)
             return
-        self._soft_ns, self._wind_down_ns = None, until_ns
+        self._task.soft_ns, self._wind_down_ns = None, until_ns
         self._report.soft_rang = True
         self._make_stop_file()
         self._signal_group(self._stop_signal)
 
     def _make_stop_file(self) -> None:
         """Make the stop file. A pipe or a link in its place is neither opened nor followed."""
-        if self._stop_file is None or self._has_stop_file:
+        if self._task.stop_file is None or self._has_stop_file:
             return
         self._has_stop_file = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with contextlib.suppress(OSError):  # no place to write: there is still the signal
-            make_private_directory(os.path.dirname(self._stop_file))
-            os.close(os.open(self._stop_file, flags, 0o600))
+            make_private_directory(os.path.dirname(self._task.stop_file))
+            os.close(os.open(self._task.stop_file, flags, 0o600))
 
     def _move_bell(self, bell_ns: int, kill_ns: int) -> None:
         if self._is_active:
@@ -606,7 +577,7 @@ class Supervisor:
                 self._moved_bell_ns = bell_ns
                 kernel.DeadlineTimer(self._bell_fd).arm(bell_ns)
             else:
-                self._bell_ns, self._latest_kill_ns = bell_ns, kill_ns
+                self._task.bell_ns, self._task.kill_ns = bell_ns, kill_ns
 
     def _hear_bell(self) -> None:
         """Stop the work, unless its timeout was moved before the worker armed the original one."""
@@ -659,8 +630,8 @@ class Supervisor:
     def _begin_stopping(self, grace_ms: int) -> None:
         self._stage = _Stage.STOPPING
         self._kill_ns = monotonic_ns() + grace_ms * NS_PER_MS
-        if self._latest_kill_ns is not None:
-            self._kill_ns = min(self._kill_ns, self._latest_kill_ns)
+        if self._task.kill_ns is not None:
+            self._kill_ns = min(self._kill_ns, self._task.kill_ns)
 
     def _signal_group(self, number: int) -> None:
         if self._group > 0:
@@ -704,10 +675,6 @@ class Supervisor:
         except ipc.Broken:
             self._caller_gone = True
             self._kill()
-
-
-def _due(at_ns: int | None, now_ns: int) -> bool:
-    return at_ns is not None and now_ns >= at_ns
 
 
 def _forget_standard_streams() -> None:
