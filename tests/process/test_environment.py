@@ -134,15 +134,14 @@ def test_a_person_who_gives_the_terminal_on_keeps_the_editor(tmp_path: Path):
 
 def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():
     from shotclock.core.trace import TraceContext
-    from shotclock.process.environment import CallVariables
+    from shotclock.process.environment import set_call_variables
 
     names = ("SHOTCLOCK_DEADLINE_NS", "SHOTCLOCK_REMAINING_MS", "TRACEPARENT", "TRACESTATE")
     before = {name: os.environ.get(name) for name in names}
-    variables = CallVariables()
     try:
         for at_ns, state in ((5, ""), (123456789012345678, "a=b"), (7, "")):
             trace = TraceContext(TRACE_ID, "00f067aa0ba902b7", True, state)
-            variables.set(at_ns, trace.traceparent, state)
+            set_call_variables(at_ns, trace.traceparent, state)
             # What a child sees is C's environment; what our own code sees is Python's. Both are the call's.
             seen = subprocess.run(["env"], capture_output=True, text=True, timeout=20).stdout.splitlines()
             assert f"SHOTCLOCK_DEADLINE_NS={at_ns}" in seen and os.environ["SHOTCLOCK_DEADLINE_NS"] == str(at_ns)
@@ -150,7 +149,7 @@ def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():
             assert [line for line in seen if line.startswith("TRACESTATE=")] == (
                 [f"TRACESTATE={state}"] if state else []
             )
-        variables.set(0, trace.traceparent, "")
+        set_call_variables(0, trace.traceparent, "")
         seen = subprocess.run(["env"], capture_output=True, text=True, timeout=20).stdout
         assert "SHOTCLOCK_DEADLINE_NS" not in seen and "SHOTCLOCK_REMAINING_MS" not in seen
     finally:
@@ -177,10 +176,9 @@ DISTURBANCES = {
 def test_what_a_call_does_to_the_variables_is_not_what_the_next_one_has(disturbance: str):
     program = f"""
 import json, os, subprocess
-from shotclock.process.environment import CallVariables
-variables = CallVariables()
+from shotclock.process.environment import set_call_variables
 for number in (1, 2, 3):
-    variables.set(number, f"00-parent-{{number}}", "")
+    set_call_variables(number, f"00-parent-{{number}}", "")
     listed = subprocess.run(["/usr/bin/env"], capture_output=True, text=True, timeout=20).stdout.splitlines()
     assert listed.count(f"TRACEPARENT=00-parent-{{number}}") == 1, listed
     assert listed.count(f"SHOTCLOCK_DEADLINE_NS={{number}}") == listed.count("SHOTCLOCK_REMAINING_MS=0") == 1, listed

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+from shotclock.process import worker_main
+
 
 def counts(ctx, to: int = 30) -> object:
     """Count in tenths of a second, and stop when asked to."""
@@ -93,6 +95,12 @@ def leaves_a_thread_asking(ctx) -> object:
 
 
 def names_itself() -> object:
+    return {"pid": os.getpid()}
+
+
+def names_itself_and_ends_after(calls: int) -> object:
+    """Lower the number of calls after which this worker ends."""
+    worker_main.MOST_CALLS = calls
     return {"pid": os.getpid()}
 
 

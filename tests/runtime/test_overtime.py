@@ -1,6 +1,7 @@
 """Overtime and the graceful stop, for real work in every place where it may run."""
 
 import asyncio
+import collections
 import json
 import os
 import signal
@@ -349,6 +350,17 @@ def test_a_thread_that_still_waits_when_its_call_ends_takes_nothing_from_the_nex
         answers = await asyncio.gather(*(runtime.call(following) for _ in range(10)))
         assert all(answer.ok for answer in answers), [answer.error for answer in answers]
         assert all(answer.data != {"pid": data["pid"]} for answer in answers), "that worker is retired"
+
+    run(scenario)
+
+
+def test_a_worker_ends_after_its_most_calls_and_none_of_them_is_lost():
+    async def scenario(runtime: Runtime) -> None:
+        counting = Operation("counting", long_work.names_itself_and_ends_after, clocks=Clocks.of("20s"))
+        answers = await asyncio.gather(*(runtime.call(counting, {"calls": 4}) for _ in range(40)))
+        assert all(answer.ok for answer in answers), [answer.error for answer in answers]
+        pids = collections.Counter(answer.data["pid"] for answer in answers)
+        assert max(pids.values()) <= 4, pids
 
     run(scenario)
 

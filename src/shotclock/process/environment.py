@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
-from ..core.clocks import NS_PER_MS, Deadline
+from ..core.clocks import Deadline
 from ..core.trace import TRACEPARENT_VARIABLE, TRACESTATE_VARIABLE, TraceContext
-from . import kernel
 from .clock import monotonic_ns
 
 REMAINING_VARIABLE = "SHOTCLOCK_REMAINING_MS"
@@ -20,12 +19,6 @@ OVERTIME_VARIABLE = "SHOTCLOCK_OVERTIME"
 # With `false` as an editor, git and others fail at once and explain how to do without.
 NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
-
-_TRACEPARENT, _TRACESTATE = TRACEPARENT_VARIABLE.encode(), TRACESTATE_VARIABLE.encode()
-_REMAINING, _DEADLINE = REMAINING_VARIABLE.encode(), DEADLINE_VARIABLE.encode()
-# Longer than any of ours. The inherited values are replaced before a call begins.
-_LONGEST_INHERITED = 64
-_TRACEPARENT_IS, _REMAINING_IS, _DEADLINE_IS = _TRACEPARENT + b"=", _REMAINING + b"=", _DEADLINE + b"="
 
 
 def child_environment(
@@ -63,37 +56,13 @@ def quiet_this_process() -> None:
     os.environ.pop(OVERTIME_VARIABLE, None)  # of a call further up
 
 
-class CallVariables:
-    """A call's deadline and trace in the environment of the process that runs its function."""
-
-    def __init__(self) -> None:
-        self._entries = kernel.OwnEntries(_TRACEPARENT, _REMAINING, _DEADLINE) if kernel.LINUX else None
-        own: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
-        self._python: MutableMapping[bytes, bytes] = os.environb if own is None or self._entries is None else own
-
-    def prepare(self) -> None:
-        """Make room for the variables in the process that workers are forked from: it takes a millisecond."""
-        if self._entries is not None:
-            names = (_TRACEPARENT, _REMAINING, _DEADLINE)
-            self._entries.write(*(name + b"=" + self._python.get(name, b"")[:_LONGEST_INHERITED] for name in names))
-
-    def remove_prepared(self) -> None:
-        """Remove the variables set by `prepare`, in a process that serves several calls at once."""
-        if self._entries is not None:
-            for name in (_TRACEPARENT, _REMAINING, _DEADLINE):
-                if name not in self._python:
-                    os.unsetenv(name)
-
-    def set(self, deadline_ns: int, traceparent: str, tracestate: str) -> None:
-        parent, deadline = traceparent.encode(), b"%d" % deadline_ns
-        remaining = b"%d" % (max(0, deadline_ns - monotonic_ns()) // NS_PER_MS)
-        python = self._python
-        python[_TRACEPARENT], python[_REMAINING], python[_DEADLINE] = parent, remaining, deadline
-        if self._entries is not None:
-            self._entries.write(_TRACEPARENT_IS + parent, _REMAINING_IS + remaining, _DEADLINE_IS + deadline)
-        if not deadline_ns:
-            del os.environb[_REMAINING], os.environb[_DEADLINE]
-        if tracestate:
-            os.environ[TRACESTATE_VARIABLE] = tracestate
-        elif _TRACESTATE in python:
-            del os.environb[_TRACESTATE]
+def set_call_variables(deadline_ns: int, traceparent: str, tracestate: str) -> None:
+    """Set a call's deadline and trace in the process that runs its function. C never frees the former values."""
+    variables = {TRACEPARENT_VARIABLE: traceparent, TRACESTATE_VARIABLE: tracestate}
+    no_deadline = {REMAINING_VARIABLE: "", DEADLINE_VARIABLE: ""}
+    variables |= _deadline_variables(Deadline(deadline_ns)) if deadline_ns else no_deadline
+    for name, value in variables.items():
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)

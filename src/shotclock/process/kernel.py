@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import os
 import signal
 import sys
@@ -70,44 +69,6 @@ def name_process(name: str) -> None:
     """Set the name in `ps` and `top`, so that an operator can tell our processes from the work."""
     if _libc is not None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-
-
-class OwnEntries:
-    """Environment variables of C in memory of our own: setenv never frees a value, which costs 270 bytes per call."""
-
-    _ROOM = 96
-
-    def __init__(self, *names: bytes) -> None:
-        self._names = names
-        self._memory = ctypes.create_string_buffer(self._ROOM * len(names))
-        self._pack = Struct(f"{self._ROOM}s" * len(names)).pack_into
-        begin = ctypes.addressof(self._memory)
-        self._places = [ctypes.c_void_p(begin + number * self._ROOM) for number in range(len(names))]
-        self._pointers = b"".join(bytes(place) for place in self._places)
-        self._environ = ctypes.c_void_p.in_dll(_libc, "environ") if _libc is not None else ctypes.c_void_p()
-        self._environ_at: int | None = None
-        self._slots = ctypes.create_string_buffer(0)
-
-    def write(self, *entries: bytes) -> None:
-        """Write one entry of at most 95 bytes for each name."""
-        self._pack(self._memory, 0, *entries)
-        # The work may have removed them from the environment, or replaced it.
-        if self._environ.value != self._environ_at or self._slots.raw != self._pointers:
-            self._place()
-
-    def _place(self) -> None:
-        for name in self._names:
-            os.unsetenv(name)
-        if _libc is not None:
-            for place in self._places:
-                _libc.putenv(place)
-        self._environ_at = self._environ.value
-        if self._environ_at is not None:
-            listed = ctypes.cast(self._environ_at, ctypes.POINTER(ctypes.c_void_p))
-            count = next(number for number in itertools.count() if listed[number] is None)
-            size = len(self._pointers)
-            end = self._environ_at + count * ctypes.sizeof(ctypes.c_void_p)
-            self._slots = (ctypes.c_char * size).from_address(end - size)
 
 
 def hide_variables(is_hidden: Callable[[str], bool]) -> None:

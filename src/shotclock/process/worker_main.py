@@ -36,7 +36,7 @@ from ..core.value_types import as_dict
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Scope, StartedProcesses, Stopped, current_scope, watch
-from .environment import OVERTIME_VARIABLE, CallVariables, quiet_this_process
+from .environment import OVERTIME_VARIABLE, quiet_this_process, set_call_variables
 from .messages import (
     Answer,
     Ask,
@@ -81,6 +81,8 @@ _LEAKED_NAMED = 50
 _LEAK_LOOKS = 3
 # A worker that answered this close to its limit may be about to be killed: no other call may begin in it.
 CLOSE_CALL_NS = 3_000_000
+# A worker ends after this many calls, and with it the 280 bytes that C keeps of the variables of each.
+MOST_CALLS = 50_000
 # How long tasks left by an async function may take to be cancelled. If one stays, the worker ends.
 OTHERS_LIMIT_S = 0.1
 # An exception may carry anything. Larger ones are not sent; their text is.
@@ -442,7 +444,6 @@ class RunningCoroutine:
         return not left
 
 
-call_variables = CallVariables()
 _loop: asyncio.AbstractEventLoop | None = None
 """One for all async calls of this worker: connections that they keep open on it serve the next."""
 
@@ -461,7 +462,6 @@ def prepare_forks(*, serves_many: bool = True) -> None:
     """Do what is the same for all forks. Unless it `serves_many`, garbage is not collected: that would copy every page
     of the program for one command."""
     quiet_this_process()
-    call_variables.prepare()
     _read_from(os.devnull)
     # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
     if serves_many:
@@ -548,7 +548,7 @@ def _serve_one_at_a_time(
             _send(sock, Done(message.number, *reply, leaked, finished_ns))
         except ipc.Broken:
             os._exit(0)
-        if call.is_last:
+        if call.is_last or message.number >= MOST_CALLS:
             os._exit(0)
         while leaked or (bell_ns and finished_ns > bell_ns - CLOSE_CALL_NS):
             signal.pause()  # unbounded on purpose: the runtime reads our answer and has us killed
@@ -564,7 +564,7 @@ def _send(sock: socket.socket, message: messages.FromWorker) -> None:
 def _perform(call: OnlyCall) -> Reply:
     request = call.request
     call.trace.enter()
-    call_variables.set(request.bell_ns, call.trace.traceparent, request.caller[2])
+    set_call_variables(request.bell_ns, call.trace.traceparent, request.caller[2])
     if request.overtime_address:
         os.environ[OVERTIME_VARIABLE] = request.overtime_address
     try:
@@ -606,7 +606,6 @@ _number: ContextVar[int] = ContextVar("shotclock_call_number", default=0)
 class SharedWorker:
     def __init__(self, sock: socket.socket, words: memoryview) -> None:
         kernel.name_process("shotclock-host")
-        call_variables.remove_prepared()
         _read_from(os.devnull)
         sock.setblocking(False)
         self.loop = _event_loop()
