@@ -31,7 +31,7 @@ class TraceContext:
 
     @property
     def traceparent(self) -> str:
-        return traceparent_of(self.trace_id, self.span_id, self.sampled)
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
     def below(self, span_id: str) -> TraceContext:
         return TraceContext(self.trace_id, span_id, self.sampled, self.state)
@@ -45,10 +45,6 @@ class TraceContext:
 
     def as_variables(self) -> dict[str, str]:
         return {name.upper(): value for name, value in self.as_headers().items()}
-
-
-def traceparent_of(trace_id: str, span_id: str, sampled: bool) -> str:
-    return f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}"
 
 
 def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext | None:

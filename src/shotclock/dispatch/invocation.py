@@ -21,7 +21,7 @@ from ..core.errors import Failure
 from ..core.proposal import digest
 from ..core.value_types import value
 from ..process.clock import wall_time
-from ..process.worker_main import MAIN_ALIAS
+from ..process.running_call import MAIN_ALIAS
 from ..runtime.call import Tool
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime

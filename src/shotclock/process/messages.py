@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import pickle
 from collections.abc import Iterator
@@ -171,6 +172,20 @@ def pack(message: Message) -> bytes:
 class Reader(ipc.MessageReader):
     def receive(self) -> list[ipc.Message]:
         return [_make(_TYPES[received[0]], received[1:]) for received in super().receive()]
+
+
+# The memory shared with the runtime, in words of eight bytes. It can be read when the worker is blocked.
+MEMORY_SIZE = 4096
+BEGUN = 0
+"""The highest number of a call that has begun. Calls begin in the order of their numbers."""
+RUNNING = 1
+"""In the shared worker: the number of the call whose code holds the loop; 0 if none does, or it is unknown."""
+SHARED = 2
+"""1 in the shared worker, set before it is forked."""
+
+
+def open_memory(fd: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, MEMORY_SIZE)).cast("Q")
 
 
 # The opcode that looks up a class, in every protocol since 4. The byte may also be part of a text.

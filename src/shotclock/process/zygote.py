@@ -354,10 +354,10 @@ def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
 
 def become_zygote_of(requests: socket.socket) -> NoReturn:
     """Become a zygote in a fork of the program itself, with everything imported."""
-    from . import worker_main
+    from . import running_call, worker_main
 
     worker_main.inside_worker = True
-    sys.modules[worker_main.MAIN_ALIAS] = sys.modules["__main__"]
+    sys.modules[running_call.MAIN_ALIAS] = sys.modules["__main__"]
     kernel.name_process(ZYGOTE_NAME)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -384,7 +384,7 @@ def _prepare(
     os.environ.clear()
     os.environ.update(environment)
 
-    from . import worker_main
+    from . import running_call, worker_main
 
     # Imports of users may start threads; Python would warn at each fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
@@ -398,10 +398,10 @@ def _prepare(
     try:
         _import_main(main_module, main_file)
     except BaseException as error:
-        worker_main.main_import_error = f"{type(error).__name__}: {error}"
+        running_call.main_import_error = f"{type(error).__name__}: {error}"
     for module, name in handlers:
         with contextlib.suppress(Exception):
-            signature_of(worker_main.find(module, name))
+            signature_of(running_call.find(module, name))
     if "pydantic" in sys.modules:
         # Late imports happen here once, not in the first call of each worker; a program without pydantic need not wait.
         signature_of(_prepare).build_model()
@@ -413,7 +413,7 @@ def _import_main(main_module: str | None, main_file: str | None) -> None:
     """Import the main program under another name, so that its functions can be found."""
     import runpy
 
-    from .worker_main import MAIN_ALIAS
+    from .running_call import MAIN_ALIAS
 
     if main_module is None and main_file is None:
         return

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..core.catalogue import Handler, HandlerReference
 from ..process import ipc
 from ..process.clock import monotonic_ns
-from ..process.worker_main import MAIN_ALIAS
+from ..process.running_call import MAIN_ALIAS
 from ..process.zygote import PRELOADED, become_zygote_of
 
 # How long a fresh zygote may take to read its list of imports. One is forked in milliseconds.

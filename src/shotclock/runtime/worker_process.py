@@ -26,6 +26,10 @@ from ..process.command_task import CommandReport, News, Order
 from ..process.context import OVERTIME, CallListener, StartedProcesses, Survivors, run_beside
 from ..process.kernel import DeadlineTimer
 from ..process.messages import (
+    BEGUN,
+    MEMORY_SIZE,
+    RUNNING,
+    SHARED,
     Answer,
     Ask,
     BeginWindDown,
@@ -40,8 +44,9 @@ from ..process.messages import (
     Run,
     Step,
     Wrote,
+    open_memory,
 )
-from ..process.worker_main import BEGUN, CLOSE_CALL_NS, MEMORY_SIZE, RUNNING, SHARED, open_memory
+from ..process.worker_main import CLOSE_CALL_NS
 from ..process.zygote import WORKER, kill_what_lost_its_supervisor
 from .call import Call, Outcome, Work, WorkView
 from .command_runner import Patience
