@@ -104,14 +104,16 @@ def has_children() -> bool:
     return True
 
 
-def collect_dead() -> bool:
-    """Reap every child that has ended. Return whether none is left."""
+def collect_dead(on_end: Callable[[int, int], None] = lambda pid, status: None) -> bool:
+    """Reap every child that has ended, with a call for each. Return whether none is left."""
     while True:
         try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return False
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return True
+        if pid == 0:
+            return False
+        on_end(pid, status)
 
 
 UNKNOWN_PID = 0  # the pid of processes that exist, since waitpid has not returned ECHILD, but that /proc does not show
@@ -164,10 +166,8 @@ def _scan_parents() -> dict[int, list[int]]:
     by_parent: dict[int, list[int]] = {}
     if LINUX:
         for name in os.listdir("/proc"):
-            if name.isdecimal():
-                stat = _stat(int(name))
-                if stat is not None:
-                    by_parent.setdefault(stat[1], []).append(int(name))
+            if name.isdecimal() and (fields := _find_stat(int(name))):
+                by_parent.setdefault(int(fields[1]), []).append(int(name))
         return by_parent
     import psutil
 
@@ -190,9 +190,9 @@ def _threads_of(pid: int) -> Iterator[str]:
 
 
 def _state_of(pid: int, fields: list[bytes]) -> str:
-    """Return the state letter of a process, or of a living thread if its main thread has ended."""
-    letter = fields[0].decode()
-    if letter in "ZX" and int(fields[17]) > 1:
+    """Return the state letter of a process, or of a living thread if its main thread has ended; X if it is gone."""
+    letter = fields[0].decode() if fields else "X"
+    if fields and letter in "ZX" and int(fields[17]) > 1:
         for thread in _threads_of(pid):
             with contextlib.suppress(OSError):
                 if (other := _read_stat(thread)[0].decode()) not in "ZX":
@@ -200,28 +200,26 @@ def _state_of(pid: int, fields: list[bytes]) -> str:
     return letter
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
+def _find_stat(pid: int) -> list[bytes]:
+    """Return the fields as `_read_stat` does; none of a process that is gone."""
     try:
-        fields = _read_stat(pid)
+        return _read_stat(pid)
     except OSError:
-        return None
-    return _state_of(pid, fields), int(fields[1])
+        return []
 
 
 def ancestors(pid: int) -> list[int]:
     found: list[int] = []
-    while (stat := _stat(pid)) is not None and stat[1] > 0 and stat[1] not in found:
-        pid = stat[1]
-        found.append(pid)
+    while (fields := _find_stat(pid)) and (parent := int(fields[1])) > 0 and parent not in found:
+        found.append(parent)
+        pid = parent
     return found
 
 
 def start_of(pid: int) -> int:
     """Return the start in clock ticks since boot; 0 if it is gone. With the pid it is never reused."""
-    try:
-        return int(_read_stat(pid)[19])
-    except OSError:
-        return 0
+    fields = _find_stat(pid)
+    return int(fields[19]) if fields else 0
 
 
 def environment_of(pid: int) -> list[bytes]:
@@ -239,35 +237,27 @@ def environment_of(pid: int) -> list[bytes]:
 
 def is_zombie(pid: int) -> bool:
     """Return whether a process is gone, or dead and not yet collected."""
-    stat = _stat(pid)
-    return stat is None or stat[0] in "ZX"
+    return _state_of(pid, _find_stat(pid)) in "ZX"
 
 
 def is_halted(pid: int) -> bool:
-    stat = _stat(pid)
-    return stat is None or stat[0] in "TtZX"
+    return _state_of(pid, _find_stat(pid)) in "TtZX"
 
 
 def is_suspended(pid: int) -> bool:
     """Return whether Ctrl-Z has stopped a process: it has a terminal, and the signal was not SIGSTOP."""
-    try:
-        fields = _read_stat(pid)
-    except OSError:
-        return False
-    return fields[0] == b"T" and int(fields[4]) != 0 and int(fields[49]) != signal.SIGSTOP
+    fields = _find_stat(pid)
+    return bool(fields) and fields[0] == b"T" and int(fields[4]) != 0 and int(fields[49]) != signal.SIGSTOP
 
 
 def has_terminal(pid: int) -> bool:
-    try:
-        return int(_read_stat(pid)[4]) != 0
-    except OSError:
-        return False
+    fields = _find_stat(pid)
+    return bool(fields) and int(fields[4]) != 0
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal or a debugger. Only SIGKILL is sure to end that."""
-    stat = _stat(pid)
-    return stat is not None and stat[0] in "Tt"
+    return _state_of(pid, _find_stat(pid)) in "Tt"
 
 
 def describe(pid: int) -> dict[str, object]:

@@ -445,29 +445,21 @@ class Supervisor:
         """Reap the dead. This process is the subreaper, so without a child nothing of the work is left."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._begin_flushing()
-                return
-            if pid == 0:
-                return
-            if pid == self._leader:
-                self._leader = -1
-                self._report.status = os.waitstatus_to_exitcode(status)
-                if self._stage is _Stage.RUNNING:
-                    self._leader_left()
-                elif self._stage is _Stage.STOPPING and self._asked_with != signal.SIGTERM:
-                    # Its children may ignore the signal, as a shell's background jobs ignore SIGINT.
-                    self._ask_again_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
-
-    def _leader_left(self) -> None:
-        if self._task.leave_children:
+        if kernel.collect_dead(self._note_end):
             self._begin_flushing()
-        else:
-            self._stage = _Stage.LINGERING
-            self._linger_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
+
+    def _note_end(self, pid: int, status: int) -> None:
+        if pid != self._leader:
+            return
+        self._leader = -1
+        self._report.status = os.waitstatus_to_exitcode(status)
+        later_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
+        if self._stage is _Stage.STOPPING and self._asked_with != signal.SIGTERM:
+            self._ask_again_ns = later_ns  # children may ignore the signal, as a shell's background jobs ignore SIGINT
+        elif self._stage is _Stage.RUNNING and self._task.leave_children:
+            self._begin_flushing()
+        elif self._stage is _Stage.RUNNING:
+            self._stage, self._linger_ns = _Stage.LINGERING, later_ns
 
     def _stop_leaked(self) -> None:
         self._linger_ns = None

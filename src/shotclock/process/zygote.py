@@ -176,26 +176,18 @@ def _report_unstartable(fds: list[int], error: OSError) -> None:
 
 def _reap(forked: set[int]) -> None:
     """Reap the dead, and kill the orphans of a killed supervisor."""
-    killed = False
-    cgroups: list[Cgroup] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if pid == 0:
-            break
-        forked.discard(pid)
-        cgroup = Cgroup.left_by(pid)
-        if cgroup is not None:  # left by a killed supervisor, or by one that was inside it
-            cgroups.append(cgroup)
-        if os.WIFSIGNALED(status):
-            killed = True
-            if cgroup is not None:
-                cgroup.kill()
+    dead: dict[int, int] = {}
+    kernel.collect_dead(dead.__setitem__)
+    forked.difference_update(dead)
+    # Left by a killed supervisor, or by one that was inside it.
+    cgroups = {pid: cgroup for pid in dead if (cgroup := Cgroup.left_by(pid)) is not None}
+    killed = [pid for pid, status in dead.items() if os.WIFSIGNALED(status)]
+    for pid in killed:
+        if pid in cgroups:
+            cgroups[pid].kill()
     if killed:
         _kill_strays(forked)
-    for cgroup in cgroups:
+    for cgroup in cgroups.values():
         cgroup.remove()
 
 
@@ -212,14 +204,7 @@ def _kill_strays(forked: set[int]) -> None:
         return [pid for pid in kernel.children_of(os.getpid()) if pid not in forked and not _is_supervisor(pid)]
 
     def reap() -> bool:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return True
-            forked.discard(pid)
-            if pid == 0:
-                return not roots()
+        return kernel.collect_dead(lambda pid, status: forked.discard(pid)) or not roots()
 
     def strays() -> list[int]:
         return [stray for root in roots() for stray in _find_unguarded(root)]
