@@ -13,9 +13,11 @@ import os
 import pickle
 import select
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import NoReturn, TypeVar
 
@@ -200,7 +202,6 @@ def _end_everything(child: int, watch: _SignalWatch) -> list[int]:
 
 # Between SIGTERM and SIGKILL: time for an editor to save its buffers.
 EDITOR_GRACE_MS = 2_000
-_NOT_FOUND = 127  # then nothing was edited
 
 
 @value
@@ -220,53 +221,27 @@ def run_editor(argv: Sequence[str], *, until_ns: int) -> Edited:
     kernel.become_subreaper()
     # The terminal sends INT and QUIT to its whole foreground, and the editor handles them: Emacs uses one for Ctrl-G.
     watch = _SignalWatch([signal.SIGTERM, signal.SIGHUP], [signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD])
-    errors, errors_in = os.pipe()
-    os.set_blocking(errors, False)
-    me = os.getpid()
     try:
-        try:
-            pid = os.fork()
-        except OSError as error:
-            return Edited(None, error)
-        if pid == 0:
-            _become_editor(argv, me, errors_in, watch)
-        edited = _await_editor(pid, watch, until_ns)
-        with contextlib.suppress(BlockingIOError):  # empty, or the error of the start
-            number = int(os.read(errors, 16)) if edited.status == _NOT_FOUND else 0
-            return Edited(None, OSError(number, os.strerror(number))) if number else edited
-        return edited
+        editor = subprocess.Popen(argv, preexec_fn=partial(kernel.die_with_parent, os.getpid()))
+        return _await_editor(editor, watch, until_ns)
+    except OSError as error:
+        return Edited(None, error)
     finally:
         kill_below(kernel.collect_dead, watch.wait)
         watch.close()
-        os.close(errors)
-        os.close(errors_in)
 
 
-def _become_editor(argv: Sequence[str], parent: int, errors_in: int, watch: _SignalWatch) -> None:
-    try:
-        kernel.die_with_parent(parent)
-        watch.reset_in_child()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        os.execvp(argv[0], list(argv))
-    except OSError as error:
-        os.write(errors_in, str(error.errno or 0).encode())
-    finally:
-        os._exit(_NOT_FOUND)
-
-
-def _await_editor(pid: int, watch: _SignalWatch, until_ns: int) -> Edited:
+def _await_editor(editor: subprocess.Popen[bytes], watch: _SignalWatch, until_ns: int) -> Edited:
     kill_ns: int | None = None
     overdue = False
     while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        status = editor.poll()
         now_ns = monotonic_ns()
-        if ended or (kill_ns is not None and now_ns >= kill_ns):
-            stopped_by = watch.received[0].name if watch.received else None
-            return Edited(os.waitstatus_to_exitcode(status) if ended else None, None, overdue, stopped_by)
+        if status is not None or (kill_ns is not None and now_ns >= kill_ns):
+            return Edited(status, None, overdue, watch.received[0].name if watch.received else None)
         if kill_ns is None and (watch.received or now_ns >= until_ns):
             overdue = not watch.received
             kill_ns = now_ns + EDITOR_GRACE_MS * NS_PER_MS
             for number in (signal.SIGTERM, signal.SIGCONT):
-                signal_process(pid, number)
+                signal_process(editor.pid, number)
         watch.wait(_wait_ms(kill_ns or until_ns))

@@ -47,7 +47,6 @@ TERM_AGAIN_MS = 50
 # over its tree after that.
 SUSPEND_GRACE_MS = 100
 SUSPEND_SWEEPS = 20
-ANNOUNCE_AFTER_MS = 20  # a command that ends sooner is not reported as started: one message less for most commands
 # How long the caller may take to read a message.
 REPORT_LIMIT_S = 10.0
 LONGEST_WAIT_MS = 3_600_000  # poll() takes a C int of milliseconds, which a month would overflow
@@ -107,7 +106,6 @@ class Supervisor:
         self._leader = -1
         self._group = -1
         self._start_fd = -1
-        self._announce_ns: int | None = None
         self._stays = False
         self._report = CommandReport()
         self._streams: list[OutputPipe] = []
@@ -157,7 +155,7 @@ class Supervisor:
         try:
             if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
                 self._leader = self._group = spawn(task, becomes)
-                self._announce_ns = monotonic_ns() + ANNOUNCE_AFTER_MS * NS_PER_MS
+                self._announce()
         except StartFailed as failed:
             self._report.unstartable = (failed.step, failed.errno)
         while self._orders.has_unread:
@@ -287,7 +285,6 @@ class Supervisor:
             self._announce()
 
     def _announce(self) -> None:
-        self._announce_ns = None
         self._send((News.STARTED, self._group, os.getpid()))
 
     def _watch(self) -> None:
@@ -382,7 +379,6 @@ class Supervisor:
             return [*alarms, (self._linger_ns, self._stop_leaked)]
         return [
             *alarms,
-            (self._announce_ns, self._announce),
             (self._idle_at_ns, lambda: self._fire(ClockKind.IDLE)),
             (task.soft_ns, lambda: self._wind_down(monotonic_ns() + task.wind_down_ms * NS_PER_MS)),
         ]
