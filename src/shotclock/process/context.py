@@ -298,7 +298,6 @@ def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], t
 
 
 _started: weakref.WeakKeyDictionary[Scope, StartedProcesses] = weakref.WeakKeyDictionary()
-started_by_scope: dict[Any, Any] = _started.data  # type: ignore[attr-defined]
 _listener: Callable[[StartedProcesses, int], None] | None = None
 _is_watching = False
 

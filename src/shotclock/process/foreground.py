@@ -30,16 +30,13 @@ class TerminalSignals:
 
     def __init__(self) -> None:
         self.heard: list[int] = []
-        self.fd, self._fd_in = os.pipe()
         self._suspension_asked = False
         self._passed_on = 0
         self._stopped_ns = 0
-        for fd in (self.fd, self._fd_in):
-            os.set_blocking(fd, False)
         for number in (*STOP_SIGNALS, signal.SIGTSTP):
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
-        signal.set_wakeup_fd(self._fd_in, warn_on_full_buffer=False)
+        self.fd, self._fd_in = kernel.open_signal_pipe()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTSTP:
@@ -48,8 +45,7 @@ class TerminalSignals:
             self.heard.append(number)
 
     def next_order(self) -> tuple[str, ...] | None:
-        with contextlib.suppress(OSError):
-            os.read(self.fd, 512)
+        kernel.empty(self.fd)
         if self._suspension_asked:
             self._suspension_asked = False
             return (Order.SUSPEND,)
@@ -122,9 +118,7 @@ def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket]
             os._exit(0)
     theirs.close()
     if task.stdin:  # the writer must notice when the command, its only reader, closes it
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
+        kernel.replace_by_null(0)
     return pid, control
 
 

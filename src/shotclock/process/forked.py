@@ -74,11 +74,9 @@ class _SignalWatch:
     def __init__(self, stops: Sequence[signal.Signals], others: Sequence[signal.Signals]) -> None:
         self.received: list[signal.Signals] = []
         self._stops = stops
-        self._wake, self._wake_in = os.pipe()
-        for fd in (self._wake, self._wake_in):
-            os.set_blocking(fd, False)
         self._previous = {number: signal.signal(number, self._receive) for number in (*stops, *others)}
-        self._previous_fd = signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        self._previous_fd = signal.set_wakeup_fd(-1)
+        self._wake, self._wake_in = kernel.open_signal_pipe()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number in self._stops:
@@ -89,8 +87,7 @@ class _SignalWatch:
         for fd in (self._wake, *fds):
             poller.register(fd, select.POLLIN)
         poller.poll(max(0, min(wait_ms, LONGEST_WAIT_MS)))
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 4096)
+        kernel.empty(self._wake)
 
     def reset_in_child(self) -> None:
         signal.set_wakeup_fd(-1)

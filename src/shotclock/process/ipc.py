@@ -64,10 +64,6 @@ class MessageReader:
             raise Broken(str(error)) from error
         if not chunk:
             raise Broken("closed")
-        if not self._buffer and len(chunk) >= _PREFIX:
-            size = int.from_bytes(chunk[:_PREFIX], "little")
-            if len(chunk) == _PREFIX + size:  # the usual case: exactly one message in one read
-                return [marshal.loads(memoryview(chunk)[_PREFIX:])]
         buffer = self._buffer
         buffer += chunk
         messages: list[Message] = []

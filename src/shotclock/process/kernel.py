@@ -116,6 +116,29 @@ def collect_dead(on_end: Callable[[int, int], None] = lambda pid, status: None) 
         on_end(pid, status)
 
 
+def open_signal_pipe() -> tuple[int, int]:
+    """Return a pipe that every handled signal writes to from now on, so that it ends a poll."""
+    ends = os.pipe()
+    for fd in ends:
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+    return ends
+
+
+def empty(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(fd, 4096):
+            pass
+
+
+def replace_by_null(*numbers: int) -> None:
+    """Let these descriptors lead nowhere: the process at the other end must not wait for this one."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in numbers:
+        os.dup2(null, number)
+    os.close(null)
+
+
 UNKNOWN_PID = 0  # the pid of processes that exist, since waitpid has not returned ECHILD, but that /proc does not show
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ..core.trace import TraceContext
 from ..core.value_types import value
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ..runtime.call import Call, Outcome
+    from ..runtime.telemetry import Recorder
 
 Attribute = str | int | bool
 
@@ -43,17 +43,7 @@ class Span:
     events: tuple[SpanEvent, ...] = ()
 
 
-class SpanRecorder:
-    """Recorder of spans. Never waits and never raises."""
-
-    def call_ended(self, call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
-        """Record that a call was answered now."""
-
-    def tell(self, ended: Callable[[], Span]) -> None:
-        """Record another span, which is built by the recorder."""
-
-
-recorder: SpanRecorder | None = None
+recorder: Recorder | None = None
 
 
 def are_wanted() -> bool:

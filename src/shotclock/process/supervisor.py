@@ -85,13 +85,10 @@ class Supervisor:
         self._caller_gone = False
         self._cgroup: Cgroup | None = None
         self._start_afresh()
-        self._child_signal, self._child_signal_in = os.pipe()
-        os.set_blocking(self._child_signal, False)
-        os.set_blocking(self._child_signal_in, False)
         # Handlers, not SIG_IGN, which exec would keep. Only signals ignored before, as by `nohup`, stay ignored for the
         # work.
         self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
-        signal.set_wakeup_fd(self._child_signal_in, warn_on_full_buffer=False)
+        self._child_signal, _ = kernel.open_signal_pipe()
         os.setsid()
         kernel.become_subreaper()
         kernel.name_process(SUPERVISOR_NAME)
@@ -132,7 +129,7 @@ class Supervisor:
             self._cgroup = Cgroup.create()
         becomes = self._pipes(task, handed or [])
         self._start(lambda: become(task, becomes), execs=True)
-        _forget_standard_streams()
+        kernel.replace_by_null(0, 1, 2)
         for fd in becomes.values():  # the holders of the other ends must notice when the work closes its own
             os.close(fd)
         self._watch()
@@ -150,7 +147,7 @@ class Supervisor:
             return False
         self._start_afresh(task)
         self._stays = True
-        _empty(self._child_signal)  # from the previous command, which has no process left
+        kernel.empty(self._child_signal)  # from the previous command, which has no process left
         becomes = self._pipes(task, [])
         try:
             if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
@@ -344,7 +341,7 @@ class Supervisor:
             if fd == self._control.fileno():
                 self._take_orders()
             elif fd == self._child_signal:
-                _empty(self._child_signal)
+                kernel.empty(self._child_signal)
             elif fd in readers:
                 if readers[fd].read():
                     self._last_sign_ns = monotonic_ns()
@@ -652,7 +649,7 @@ class Supervisor:
         poller = select.poll()
         poller.register(self._child_signal, select.POLLIN)
         poller.poll(wait_ms)
-        _empty(self._child_signal)
+        kernel.empty(self._child_signal)
 
     def _send(self, message: ipc.Message) -> None:
         if self._caller_gone:
@@ -665,26 +662,12 @@ class Supervisor:
             self._kill()
 
 
-def _forget_standard_streams() -> None:
-    """Replace the standard streams: a reader of the caller's pipes must not wait for this supervisor."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
-    os.close(null)
-
-
 def has_rung(bell_fd: int) -> bool:
     """Return whether the timer has really expired: the call may have ended and disarmed it meanwhile."""
     try:
         return len(os.read(bell_fd, 8)) == 8
     except OSError:
         return False
-
-
-def _empty(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(fd, 4096):
-            pass
 
 
 def _do_nothing(number: int, frame: object) -> None:

@@ -116,12 +116,9 @@ def main(fd: int) -> None:
 
 def _serve_forks(requests: socket.socket) -> None:
     forked: set[int] = set()
-    child_signal, child_signal_in = os.pipe()
-    for fd in (child_signal, child_signal_in):
-        os.set_blocking(fd, False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)  # the runtime handles Ctrl-C
-    signal.set_wakeup_fd(child_signal_in, warn_on_full_buffer=False)
+    child_signal, child_signal_in = kernel.open_signal_pipe()
     kernel.become_subreaper()
     poller = select.poll()
     poller.register(requests, select.POLLIN)
@@ -130,8 +127,7 @@ def _serve_forks(requests: socket.socket) -> None:
         # Unbounded on purpose: a zygote has nothing to do without requests, and the socket ends with the runtime.
         ready = {fd for fd, _ in poller.poll()}
         if child_signal in ready:
-            with contextlib.suppress(OSError):
-                os.read(child_signal, 4096)
+            kernel.empty(child_signal)
             _reap(forked)
         if requests.fileno() not in ready:
             continue
@@ -344,8 +340,7 @@ def become_zygote_of(requests: socket.socket) -> NoReturn:
     worker_main.inside_worker = True
     sys.modules[running_call.MAIN_ALIAS] = sys.modules["__main__"]
     kernel.name_process(ZYGOTE_NAME)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
+    kernel.replace_by_null(0)
     # Only the program's answer goes to stdout, not the output of functions.
     os.dup2(2, 1)
     fd = os.dup(requests.fileno())

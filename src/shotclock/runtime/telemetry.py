@@ -34,13 +34,13 @@ def begin_if_wanted() -> None:
 
 
 def hand_over() -> None:
-    if isinstance(spans.recorder, Recorder):
+    if spans.recorder is not None:
         spans.recorder.hand_over()
 
 
 def finish() -> str | None:
     """Send the remaining spans within FLUSH_LIMIT_S. Return the problem, if any."""
-    return spans.recorder.finish() if isinstance(spans.recorder, Recorder) else None
+    return None if spans.recorder is None else spans.recorder.finish()
 
 
 def _is_installed() -> bool:
@@ -53,8 +53,8 @@ def _is_installed() -> bool:
         return False
 
 
-class Recorder(spans.SpanRecorder):
-    """Recorder of one process. Its thread starts with the first span, so that earlier forks have no thread."""
+class Recorder:
+    """Recorder of one process, that never raises. Its thread starts with the first span, so earlier forks have none."""
 
     def __init__(self) -> None:
         self._ended: SimpleQueue[Callable[[], Span] | threading.Event | None] = SimpleQueue()
