@@ -321,18 +321,16 @@ class DeadlineTimer:
         self._reference = ctypes.byref(self._setting)
 
     def arm(self, at_ns: int) -> None:
-        if _libc is None:
-            return
-        value = self._setting.value
-        value.seconds, value.nanoseconds = divmod(max(1, at_ns), 1_000_000_000)
-        _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, None)
+        self._set(max(1, at_ns))
 
     def disarm(self) -> None:
-        if _libc is None:
-            return
-        value = self._setting.value
-        value.seconds = value.nanoseconds = 0
-        _libc.timerfd_settime(self.fd, 0, self._reference, None)
+        self._set(0)
+
+    def _set(self, at_ns: int) -> None:
+        if _libc is not None:
+            value = self._setting.value
+            value.seconds, value.nanoseconds = divmod(at_ns, 1_000_000_000)
+            _libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, self._reference, None)
 
     def close(self) -> None:
         if self.fd >= 0:

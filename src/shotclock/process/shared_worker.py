@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Scope, StartedProcesses, current_scope, watch
-from .messages import BEGUN, RUNNING, Answer, Cancel, Done, Heard, Partial, Process, Progress, Run, Step, Wrote
+from .messages import BEGUN, RUNNING, Answer, Cancel, Done, Heard, Partial, Process, Progress, Run, Step
 from .running_call import Reply, RunningCall, event_loop, reply_to_error, reply_to_result, take_answer
 
 # Progress beyond this that a slow runtime has not read is dropped.
@@ -53,7 +53,7 @@ class SharedWorker:
 
     def _report_process(self, started: StartedProcesses, pid: int) -> None:
         """Report at once that a call has started a process: it can be killed whatever its loop does then."""
-        self.send_from_anywhere(Process(_number.get(), started.mark, pid))
+        self.send(Process(_number.get(), started.mark, pid))
         if self.is_here():
             self._flush()
 
@@ -88,17 +88,14 @@ class SharedWorker:
         return threading.get_ident() == self._thread
 
     def send(self, message: messages.FromWorker) -> None:
-        """Send a message at the end of this turn of the loop, with the others of the turn."""
+        """Send a message from any thread, at the end of this turn of the loop with the others of the turn."""
+        if not self.is_here():
+            self.loop.call_soon_threadsafe(self.send, message, context=self._context)
+            return
         self._outbox += messages.pack(message)
         if not self._is_flushing:
             self._is_flushing = True
             self.loop.call_soon(self._flush, context=self._context)
-
-    def send_from_anywhere(self, message: messages.FromWorker) -> None:
-        if self.is_here():
-            self.send(message)
-        else:
-            self.loop.call_soon_threadsafe(self.send, message, context=self._context)
 
     def send_or_drop(self, message: Progress | Partial | Step) -> None:
         """Send news from any thread; drop them rather than pile them up."""
@@ -143,9 +140,6 @@ class SharedCall(RunningCall):
 
     def send_news(self, message: Progress | Partial | Step) -> None:
         self._worker.send_or_drop(message)
-
-    def write(self, text: str) -> None:
-        self._worker.send_from_anywhere(Wrote(self.number, text))
 
     def is_stopping(self) -> bool:
         if not self.stopping:

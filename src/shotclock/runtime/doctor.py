@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
+import psutil
+
 from .._version import __version__
 from ..core.clocks import NS_PER_MS, Clocks, format_duration
 from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
@@ -192,19 +194,10 @@ def self_test() -> SelfTest:
         if report.stdout.head:
             daemon = int(report.stdout.head)
             survivors = report.survivors
-            if not survivors and _is_there(daemon):
+            if not survivors and psutil.pid_exists(daemon):
                 survivors = [kernel.describe(daemon)]
             return SelfTest(True, max(0, report.ended_ns - (task.kill_ns or 0)) // NS_PER_MS, survivors)
     return SelfTest(False)
-
-
-def _is_there(pid: int) -> bool:
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
 
 
 def _judge_self_test(tested: SelfTest) -> Check:
@@ -223,11 +216,9 @@ def _check_processes() -> tuple[Status, str]:
         return "ok", "no limit for root"
     if limit == resource.RLIM_INFINITY:
         return "ok", "no limit"
-    used = 0
-    for name in os.listdir("/proc") if kernel.LINUX else ():
-        with contextlib.suppress(OSError):
-            if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == os.getuid():
-                used += len(os.listdir(f"/proc/{name}/task"))  # the limit counts threads
+    # The limit counts threads. Those of other users may not be readable.
+    processes = [each.info for each in psutil.process_iter(["uids", "num_threads"])]
+    used = sum(each["num_threads"] or 0 for each in processes if each["uids"] and each["uids"].real == os.getuid())
     return "ok" if limit - used >= FEW_PROCESSES else "warn", f"{used} of {limit} in use by this user"
 
 
@@ -323,25 +314,22 @@ def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
     swept = [leftover for leftover in leftovers if not leftover.kept]
     held: dict[int, Leftover] = {}
     unseen: list[Leftover] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for leftover in swept:
             try:
                 fd = _pin(leftover)
             except OSError:  # out of descriptors, for example: no proof that it is gone
                 unseen.append(leftover)
-            else:
-                held.update({} if fd is None else {fd: leftover})
+                continue
+            if fd is not None:
+                held[fd] = leftover
+                stack.callback(os.close, fd)
         for number, wait_ms in ((signal.SIGTERM, SWEEP_GRACE_MS), (signal.SIGKILL, SWEEP_VERIFY_MS)):
             for fd in held:
                 for each in (number, signal.SIGCONT):
                     with contextlib.suppress(OSError):
                         signal.pidfd_send_signal(fd, each)
-            for fd in _await_ends(set(held), wait_ms):
-                del held[fd]
-                os.close(fd)
-    finally:
-        for fd in held:
-            os.close(fd)
+            held = {fd: held[fd] for fd in _await_ends(held, wait_ms)}
     left = {leftover.pid for leftover in (*held.values(), *unseen)}
     return [{"pid": each.pid, "command": each.command, "gone": each.pid not in left} for each in swept]
 
@@ -360,17 +348,16 @@ def _pin(leftover: Leftover) -> int | None:
     return None
 
 
-def _await_ends(pidfds: set[int], wait_ms: int) -> set[int]:
-    poller = select.poll()
-    for fd in pidfds:
-        poller.register(fd, select.POLLIN)
-    ended: set[int] = set()
+def _await_ends(pidfds: Iterable[int], wait_ms: int) -> list[int]:
+    """Wait until the processes have ended. Return the descriptors of those that have not."""
     give_up_ns = monotonic_ns() + wait_ms * NS_PER_MS
-    while len(ended) < len(pidfds) and (left_ns := give_up_ns - monotonic_ns()) > 0:
-        for fd, _ in poller.poll(-(-left_ns // NS_PER_MS)):
-            ended.add(fd)
-            poller.unregister(fd)
-    return ended
+    left = []
+    for fd in pidfds:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        if not poller.poll(max(0, -(-(give_up_ns - monotonic_ns()) // NS_PER_MS))):
+            left.append(fd)
+    return left
 
 
 def _judge_leftovers(findings: Findings) -> Check:
