@@ -223,13 +223,11 @@ class Context:
 
 
 def _number(name: str, given: Any) -> float:
-    if not isinstance(given, int | float) or isinstance(given, bool):
-        if isinstance(given, bool) or not (hasattr(given, "__index__") or hasattr(given, "__float__")):
-            raise TypeError(f"ctx.progress: {name} is a number, not a {type(given).__name__}")
-        given = given.__index__() if hasattr(given, "__index__") else given.__float__()
-    if isinstance(given, float) and not math.isfinite(given):
-        raise ValueError(f"ctx.progress: {name} is a number with an end, not {given}")
-    number: float = given
+    if isinstance(given, bool) or not (hasattr(given, "__index__") or hasattr(given, "__float__")):
+        raise TypeError(f"ctx.progress: {name} is a number, not a {type(given).__name__}")
+    number: int | float = given.__index__() if hasattr(given, "__index__") else given.__float__()
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError(f"ctx.progress: {name} is a number with an end, not {number}")
     return number
 
 
@@ -354,12 +352,7 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
             started = _started.setdefault(scope, StartedProcesses())
         if environment_at is not None and len(arguments) > environment_at:
             own = {CALL_VARIABLE: started.mark, OVERTIME_VARIABLE: scope.overtime_address}
-            given = arguments[environment_at]
-            if given is None:  # our own, to `fork_exec`, and from Python 3.13 on to `posix_spawn` as well
-                given = os.environb
-                if environment_at == _EXEC_ENVIRONMENT:
-                    given = [name + b"=" + value for name, value in given.items()]
-            changed = _with_variables(given, own)
+            changed = _with_variables(arguments[environment_at], own, as_list=environment_at == _EXEC_ENVIRONMENT)
             arguments = (*arguments[:environment_at], changed, *arguments[environment_at + 1 :])
         pid = start(*arguments, **named)
         if pid > 0:
@@ -371,14 +364,15 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
     return note_and_start
 
 
-def _with_variables(environment: Any, own: Mapping[str, str]) -> Any:
-    """Return the environment with these variables, without empty ones: bytes for `fork_exec`, else a mapping."""
-    if isinstance(environment, list):
-        names = tuple(os.fsencode(f"{name}=") for name in own)
-        others = [entry for entry in environment if not entry.startswith(names)]
-        return [*others, *(os.fsencode(f"{name}={value}") for name, value in own.items() if value)]
-    kept = {name: value for name, value in environment.items() if os.fsdecode(name) not in own}
-    return {**kept, **{name: value for name, value in own.items() if value}}
+def _with_variables(environment: Any, own: Mapping[str, str], *, as_list: bool) -> Any:
+    """Return the environment with these variables, unless they are empty: a list of entries for `fork_exec`."""
+    if environment is None:  # our own, to `fork_exec`, and from Python 3.13 on to `posix_spawn` as well
+        environment = os.environb
+    elif as_list:
+        environment = dict(entry.split(b"=", 1) for entry in environment)
+    changed = {name: value for name, value in environment.items() if os.fsdecode(name) not in own}
+    changed |= {os.fsencode(name): os.fsencode(value) for name, value in own.items() if value}
+    return [name + b"=" + value for name, value in changed.items()] if as_list else changed
 
 
 def _find_marked(entry: bytes) -> list[int]:
