@@ -12,6 +12,7 @@ from shotclock.core.errors import Failure
 from shotclock.core.json_values import of_json
 from shotclock.core.proposal import (
     STILL_QUEUED,
+    Confirmation,
     Decision,
     Kind,
     Policy,
@@ -131,24 +132,36 @@ def test_something_destructive_is_approved_only_with_its_name_typed_and_rejected
     for typed in (None, "", "yes", "ops/restar", "OPS/RESTART"):
         for status in (APPROVED, MODIFIED):
             assert (
-                code_of(apply_decision, there, Decision(status), "ann", NOW, confirmation=typed)
+                code_of(apply_decision, there, Decision(status), "ann", NOW, confirmation=Confirmation(typed=typed))
                 == "CONFIRMATION_NEEDED"
             )
-    assert apply_decision(there, Decision(APPROVED), "ann", NOW, confirmation=" ops/restart\n").status is APPROVED
+    assert (
+        apply_decision(there, Decision(APPROVED), "ann", NOW, confirmation=Confirmation(typed=" ops/restart\n")).status
+        is APPROVED
+    )
     assert apply_decision(there, Decision(REJECTED), "ann", NOW).status is REJECTED
 
 
 def test_a_title_is_confirmed_as_it_is_read_whatever_blanks_are_in_it():
     ask = ProposalRequest(Kind.FILE, "Drop  the\ntable", file=ProposedFile("x", ""), policy=Policy(destructive=True))
     assert (
-        apply_decision(proposal(ask), Decision(APPROVED), "ann", NOW, confirmation="Drop the table").status is APPROVED
+        apply_decision(
+            proposal(ask), Decision(APPROVED), "ann", NOW, confirmation=Confirmation(typed="Drop the table")
+        ).status
+        is APPROVED
     )
 
 
 def test_what_was_decided_on_must_be_what_is_proposed():
-    assert code_of(apply_decision, proposal(), Decision(APPROVED), "a", NOW, action_hash="0" * 64) == "ACTION_CHANGED"
     assert (
-        apply_decision(proposal(), Decision(APPROVED), "a", NOW, action_hash=OPERATION.action_hash).status is APPROVED
+        code_of(apply_decision, proposal(), Decision(APPROVED), "a", NOW, confirmation=Confirmation("0" * 64))
+        == "ACTION_CHANGED"
+    )
+    assert (
+        apply_decision(
+            proposal(), Decision(APPROVED), "a", NOW, confirmation=Confirmation(OPERATION.action_hash)
+        ).status
+        is APPROVED
     )
 
 

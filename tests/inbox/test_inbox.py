@@ -11,6 +11,7 @@ import pytest
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import (
     STILL_QUEUED,
+    Confirmation,
     Decision,
     Kind,
     Proposal,
@@ -271,8 +272,10 @@ def test_who_may_decide_is_looked_at_before_what_and_what_became_of_it_before_mi
             made = await inbox.propose(operation(deciders=("ann",)), AGENT)
             assert await code_of(inbox.decide(made.id, wrong, BOB)) == "NOT_ALLOWED"
             assert await code_of(inbox.decide(made.id, wrong, ANN)) == "ARG_ERROR"
-            assert await code_of(inbox.decide(made.id, APPROVE, ANN, action_hash="x")) == "ACTION_CHANGED"
-            await inbox.decide(made.id, APPROVE, ANN, action_hash=made.action_hash)
+            assert (
+                await code_of(inbox.decide(made.id, APPROVE, ANN, confirmation=Confirmation("x"))) == "ACTION_CHANGED"
+            )
+            await inbox.decide(made.id, APPROVE, ANN, confirmation=Confirmation(made.action_hash))
             assert await code_of(inbox.decide(made.id, wrong, ANN)) == "ALREADY_DECIDED"
             assert await code_of(inbox.decide("p-none", APPROVE, ANN)) == "PROPOSAL_NOT_FOUND"
             assert await code_of(inbox.wait("p-none", 1000)) == "PROPOSAL_NOT_FOUND"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.proposal import Decision, Proposal, ProposalStatus
+from shotclock.core.proposal import Confirmation, Decision, Proposal, ProposalStatus
 from shotclock.inbox.access import Principal
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
@@ -70,7 +70,9 @@ def decide(store: Store, proposal: Proposal, decision: Decision) -> None:
 
     async def work() -> None:
         inbox = Inbox(store)
-        await inbox.decide(proposal.id, decision, Principal.local(), action_hash=proposal.ask.action_hash)
+        await inbox.decide(
+            proposal.id, decision, Principal.local(), confirmation=Confirmation(proposal.ask.action_hash)
+        )
         await inbox.close()
 
     asyncio.run(work())

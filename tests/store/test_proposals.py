@@ -11,6 +11,7 @@ from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import (
     ActionOutcome,
+    Confirmation,
     Decision,
     InboxLimits,
     Kind,
@@ -226,7 +227,10 @@ def test_what_is_refused_leaves_no_trace(store: Store):
     made, _ = propose(store, replace(ASK, policy=Policy(deciders=("ann",), destructive=True)))
     assert code_of(store.proposals.decide, made.id, APPROVE, "bob", NOW) == "NOT_ALLOWED"
     assert code_of(store.proposals.decide, made.id, APPROVE, "ann", NOW) == "CONFIRMATION_NEEDED"
-    assert code_of(store.proposals.decide, made.id, APPROVE, "ann", NOW, action_hash="x") == "ACTION_CHANGED"
+    assert (
+        code_of(store.proposals.decide, made.id, APPROVE, "ann", NOW, confirmation=Confirmation("x"))
+        == "ACTION_CHANGED"
+    )
     assert code_of(store.proposals.use, made.id, made.action_hash, NOW) == "NOT_ALLOWED"
     assert code_of(store.proposals.decide, "p-none", APPROVE, "ann", NOW) == "PROPOSAL_NOT_FOUND"
     assert store.proposals.get(made.id) == made

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..core.clocks import parse_duration_ms
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
-from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, must_be_open
+from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Kind, Proposal, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
 from ..core.value_types import replace, value
 from ..inbox.access import Principal, Role
@@ -209,7 +209,7 @@ def _run_approve(proposal_id: str, notes: str, answer: str | None, on: Address |
         proposal = _proposal_in(found)
         is_yes = answer is None and proposal.ask.kind is Kind.QUESTION and not proposal.ask.choices
         decision = Decision(ProposalStatus.APPROVED, notes, answer="yes" if is_yes else answer)
-        return _decide(this, proposal_id, decision, proposal.action_hash, _confirm(found))
+        return _decide(this, proposal_id, decision, Confirmation(proposal.action_hash, _confirm(found)))
 
     return _start("approve", work, on=on, id=proposal_id)
 
@@ -221,7 +221,7 @@ def _run_modify(proposal_id: str, file: str | None, notes: str, on: Address | No
             return found
         proposal = _proposal_in(found)
         with edit_proposal(proposal, file, notes) as edit:
-            outcome = _decide(this, proposal_id, edit.decision, proposal.action_hash, _confirm(found))
+            outcome = _decide(this, proposal_id, edit.decision, Confirmation(proposal.action_hash, _confirm(found)))
             edit.is_done = outcome.problem is None
         if isinstance(outcome.problem, Problem) and edit.kept is not None:
             context = {**(outcome.problem.context or {}), "edit": edit.kept}
@@ -277,12 +277,8 @@ def _confirm(found: Outcome) -> str | None:
     return proposal.ask.confirmation
 
 
-def _decide(
-    this: InboxCall, id: str, decision: Decision, action_hash: str | None = None, confirmation: str | None = None
-) -> Outcome:
-    return _change(
-        this, lambda inbox: inbox.decide(id, decision, this.me, action_hash=action_hash, confirmation=confirmation)
-    )
+def _decide(this: InboxCall, id: str, decision: Decision, confirmation: Confirmation = UNCONFIRMED) -> Outcome:
+    return _change(this, lambda inbox: inbox.decide(id, decision, this.me, confirmation))
 
 
 def _change(this: InboxCall, change: Callable[[Inbox], Awaitable[Proposal]]) -> Outcome:

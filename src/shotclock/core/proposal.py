@@ -169,6 +169,17 @@ class Decision:
         return decision
 
 
+@value
+class Confirmation:
+    """What a person was shown, and has typed, before deciding."""
+
+    action_hash: str | None = None  # of the action that was shown
+    typed: str | None = None  # for a destructive action
+
+
+UNCONFIRMED = Confirmation()
+
+
 def _sort_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
     """Sort by name: the order of arguments and surroundings has no meaning."""
     return {name: values[name] for name in sorted(values)}
@@ -326,20 +337,19 @@ def apply_decision(
     now: WallTime,
     *,
     via: str | None = None,
-    action_hash: str | None = None,
-    confirmation: str | None = None,
+    confirmation: Confirmation = UNCONFIRMED,
 ) -> Proposal:
     """Return it decided. Raises Failure unless it is open, this person may decide it, and the action is the one shown.
 
-    `action_hash` is that of the action that the person was shown. `problems_with_decision` checks the decision itself.
+    `problems_with_decision` checks the decision itself.
     """
     may_decide(proposal, by)
     must_be_open(proposal)
-    if action_hash is not None and action_hash != proposal.action_hash:
+    if confirmation.action_hash not in (None, proposal.action_hash):
         raise Failure("ACTION_CHANGED", f"{proposal.id} proposes another action than the one that was decided on")
     if decision.status.allows and proposal.ask.policy.destructive:
         expected = proposal.ask.confirmation
-        if " ".join((confirmation or "").split()) != expected:
+        if " ".join((confirmation.typed or "").split()) != expected:
             message = f"this is destructive: confirm it by typing {expected!r}"
             raise Failure("CONFIRMATION_NEEDED", message, context={"confirmation": expected})
     return replace(

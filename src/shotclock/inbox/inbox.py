@@ -23,7 +23,9 @@ from ..core.clocks import Deadline, WallTime
 from ..core.envelope import shorten
 from ..core.errors import Failure
 from ..core.proposal import (
+    UNCONFIRMED,
     ActionOutcome,
+    Confirmation,
     Decision,
     InboxLimits,
     Proposal,
@@ -239,30 +241,15 @@ class Inbox:
     # --- for operators --------------------------------------------------------------------------------------
 
     async def decide(
-        self,
-        proposal_id: str,
-        decision: Decision,
-        by: Principal,
-        *,
-        action_hash: str | None = None,
-        confirmation: str | None = None,
+        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
     ) -> Proposal:
-        """Record a decision. Of two at once one wins, and the other one's Failure names the winner.
-
-        `action_hash` is that of the action that the person was shown.
-        """
+        """Record a decision. Of two at once one wins, and the other one's Failure names the winner."""
         by.must_be_operator("decide")
 
         def work() -> Proposal:
             check_decision(self._get_existing(proposal_id), decision, by.name)
             return self._proposals.decide(
-                proposal_id,
-                decision,
-                by.name,
-                wall_time(),
-                via=by.via or None,
-                action_hash=action_hash,
-                confirmation=confirmation,
+                proposal_id, decision, by.name, wall_time(), via=by.via or None, confirmation=confirmation
             )
 
         return await self._change(work)

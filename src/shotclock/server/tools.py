@@ -28,7 +28,16 @@ from ..core.clocks import Clocks, DurationError, format_duration, parse_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.manifest import data_schema
-from ..core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
+from ..core.proposal import (
+    Confirmation,
+    Decision,
+    Kind,
+    Policy,
+    Proposal,
+    ProposalRequest,
+    ProposalStatus,
+    ProposedFile,
+)
 from ..core.trace import span_id_of
 from ..core.value_types import replace
 from ..core.visible_text import one_line, visible
@@ -487,7 +496,7 @@ async def _decide(proposal: Proposal, response: Mapping[str, Any], inbox: Inbox,
     else:  # postponed
         return
     with suppress(Failure):  # already decided, expired, or the store is busy: the answer to the call reports its state
-        await inbox.decide(proposal.id, decision, decider, action_hash=proposal.action_hash)
+        await inbox.decide(proposal.id, decision, decider, Confirmation(proposal.action_hash))
 
 
 BURST = 10  # notifications of a call at once, and one more per interval, so that a loop does not flood the client

@@ -17,7 +17,9 @@ from typing import Any
 from ..core.clocks import LATEST_MS, WallTime
 from ..core.errors import Failure
 from ..core.proposal import (
+    UNCONFIRMED,
     ActionOutcome,
+    Confirmation,
     Decision,
     InboxLimits,
     Proposal,
@@ -125,16 +127,13 @@ class Proposals:
         now: WallTime,
         *,
         via: str | None = None,
-        action_hash: str | None = None,
-        confirmation: str | None = None,
+        confirmation: Confirmation = UNCONFIRMED,
     ) -> Proposal:
         """Record a checked decision. Raises Failure unless the proposal was open until now."""
         details = {"notes": decision.notes, "decision": digest(decision.as_json()), **({"via": via} if via else {})}
 
         def step(proposal: Proposal) -> Proposal:
-            return apply_decision(
-                proposal, decision, by, now, via=via, action_hash=action_hash, confirmation=confirmation
-            )
+            return apply_decision(proposal, decision, by, now, via=via, confirmation=confirmation)
 
         return self._change(id, now, step, decision.status.value, details, by)
 

@@ -33,7 +33,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure, SideEffects
-from ..core.proposal import Decision, Proposal, apply_decision, result_of
+from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal, apply_decision, result_of
 from ..core.proposal_checks import check_decision
 from ..core.trace import TraceContext
 from ..core.value_types import replace
@@ -495,9 +495,8 @@ class TemporalEngine:
         proposal_id: str,
         decision: Decision,
         by: Principal,
+        confirmation: Confirmation = UNCONFIRMED,
         *,
-        action_hash: str | None = None,
-        confirmation: str | None = None,
         run_id: str | None = None,
     ) -> Proposal:
         by.must_be_operator("decide")
@@ -508,13 +507,7 @@ class TemporalEngine:
                     proposal = read_exported(asked["record"])
                     check_decision(proposal, decision, by.name)
                     decided = apply_decision(
-                        proposal,
-                        decision,
-                        by.name,
-                        wall_time(),
-                        via=by.via or None,
-                        action_hash=action_hash,
-                        confirmation=confirmation,
+                        proposal, decision, by.name, wall_time(), via=by.via or None, confirmation=confirmation
                     )
                     await self.send_decision(each, export_proposal(decided))
                     return decided

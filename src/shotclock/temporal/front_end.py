@@ -16,7 +16,7 @@ from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError
 
 from ..core.errors import Failure
-from ..core.proposal import Decision, Proposal, ProposalStatus, must_be_open
+from ..core.proposal import Confirmation, Decision, Proposal, ProposalStatus, must_be_open
 from ..core.value_types import value
 from ..inbox.access import Principal
 from ..inbox.audit_file import AuditFile
@@ -220,25 +220,11 @@ class FrontEnd:
         run_id, slash, _ = ((proposal and proposal.key) or "").partition("/")
         return bool(slash) and proposal is not None and proposal.is_open and store.runs.get(run_id) is None
 
-    async def decide(
-        self,
-        proposal_id: str,
-        decision: Decision,
-        by: Principal,
-        *,
-        action_hash: str | None = None,
-        confirmation: str | None = None,
-    ) -> Proposal:
+    async def decide(self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation) -> Proposal:
         """Decide a proposal of a run, as `Inbox.decide` does. Raises CONNECTION_LOST if it is unknown whether the run
         has the decision."""
-        deciding = self._engine.decide(
-            proposal_id,
-            decision,
-            by,
-            action_hash=action_hash,
-            confirmation=confirmation,
-            run_id=self._open[proposal_id].run_id,
-        )
+        run_id = self._open[proposal_id].run_id
+        deciding = self._engine.decide(proposal_id, decision, by, confirmation, run_id=run_id)
         try:
             decided = await self._within(CHANGE_LIMIT_S, deciding, "CONNECTION_LOST")
         except Failure as failure:

@@ -10,7 +10,7 @@ from typing import Protocol
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.proposal import Decision, Proposal
+from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
 from ..core.value_types import value
 from ..inbox.access import Principal
 from ..inbox.inbox import Inbox
@@ -124,15 +124,9 @@ class Engine(Protocol):
         """Extend a run or a step, or wind it down. Return its calls afterwards."""
 
     async def decide(
-        self,
-        proposal_id: str,
-        decision: Decision,
-        by: Principal,
-        *,
-        action_hash: str | None = None,
-        confirmation: str | None = None,
+        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
     ) -> Proposal:
-        """Decide a proposal of a run. `action_hash` belongs to the action that the person was shown."""
+        """Decide a proposal of a run."""
 
     async def report(self, run_id: str) -> Report:
         """Return the report of a run, found by its id or a unique beginning of it."""
@@ -182,17 +176,11 @@ class EmbeddedEngine:
         return await asyncio.to_thread(send_order, self.store, run.holder, f"run {run.id!r}", order)
 
     async def decide(
-        self,
-        proposal_id: str,
-        decision: Decision,
-        by: Principal,
-        *,
-        action_hash: str | None = None,
-        confirmation: str | None = None,
+        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
     ) -> Proposal:
         inbox = Inbox(self.store)
         try:
-            return await inbox.decide(proposal_id, decision, by, action_hash=action_hash, confirmation=confirmation)
+            return await inbox.decide(proposal_id, decision, by, confirmation)
         finally:
             await inbox.close()
 

@@ -41,7 +41,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...core.clocks import ProcessIdentity
 from ...core.errors import Failure
-from ...core.proposal import Proposal, ProposalStatus, Summary
+from ...core.proposal import Confirmation, Proposal, ProposalStatus, Summary
 from ...core.proposal_checks import problems_with_decision
 from ...core.value_types import replace
 from ...inbox.access import Principal, Role
@@ -349,7 +349,7 @@ class Operators:
     async def _decide(self, request: Request, principal: Principal) -> dict[str, Any]:
         principal.must_be_operator()
         body = await read_body(request)
-        action_hash, confirmation = body.pop("action_hash", None), _text_or_none(body, "confirmation")
+        action_hash, typed = body.pop("action_hash", None), _text_or_none(body, "confirmation")
         if not isinstance(action_hash, str):
             raise mistake("action_hash", "required: that of the proposal you looked at")
         id = request.path_params["id"]
@@ -357,7 +357,7 @@ class Operators:
         decide = self._engine.decide if self._engine is not None and is_engines else self._inbox().decide
         decider = replace(principal, via="HTTP")
         decision = read_decision(body)
-        proposal = await decide(id, decision, decider, action_hash=action_hash, confirmation=confirmation)
+        proposal = await decide(id, decision, decider, Confirmation(action_hash, typed))
         return {"proposal": whole(proposal, principal)}
 
     async def _check(self, request: Request, principal: Principal) -> dict[str, Any]:
