@@ -152,7 +152,7 @@ class CheckoutRequest:
 
 
 class CheckoutRefused(Exception):
-    """A ref that the remote does not have, or a checkout that would lose local work."""
+    """A ref that the remote does not have, or a checkout that would touch files that are not its own."""
 
 
 class GitFailed(Exception):
@@ -233,38 +233,32 @@ class Checkout:
     async def create(self, folder: Path) -> dict[str, object]:
         """Make the checkout in an empty folder; return its commit and ref."""
         await self._git(folder, "init", "--quiet", "--template=")
-        await self._git(folder, "config", "remote.origin.url", self._repository.stored)
-        await self._git(folder, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*")
-        resolved = await self._resolve_ref(folder)
-        commit = await self._fetch_ref(folder, resolved)
-        if resolved.branch is not None:
-            await self._git(folder, "checkout", "--quiet", "-B", resolved.branch, commit, "--")
-            await self._track(folder, resolved.branch)
-        else:
-            await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
-        return {"commit": commit, "ref": resolved.shown}
+        await self._git(folder, "remote", "add", "origin", self._repository.stored)
+        return await self._switch(folder)
 
     async def update(self, folder: Path) -> dict[str, object]:
         """Update a checkout. Raises CheckoutRefused where local work would be lost."""
         url = await self._git(folder, "config", "--get", "remote.origin.url", may_fail=True)
         if url is None or not self._repository.is_at(url.strip()):
             raise CheckoutRefused(f"{folder} is not empty, and not a checkout of {self._repository.shown}")
+        return await self._switch(folder)
+
+    async def _switch(self, folder: Path) -> dict[str, object]:
         resolved = await self._resolve_ref(folder)
-        if resolved.branch is None:
+        if (branch := resolved.branch) is None:
             commit = await self._fetch_ref(folder, resolved)
             await self._git(folder, "checkout", "--quiet", "--detach", commit, "--")
             return {"commit": commit, "ref": resolved.shown}
-        before = await self._find_commit(folder, f"refs/heads/{resolved.branch}")
-        known = await self._find_commit(folder, f"refs/remotes/origin/{resolved.branch}")
+        before = await self._find_commit(folder, f"refs/heads/{branch}")
+        known = None if before is None else await self._find_commit(folder, f"refs/remotes/origin/{branch}")
         commit = await self._fetch_ref(folder, resolved)
         if before not in (None, known, commit):
             words = ("--is-ancestor", str(before), commit)
             if await self._git(folder, "merge-base", *words, may_fail=True) is None:
-                raise CheckoutRefused(
-                    f"the branch {resolved.branch} in {folder} has commits that the remote does not have"
-                )
-        await self._git(folder, "checkout", "--quiet", "-B", resolved.branch, commit, "--")
-        await self._track(folder, resolved.branch)
+                raise CheckoutRefused(f"the branch {branch} in {folder} has commits that the remote does not have")
+        await self._git(folder, "checkout", "--quiet", "-B", branch, commit, "--")
+        await self._git(folder, "config", f"branch.{branch}.remote", "origin")
+        await self._git(folder, "config", f"branch.{branch}.merge", f"refs/heads/{branch}")
         return {"commit": commit, "ref": resolved.shown}
 
     async def _resolve_ref(self, folder: Path) -> ResolvedRef:
@@ -336,31 +330,28 @@ class Checkout:
         found = await self._git(folder, "rev-parse", *words, may_fail=True)
         return None if found is None else found.strip()
 
-    async def _track(self, folder: Path, branch: str) -> None:
-        await self._git(folder, "config", f"branch.{branch}.remote", "origin")
-        await self._git(folder, "config", f"branch.{branch}.merge", f"refs/heads/{branch}")
-
 
 async def _check_out(git: Git, request: CheckoutRequest, admission: Call) -> Outcome:
-    checkout, place, repository = Checkout(git, request), CheckoutFolder(request.target), request.repository
+    checkout, repository, target = Checkout(git, request), request.repository, request.target
     effects: SideEffects | None = None
     try:
-        try:
-            if place.is_free():
+        if _is_free(target):
+            place = NewFolder(target)
+            try:
                 found = await checkout.create(await place.prepare())
                 place.move_into_place()
-            else:
-                found = await checkout.update(place.target)
-            return Outcome(Ending.FINISHED, data={"path": str(place.target), **found})
-        finally:
-            effects = await place.clean_up()
+            finally:
+                effects = await place.clean_up()
+        else:
+            found = await checkout.update(target)
+        return Outcome(Ending.FINISHED, data={"path": str(target), **found})
     except GitFailed as failed:
         problem, ending = _problem(failed, admission, repository)
         data: dict[str, object] = {"stderr": repository.without_secrets(_stderr(failed.envelope))}
-    except (CheckoutRefused, InTheWay) as refused:
+    except CheckoutRefused as refused:
         problem, ending, data = Problem("GIT_FAILED", str(refused)), Ending.FINISHED, {}
     except OSError as error:
-        message = f"{place.target} cannot be made: {error.strerror or error}"
+        message = f"{target} cannot be made: {error.strerror or error}"
         problem, ending, data = Problem("FILE_UNWRITABLE", message), Ending.FINISHED, {}
     if effects is not None:
         problem = replace(problem, side_effects=effects)
@@ -402,98 +393,69 @@ def _extract_reason(stderr: str) -> str:
 REMOVAL_LIMIT_S = 10.0
 
 
-class InTheWay(Exception):
-    """A file or folder that existed before the checkout and must not be touched."""
+def _is_free(target: Path) -> bool:
+    """Return whether the target is missing or empty. Raises CheckoutRefused."""
+    if not os.path.lexists(target):
+        return True
+    if not target.is_dir():
+        raise CheckoutRefused(f"{target} exists and is not a folder")
+    if os.listdir(target) in ([], [_staging_name(target)]):
+        return True
+    if not os.path.lexists(target / ".git"):
+        raise CheckoutRefused(f"{target} is not empty, and not a checkout")
+    return False
 
 
-class CheckoutFolder:
-    """The folder of a checkout. Only files that a checkout has made are ever removed."""
+def _staging_name(target: Path) -> str:
+    return f".{target.name[:100]}.part"
+
+
+class NewFolder:
+    """The folder of a new checkout. Only files that a checkout has made are ever removed."""
 
     def __init__(self, target: Path) -> None:
-        self.target = target
-        self._made: list[Path] = []  # folders above the target, outermost first
-        self._moved: list[Path] = []
-        self._staging: Path | None = None
-        self._held = -1
-        """Locked as long as this process lives: a staging folder without a lock was left by a killed process."""
-        self._is_free = False
-        self._is_taken = False
-
-    def is_free(self) -> bool:
-        """Return whether the target is missing or empty. Raises InTheWay."""
-        target = self.target
-        if not os.path.lexists(target):
-            self._is_free = True
-        elif not target.is_dir():
-            raise InTheWay(f"{target} exists and is not a folder")
-        elif os.listdir(target) in ([], [self._staging_name]):
-            self._is_free = True
-        elif not os.path.lexists(target / ".git"):
-            raise InTheWay(f"{target} is not empty, and not a checkout")
-        return self._is_free
+        self._target = target
+        self._staging = (target if target.is_dir() else target.parent) / _staging_name(target)
+        self._undo = contextlib.ExitStack()
 
     async def prepare(self) -> Path:
-        """Make an empty folder beside the target. Raises InTheWay while another checkout uses it."""
-        staging = self._make_staging()
-        if os.listdir(staging):  # left by a checkout whose process was killed
-            clearing = asyncio.ensure_future(asyncio.to_thread(_clear, staging))
+        """Make an empty folder beside the target. Raises CheckoutRefused while another checkout uses it."""
+        self._make_folders()
+        if os.listdir(self._staging):  # left by a checkout whose process was killed
+            clearing = asyncio.ensure_future(asyncio.to_thread(_clear, self._staging))
             if not (await asyncio.wait([clearing], timeout=REMOVAL_LIMIT_S))[0]:
-                raise InTheWay(f"{staging} was left by a killed checkout and takes long to remove: try again later")
+                message = f"{self._staging} was left by a killed checkout and takes long to remove: try again later"
+                raise CheckoutRefused(message)
             clearing.result()
-        return staging
+        return self._staging
 
-    def _make_staging(self) -> Path:
-        for folder in reversed(self.target.parents):
+    def _make_folders(self) -> None:
+        for folder in reversed(self._target.parents):
             if not os.path.lexists(folder):
                 folder.mkdir()
-                self._made.append(folder)
-        staging = (self.target if self.target.is_dir() else self.target.parent) / self._staging_name
-        staging.mkdir(exist_ok=True)
-        self._held = _lock(staging)
-        self._staging = staging
-        return staging
+                self._undo.callback(_remove_if_empty, folder)
+        self._staging.mkdir(exist_ok=True)
+        self._undo.callback(os.close, _lock(self._staging))
+        self._undo.callback(_remove_tree, self._staging)
 
     def move_into_place(self) -> None:
-        assert self._staging is not None
-        if self._staging.parent == self.target:  # it may be the working directory of a process, so it stays
-            for entry in list(self._staging.iterdir()):
-                moved = self.target / entry.name
-                entry.rename(moved)
-                self._moved.append(moved)
-        else:
-            self._staging.rename(self.target)
-        self._is_taken = True
+        if self._staging.parent != self._target:
+            self._staging.rename(self._target)
+            return
+        # The target may be the working directory of a process, so it stays.
+        undo = self._undo.enter_context(contextlib.ExitStack())
+        for entry in list(self._staging.iterdir()):
+            moved = self._target / entry.name
+            entry.rename(moved)
+            undo.callback(_remove_tree, moved)
+        undo.pop_all()
 
-    async def clean_up(self) -> SideEffects | None:
-        """Remove a failed checkout, bounded and shielded from cancellation. Return the side effects; None: unknown."""
-        if not self._is_free:
-            return None
-        removing = asyncio.ensure_future(asyncio.to_thread(self._remove))
+    async def clean_up(self) -> SideEffects:
+        """Remove a failed checkout, bounded and shielded from cancellation. Return the side effects."""
+        removing = asyncio.ensure_future(asyncio.to_thread(self._undo.close))
         await run_shielded(asyncio.wait([removing], timeout=REMOVAL_LIMIT_S))
         is_gone = removing.done() and removing.exception() is None
         return SideEffects.NONE if is_gone else SideEffects.PARTIAL
-
-    @property
-    def _staging_name(self) -> str:
-        return f".{self.target.name[:100]}.part"
-
-    def _remove(self) -> None:
-        try:
-            self._remove_made()
-        finally:
-            if self._held >= 0:
-                os.close(self._held)
-            self._held = -1
-
-    def _remove_made(self) -> None:
-        if not self._is_taken:
-            for path in self._moved:
-                _remove_tree(path)
-        if self._staging is not None and os.path.lexists(self._staging):
-            shutil.rmtree(self._staging)
-        for folder in reversed(self._made):
-            with contextlib.suppress(OSError):  # it is used by the checkout or by others
-                folder.rmdir()
 
 
 def _clear(folder: Path) -> None:
@@ -505,17 +467,25 @@ def _remove_tree(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it is used by the checkout or by others
+        folder.rmdir()
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder until this process ends; return its descriptor. Raises InTheWay if it is locked."""
+    """Lock a folder until this process ends: one without a lock was left by a killed process.
+
+    Return its descriptor. Raises CheckoutRefused if it is locked.
+    """
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(held)
-        raise InTheWay(f"{folder} is in use by another checkout: wait for it, or use another `path`") from None
+        raise CheckoutRefused(f"{folder} is in use by another checkout: wait for it, or use another `path`") from None
     except OSError:  # the file system has no locks
         pass
     return held
