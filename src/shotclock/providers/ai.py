@@ -421,20 +421,21 @@ def _describe_task(
 
 def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepResult:
     """Make the result: the answer, or the text until the model was stopped."""
+    tools = listener.tools
     answered = outcome.value if outcome.problem is None and isinstance(outcome.value, dict) else None
     data = outcome.data if isinstance(outcome.data, dict) else {}
     details: dict[str, Any] = {**listener.details, **{key: data[key] for key in _DETAILS if key in data}}
     if not listener.tool_calls:
         outcome.side_effects = SideEffects.NONE
-    elif listener.has_left_doubt:
+    elif tools.has_left_doubt:
         outcome.side_effects = SideEffects.UNKNOWN
-    if listener.late_results:
-        details["late_results"] = listener.late_results
+    if tools.late_results:
+        details["late_results"] = tools.late_results
     if answered is not None:
         output = answered["output"]
         is_partial = bool(answered["partial"])
     else:
-        late = [f"[{each['tool']}] {as_text(each['output'])}" for each in listener.late_results]
+        late = [f"[{each['tool']}] {as_text(each['output'])}" for each in tools.late_results]
         output = "\n\n".join(filter(None, [listener.text, *late])) or None
         is_partial = output is not None
     if is_partial:

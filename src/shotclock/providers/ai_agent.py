@@ -20,26 +20,8 @@ from itertools import chain, count
 from typing import Any
 
 import httpx2
-from pydantic_ai import Agent, StructuredDict, ToolOutput
+from pydantic_ai import Agent, StructuredDict, ToolOutput, exceptions
 from pydantic_ai.capabilities import PrepareOutputTools
-from pydantic_ai.exceptions import (
-    ContentFilterError,
-    ModelAPIError,
-    ModelAuthenticationError,
-    ModelConnectionError,
-    ModelHTTPError,
-    ModelQuotaExceededError,
-    ModelRateLimitError,
-    ModelRequestRejectedError,
-    ModelRequestTimeout,
-    ModelRetry,
-    ModelServerError,
-    ModelUnavailableError,
-    ToolFailed,
-    UnexpectedModelBehavior,
-    UsageLimitExceeded,
-    UserError,
-)
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -63,6 +45,7 @@ from ..core.json_values import read_json
 from ..process.context import Context
 from .ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
 from .ai_models import as_object, find_value_flaw
+from .http_message import causes_of
 
 # Between two signs of life during a tool call or a pause, and between two checks of the soft limit.
 HEARTBEAT_S = 0.05
@@ -76,7 +59,6 @@ LATE_REQUEST_S = 1.0
 MOST_TOOLS_AT_ONCE = 8
 # Characters, with tool calls and results. No model accepts so much.
 CONVERSATION_LIMIT = 16_000_000
-MOST_REASONS = 10
 # The size of each part beside its text: a model can also call tools endlessly.
 PART_SIZE = 2_000
 # Bytes of this process, where an SDK keeps more than the limits above. Its modules take 80 MiB.
@@ -90,25 +72,32 @@ WIND_DOWN = (
 NOT_RUN = "not run: time is nearly up. Answer now, with what you have."
 
 _CODES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
-    ((ModelAuthenticationError,), "MODEL_AUTH_FAILED"),
-    ((ModelRateLimitError,), "MODEL_RATE_LIMITED"),
-    ((ModelQuotaExceededError,), "MODEL_QUOTA_EXCEEDED"),
-    ((ModelRequestRejectedError, ContentFilterError, UserError), "MODEL_REQUEST_REFUSED"),
+    ((exceptions.ModelAuthenticationError,), "MODEL_AUTH_FAILED"),
+    ((exceptions.ModelRateLimitError,), "MODEL_RATE_LIMITED"),
+    ((exceptions.ModelQuotaExceededError,), "MODEL_QUOTA_EXCEEDED"),
+    (
+        (exceptions.ModelRequestRejectedError, exceptions.ContentFilterError, exceptions.UserError),
+        "MODEL_REQUEST_REFUSED",
+    ),
     (
         (
-            ModelHTTPError,
-            ModelUnavailableError,
-            ModelServerError,
-            ModelConnectionError,
-            ModelRequestTimeout,
+            exceptions.ModelHTTPError,
+            exceptions.ModelUnavailableError,
+            exceptions.ModelServerError,
+            exceptions.ModelConnectionError,
+            exceptions.ModelRequestTimeout,
             httpx2.HTTPError,
             OSError,
         ),
         "MODEL_UNAVAILABLE",
     ),
     # Of the first only invalid JSON is left here; endless nesting is a RecursionError.
-    ((ModelAPIError, UnexpectedModelBehavior, ValueError, RecursionError, MemoryError), "MODEL_ANSWER_INVALID"),
+    (
+        (exceptions.ModelAPIError, exceptions.UnexpectedModelBehavior, ValueError, RecursionError, MemoryError),
+        "MODEL_ANSWER_INVALID",
+    ),
 )
+_UNREACHED = (httpx2.HTTPError, httpx2.InvalidURL, OSError)
 _STATUSES = {
     401: "MODEL_AUTH_FAILED",
     402: "MODEL_QUOTA_EXCEEDED",
@@ -120,6 +109,8 @@ _FAILURES = tuple(kind for kinds, _ in _CODES for kind in kinds)
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 # The message is the only difference to other errors of pydantic-ai's class.
 _NEVER_FITS = "Exceeded maximum output retries"
+# The text in the parts of an answer, and in their later additions.
+_SIZED = ("content", "args", "tool_name", "content_delta", "args_delta", "tool_name_delta")
 _LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_tokens|cost)_limit")
 
 
@@ -201,12 +192,12 @@ class AgentRun:
     def _check_output(self, output: dict[str, Any]) -> dict[str, Any]:
         """Request corrections of an invalid answer, at most CORRECTIONS; the caller reports a remaining flaw."""
         if self._is_wrapped and "result" not in output:
-            raise ModelRetry("give the answer as `result`")
+            raise exceptions.ModelRetry("give the answer as `result`")
         if self._corrected < CORRECTIONS and not self._ctx.stopping and self._may_send:
             flaw = find_value_flaw(self._task["output_schema"], output["result"] if self._is_wrapped else output)
             if flaw is not None:
                 self._corrected += 1
-                raise ModelRetry(f"the answer does not fit its schema: {flaw[:MESSAGE_SHOWN]}")
+                raise exceptions.ModelRetry(f"the answer does not fit its schema: {flaw[:MESSAGE_SHOWN]}")
         return output
 
     def _build(self, output: Any, *capabilities: Any) -> Agent[None, Any]:
@@ -244,7 +235,7 @@ class AgentRun:
                 if self._most_requests is not None:
                     self._most_requests += 1
                 continue
-            except UsageLimitExceeded as error:
+            except exceptions.UsageLimitExceeded as error:
                 named = _LIMIT_NAME.search(str(error))
                 raise self._limit_reached("requests" if named is None else named[1]) from None
             except _FAILURES as error:
@@ -297,7 +288,7 @@ class AgentRun:
                 assert run.result is not None
                 response, output = run.result.response, run.result.output
                 output = output["result"] if self._is_wrapped else output
-            except UnexpectedModelBehavior as error:
+            except exceptions.UnexpectedModelBehavior as error:
                 if response is None or not str(error).startswith(_NEVER_FITS):
                     raise
                 output = _read_answer(response)  # the caller reports its flaw
@@ -448,15 +439,18 @@ class AgentRun:
         return Failure("LIMIT_REACHED", message, context={"limit": which, "most": most})
 
     def _make_failure(self, error: BaseException) -> Failure:
-        error = _find_too_long(error) or error
+        causes = list(causes_of(error))
+        # An SDK reports it as a lost connection.
+        error = next((each for each in causes if isinstance(each, AnswerTooLong)), error)
         code = next(code for kinds, code in _CODES if isinstance(error, kinds))
         message = str(error) or type(error).__name__
-        if isinstance(error, ModelConnectionError) and (reason := _find_reason(error)):
-            message = f"{message.rstrip('.')}: {reason}"
+        reasons = [str(each) for each in causes[1:] if isinstance(each, _UNREACHED) and str(each)]
+        if isinstance(error, exceptions.ModelConnectionError) and reasons:  # SDKs leave out why it was not reached
+            message = f"{message.rstrip('.')}: {reasons[0]}"
         if isinstance(error, MemoryError):
             message = f"its answer does not fit into {MEMORY_LIMIT} bytes of memory, and was given up"
         context: dict[str, object] = {"exception": type(error).__name__}
-        if isinstance(error, ModelHTTPError):
+        if isinstance(error, exceptions.ModelHTTPError):
             context["status"] = error.status_code
             if code == "MODEL_UNAVAILABLE" and 400 <= error.status_code < 500:  # pydantic-ai has no class for it
                 code = _STATUSES.get(error.status_code, "MODEL_REQUEST_REFUSED")
@@ -530,34 +524,11 @@ def _read_answer(response: ModelResponse) -> Any:
         return text
 
 
-def _find_too_long(error: BaseException) -> BaseException | None:
-    """Return the AnswerTooLong behind an error: an SDK reports it as a lost connection."""
-    reason: BaseException | None = error
-    for _ in range(MOST_REASONS):
-        if reason is None or isinstance(reason, AnswerTooLong):
-            return reason
-        reason = reason.__cause__ or reason.__context__
-    return None
-
-
-def _find_reason(error: BaseException) -> str:
-    """Return why a server was not reached, which SDKs leave out of their message."""
-    reason: BaseException | None = error
-    for _ in range(MOST_REASONS):
-        reason = None if reason is None else reason.__cause__ or reason.__context__
-        if isinstance(reason, httpx2.HTTPError | httpx2.InvalidURL | OSError) and str(reason):
-            return str(reason)
-    return ""
-
-
 def _size_of(event: object) -> int:
+    size, part = 0, getattr(event, "delta", None)
     if isinstance(event, PartStartEvent):
-        kept = [getattr(event.part, name, None) for name in ("content", "args", "tool_name")]
-        return PART_SIZE + sum(len(part) if isinstance(part, str) else len(str(part or "")) for part in kept)
-    if isinstance(event, PartDeltaEvent):
-        added = [getattr(event.delta, name, None) for name in ("content_delta", "args_delta", "tool_name_delta")]
-        return sum(len(part) if isinstance(part, str) else len(str(part or "")) for part in added)
-    return 0
+        size, part = PART_SIZE, event.part
+    return size + sum(len(str(getattr(part, name, None) or "")) for name in _SIZED)
 
 
 class _Tools(AbstractToolset[None]):
@@ -600,7 +571,7 @@ class _Tools(AbstractToolset[None]):
 
     async def _ask_for(self, name: str, tool_args: dict[str, Any]) -> Any:
         if self._ctx.stopping:
-            raise ToolFailed(NOT_RUN)
+            raise exceptions.ToolFailed(NOT_RUN)
         asking = asyncio.ensure_future(self._ctx.ask("tool", {"name": name, "arguments": tool_args}))
         try:
             while not (await asyncio.wait([asking], timeout=HEARTBEAT_S))[0]:
@@ -613,9 +584,9 @@ class _Tools(AbstractToolset[None]):
         try:
             reply = asking.result()
         except Failure as failure:
-            raise ToolFailed(str(failure)) from None
+            raise exceptions.ToolFailed(str(failure)) from None
         left_ms = reply["remaining_ms"]
         if not reply["ok"]:
             left = "no time limit" if left_ms is None else f"{format_duration(left_ms)} of your time are left"
-            raise ToolFailed(f"{reply['error']}\n({left})")
+            raise exceptions.ToolFailed(f"{reply['error']}\n({left})")
         return reply["output"] if left_ms is None else {"result": reply["output"], "remaining_ms": left_ms}

@@ -8,6 +8,7 @@ jsonschema is imported on use: it is slow.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
@@ -238,22 +239,14 @@ def as_object(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
     Definitions move to `$defs`, where every provider expects them. Raises ValueError for other references.
     """
-    written: dict[str, Any] = _with_defs(schema)
+    written: dict[str, Any] = copy.deepcopy(dict(schema))
+    for part in _objects_in(written):
+        if isinstance(reference := part.get("$ref"), str):
+            if not (found := re.fullmatch(r"#/(?:\$defs|definitions)/([^/]+)", reference)):
+                raise ValueError(f"$ref {reference!r}: write '#/$defs/NAME'")
+            part["$ref"] = f"#/$defs/{found[1]}"
     definitions = {**written.pop("definitions", {}), **written.pop("$defs", {})}
     is_wrapped = written.get("type") != "object"
     if is_wrapped:
         written = {"type": "object", "properties": {"result": written}, "required": ["result"]}
     return ({**written, "$defs": definitions} if definitions else written), is_wrapped
-
-
-def _with_defs(part: Any) -> Any:
-    if isinstance(part, list):
-        return [_with_defs(each) for each in part]
-    if not isinstance(part, Mapping):
-        return part
-    written = {key: _with_defs(value) for key, value in part.items()}
-    if isinstance(reference := written.get("$ref"), str):
-        if not (found := re.fullmatch(r"#/(?:\$defs|definitions)/([^/]+)", reference)):
-            raise ValueError(f"$ref {reference!r}: write '#/$defs/NAME'")
-        written["$ref"] = f"#/$defs/{found[1]}"
-    return written

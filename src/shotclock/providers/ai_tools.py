@@ -115,8 +115,7 @@ class AgentTools:
         await self._close()
 
     async def _close(self) -> None:
-        await run_shielded(self._end_calls())
-        await run_shielded(self._leave_servers())
+        await run_shielded(self._end())
         for server in self._servers:
             process = server.process
             if process is not None and process.report is not None:
@@ -124,8 +123,8 @@ class AgentTools:
                 self.survivors += judged.survivors
                 self.warnings += judged.warnings
 
-    async def _end_calls(self) -> None:
-        """Cancel the running tools, and wait until they are gone."""
+    async def _end(self) -> None:
+        """Cancel the running tools, wait until they are gone, and leave the servers."""
         for asking in self._stopping:
             asking.cancel()
         for task in self._running:
@@ -134,8 +133,6 @@ class AgentTools:
         if self._running:
             limit_s = (self._call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
             await asyncio.wait(self._running, timeout=limit_s)
-
-    async def _leave_servers(self) -> None:
         await asyncio.gather(*(server.opened.aclose() for server in self._servers), return_exceptions=True)
 
     # --- servers ------------------------------------------------------------------------------------------
@@ -372,7 +369,7 @@ class AgentListener(CallListener):
     """Listener to one agent: keeps its text, and answers its tool calls."""
 
     def __init__(self, tools: AgentTools) -> None:
-        self._tools = tools
+        self.tools = tools
         self._text = ""
         self._request_began = 0
         self.tool_calls = 0
@@ -388,14 +385,6 @@ class AgentListener(CallListener):
     def size(self) -> int:
         return len(self._text)
 
-    @property
-    def late_results(self) -> list[dict[str, Any]]:
-        return self._tools.late_results
-
-    @property
-    def has_left_doubt(self) -> bool:
-        return self._tools.has_left_doubt
-
     def wrote(self, text: str) -> None:
         self._text += text  # bounded by CONVERSATION_LIMIT of the agent
 
@@ -405,7 +394,7 @@ class AgentListener(CallListener):
                 self.tool_calls += 1
                 if (usage := self.details.get("usage")) is not None:
                     usage["tool_calls"] = max(usage["tool_calls"], self.tool_calls)
-                return self._tools.call(name, arguments)
+                return self.tools.call(name, arguments)
             case "request", dict(details):
                 return self._note_request(details)
         return super().ask(question, value)
@@ -419,7 +408,7 @@ class AgentListener(CallListener):
             self._text = self._text[: self._request_began]
         self._request_began = len(self._text)
         self.details.update(details)
-        return {"stops_in_ms": self._tools.remaining_ms() if self._tools.is_winding_down() else None}
+        return {"stops_in_ms": self.tools.remaining_ms() if self.tools.is_winding_down() else None}
 
 
 class RequestListener(CallListener):

@@ -39,6 +39,7 @@ from .http_message import (
     Response,
     Transport,
     Unwritable,
+    causes_of,
     retry_after_ms,
     show_url,
     unfetchable,
@@ -90,7 +91,7 @@ _UNAVAILABLE = (502, 503, 504)
 
 class HttpProvider(Provider):
     def __init__(self) -> None:
-        self._names: tuple[Runtime, Names] | None = None
+        self._names: Names | None = None  # of the run's runtime
         self._tls: dict[tuple[str | None, str | None], ssl.SSLContext] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
 
@@ -106,7 +107,8 @@ class HttpProvider(Provider):
         exchange = HttpExchange(request, Response(request, step.folder), call)
         scope = current_scope.get()
         inner = Scope(call.bound.bell, -1 if scope is None else scope.depth, call.name, call, call=call)
-        fetching = self._fetch(exchange, step, inner, self._names_for(runtime))
+        self._names = self._names or Names(runtime)
+        fetching = self._fetch(exchange, step, inner, self._names)
         try:
             outcome = await self._run_bounded(exchange, fetching)
         except asyncio.CancelledError as cancelled:
@@ -205,11 +207,6 @@ class HttpProvider(Provider):
             own = ssl.create_default_context(cafile=key[0], capath=key[1]) if any(key) else None
             self._tls[key] = own or httpx2.create_ssl_context(trust_env=False)
         return self._tls[key]
-
-    def _names_for(self, runtime: Runtime) -> Names:
-        if self._names is None or self._names[0] is not runtime:
-            self._names = runtime, Names(runtime)
-        return self._names[1]
 
 
 class HttpExchange(Work):
@@ -357,12 +354,10 @@ def _prepare_redirect(
 
 def _reason(error: BaseException) -> str:
     """Return the message of the operating system or of TLS, if it is the cause."""
-    at: BaseException | None = error
-    for _ in range(8):  # causes may form a circle
+    for at in causes_of(error):
         if isinstance(at, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted: {at.verify_message}"
         if isinstance(at, OSError) and (at.errno or 0) > 0 and not isinstance(at, ssl.SSLError):
             return os.strerror(at.errno or 0)
-        at = None if at is None else at.__cause__ or at.__context__
     text = str(error) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]}…"

@@ -369,31 +369,25 @@ _RESOLVE = Operation(
 )
 
 
-class Unresolved(Exception):
-    """A name whose address could not be found."""
-
-    def __init__(self, message: str, *, is_late: bool = False) -> None:
-        super().__init__(message)
-        self.is_late = is_late  # the caller's deadline passed first
-
-
 class Names:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._places = asyncio.Semaphore(LOOKUPS_AT_ONCE)
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Return at least one address, best first, bounded by the current scope. Raises Unresolved."""
-        if _is_address(host):
+        """Return at least one address, best first, within the current scope. Raises ConnectError, ConnectTimeout."""
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
             return [host]
         async with self._places:
             envelope = await self._runtime.call(_RESOLVE, {"host": host, "port": port})
         if not envelope.ok:
-            is_late = envelope.code in ("TIMEOUT", "NO_TIME_LEFT")
-            raise Unresolved(str((envelope.error or {})["message"]), is_late=is_late)
+            late = envelope.code in ("TIMEOUT", "NO_TIME_LEFT")  # the caller's deadline passed first
+            failed = httpcore2.ConnectTimeout if late else httpcore2.ConnectError
+            raise failed(f"{host} was not found: {(envelope.error or {})['message']}")
         found: Any = envelope.value
         if found["error"] is not None:
-            raise Unresolved(found["error"])
+            raise httpcore2.ConnectError(f"{host} was not found: {found['error']}")
         return list(found["addresses"])
 
 
@@ -408,20 +402,13 @@ def resolve(host: str, port: int) -> dict[str, Any]:
     return {"error": None, "addresses": list(dict.fromkeys(str(entry[4][0]) for entry in found))}
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 # Before the next address of a host is tried beside a silent one (RFC 8305).
 NEXT_ADDRESS_S = 0.25
 # A name with more addresses is load-balanced, and any of them will do.
 MOST_ADDRESSES = 8
 # Parsed at once: a flood of tiny messages must not delay the timeout.
 READ_BYTES = 16_384
+MOST_CAUSES = 10
 # Bytes before a response begins: its headers, and any number of "100 Continue".
 MOST_BYTES_BEFORE_ANSWER = 1_000_000
 
@@ -484,11 +471,7 @@ class Backend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[typing.Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        try:
-            addresses = await self._names.addresses(host, port)
-        except Unresolved as unresolved:
-            failed = httpcore2.ConnectTimeout if unresolved.is_late else httpcore2.ConnectError
-            raise failed(f"{host} was not found: {unresolved}") from None
+        addresses = await self._names.addresses(host, port)
         return await self._first_of(addresses[:MOST_ADDRESSES], port)
 
     async def _first_of(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
@@ -601,6 +584,16 @@ class CountedBody(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         if hasattr(self._stream, "aclose"):
             await self._stream.aclose()
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and the errors behind it, which may form a circle."""
+    cause: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def proxy_for(url: httpx2.URL, env: Mapping[str, str]) -> str | None:

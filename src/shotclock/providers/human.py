@@ -13,6 +13,8 @@ import termios
 from collections.abc import Callable
 from typing import Any, Literal
 
+import anyio
+
 from ..core.clocks import ClockKind, Fired, in_seconds
 from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Ending, Failure
@@ -240,18 +242,16 @@ class Question:
         return line.decode("utf-8", "replace").rstrip("\r"), False
 
     async def _read(self) -> bytes:
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 return os.read(self._terminal, 65536)
             except BlockingIOError:
-                await _wait_until_ready(loop.add_reader, loop.remove_reader, self._terminal)
+                await anyio.wait_readable(self._terminal)
             except OSError as error:
                 raise InputEnded(f"the terminal is gone: {error.strerror}") from None
 
     async def say(self, text: str) -> None:
         """Write to the terminal, within the question's clock if Ctrl-S stops it. A last newline is not waited for."""
-        loop = asyncio.get_running_loop()
         left = text.encode("utf-8", "replace")
         while left:
             try:
@@ -259,7 +259,7 @@ class Question:
             except BlockingIOError:
                 if text == "\n":
                     return
-                await _wait_until_ready(loop.add_writer, loop.remove_writer, self._terminal)
+                await anyio.wait_writable(self._terminal)
             except OSError as error:
                 raise InputEnded(f"the terminal is gone: {error.strerror}") from None
 
@@ -280,20 +280,6 @@ def _open_terminal(stdin: int) -> int | None:
             os.close(terminal)
             return None
     return terminal
-
-
-async def _wait_until_ready(add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    add(fd, _set, ready)
-    try:
-        await ready
-    finally:
-        remove(fd)
-
-
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 def _printable(text: str) -> str:
