@@ -18,9 +18,13 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 import shotclock
+from shotclock.core.clocks import Clocks
+from shotclock.core.envelope import warning
+from shotclock.runtime.call import admit, answer_at
 from shotclock.temporal import run_workflow
 from shotclock.temporal.connection import connect, read_address
 from shotclock.temporal.run_workflow import RunWorkflow
+from shotclock.workflow.state import Status, StepState, judge_run
 from tests.temporal.conftest import Cluster, Runs, wait_until
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
@@ -179,3 +183,13 @@ def test_a_run_that_was_given_more_time_keeps_it_without_its_worker_and_is_repla
     assert code == 0 and envelope["meta"]["timeout_ms"] == 75_000, envelope
     assert envelope["data"]["steps"]["ask"]["output"] == "yes"
     replay(fetch(own_cluster, run_id))
+
+
+def test_a_stopped_run_with_survivors_of_its_steps_is_abandoned() -> None:
+    left = {"pid": 4711, "command": "sleep"}
+    state = StepState("a", "command", Status.FAILED, warnings=[warning("SURVIVORS", processes=[left])])
+    call = admit("run flow", Clocks(timeout_ms=1_000))
+    outcome = judge_run(call, {"a": state}, {}, "SIGTERM", is_out_of_time=False, find_fired=pytest.fail)
+    envelope = answer_at(call, outcome, call.started_ns)
+    assert (envelope.ending, envelope.meta["survivors"]) == ("abandoned", [left])
+    assert [note["code"] for note in envelope.warnings] == ["SURVIVORS"]

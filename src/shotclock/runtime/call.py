@@ -386,10 +386,7 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
             problem = None if outcome.ok else Problem(str(outcome.code), "")
             spans.recorder.call_ended(call, Outcome(Ending(outcome.ending), problem), now_ns, wall_ns)
         return outcome
-    if outcome.ending is Ending.KILLED and outcome.survivors:  # killed means seen dead
-        outcome.ending = Ending.ABANDONED
-        if not any(note["code"] == "SURVIVORS" for note in outcome.warnings):
-            outcome.warnings += (warning("SURVIVORS", processes=list(outcome.survivors[:50])),)
+    _correct_ending(outcome)
     if isinstance(outcome.problem, Problem):
         outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by the reader
     if outcome.traceback:
@@ -411,10 +408,19 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
 
 def answer_at(call: Call, outcome: Outcome, now_ns: int) -> Envelope:
     """Make the envelope on the clock of a Temporal workflow. It reads and writes nothing: a replay makes the same."""
+    _correct_ending(outcome)
     outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, now_ns
     envelope = _render(outcome)
     envelope.warnings.extend(call.warnings + outcome.warnings)
     return envelope
+
+
+def _correct_ending(outcome: Outcome) -> None:
+    """Report killed work with survivors as abandoned: killed means seen dead."""
+    if outcome.ending is Ending.KILLED and outcome.survivors:
+        outcome.ending = Ending.ABANDONED
+        if not any(note["code"] == "SURVIVORS" for note in outcome.warnings):
+            outcome.warnings += (warning("SURVIVORS", processes=list(outcome.survivors[:50])),)
 
 
 def _wind_down_warning(call: Call, asked: WindDown) -> Warning_:
