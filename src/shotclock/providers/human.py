@@ -121,7 +121,7 @@ class HumanProvider(Provider):
         except InputEnded as ended:
             if default is not None:
                 return _result_with_answer(str(default), [_default_warning(str(ended), default)])
-            return _failed_result(Problem("INPUT_REQUIRED", str(ended)), "required")
+            return StepResult(Outcome(Ending.NOT_STARTED, Problem("INPUT_REQUIRED", str(ended))))
         return _result_with_answer(answer)
 
     async def _ask_in_inbox(self, step: StepCall, call: Call) -> StepResult:
@@ -146,7 +146,7 @@ class HumanProvider(Provider):
                 return _result_without_answer(
                     call, None, waiting.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
                 )
-        return StepResult(waited.outcome(), None, f"human-input/{proposal.status}")
+        return StepResult(waited.outcome())
 
 
 def _make_request(step: StepCall, call: Call) -> ProposalRequest:
@@ -294,7 +294,7 @@ def _result_without_answer(call: Call, default: object, fired: Fired | None = No
     if default is not None and fired.owner == call.name:  # the default does not apply at the end of the run
         return _result_with_answer(str(default), [_default_warning(f"no answer within {seconds}", default)])
     problem = Problem("TIMEOUT", f"Human input timed out after {seconds}", fired=fired)
-    return _failed_result(problem, "timeout", Ending.CANCELLED)
+    return StepResult(Outcome(Ending.CANCELLED, problem))
 
 
 def _default_warning(why: str, default: object) -> Warning_:
@@ -304,7 +304,3 @@ def _default_warning(why: str, default: object) -> Warning_:
 def _result_with_answer(answer: str, warnings: list[Warning_] | None = None) -> StepResult:
     outcome = Outcome(Ending.FINISHED, data={"answer": answer}, warnings=tuple(warnings or ()))
     return StepResult(outcome, answer)
-
-
-def _failed_result(problem: Problem, rule: str, ending: Ending = Ending.NOT_STARTED) -> StepResult:
-    return StepResult(Outcome(ending, problem), None, f"human-input/{rule}")

@@ -182,7 +182,7 @@ class _ToolCall(Work):
         self._conversation.on_progress = partial(note_progress, admission)
         written = step.settings.get("connect_timeout")
         self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
-        self._rule: str | None = None
+        self._rule: str | None = None  # where it does not follow from the code
         self._unwound: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping: asyncio.Task[None] | None = None
         self._server: InteractiveProcess | None = None
@@ -306,7 +306,6 @@ class _ToolCall(Work):
                 if at_ns is not None and now >= at_ns:
                     return self._timeout_problem(talk, kind, limit_ms)
                 if self._unwound.done():
-                    self._rule = "mcp/timeout" if getattr(self._admission.winding_down, "fired", None) else None
                     return wound_down_problem(self._admission)
                 waits: list[asyncio.Future[Any]] = [talk.settled, self._unwound]
                 if not talk.calling.done():
@@ -339,9 +338,8 @@ class _ToolCall(Work):
         else:
             fired = self._admission.fired(kind, elapsed_ns)
         if kind is ClockKind.IDLE:
-            self._rule = "mcp/stalled"
             return Problem("STALLED", f"the MCP server sent nothing for {in_seconds(limit_ms)}", fired=fired)
-        self._rule = "mcp/timeout" if talk.has_begun else "mcp/connect_timeout"
+        self._rule = None if talk.has_begun else "mcp/connect_timeout"
         return Problem(
             "TIMEOUT",
             f"MCP {talk.stage.value} timed out after {in_seconds(limit_ms)}{self._describe_stray()}",
@@ -357,10 +355,11 @@ class _ToolCall(Work):
     def _judge(self, problem: Problem | None, stopped_as: Ending) -> tuple[Outcome, Any]:
         talk = self._conversation
         if problem is not None:
-            return Outcome(stopped_as if talk.is_calling else _ending_before_call(stopped_as), problem), None
+            # A server that was started may have acted before the call.
+            is_unbegun = stopped_as is Ending.CANCELLED and not talk.is_calling
+            return Outcome(Ending.NOT_STARTED if is_unbegun else stopped_as, problem), None
         settled = talk.settled.result()
         if isinstance(settled, Problem):
-            self._rule = _RULES[settled.code]
             ending = Ending.FINISHED if talk.is_calling else Ending.NOT_STARTED
             if self._describe_stray() and settled.code in _LOST:
                 settled = Problem(settled.code, settled.message + self._describe_stray(), context=settled.context)
@@ -368,7 +367,6 @@ class _ToolCall(Work):
         data: dict[str, object] = {"content": talk.content_of(settled)}
         output = talk.output_of(settled)
         if settled.is_error and not _is_envelope(output):
-            self._rule = "mcp/tool_error"
             message = talk.text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool failed without a message"
             return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", message), data), output
         notes = (warn_of_kept(talk.kept),) if talk.kept else ()
@@ -410,12 +408,6 @@ def _find_unsendable(arguments: object) -> str | None:
 
 _LOST = ("CONNECT_FAILED", "CONNECTION_LOST")
 _TIMED_OUT = ("TIMEOUT", "NO_TIME_LEFT", "OPERATION_TIMEOUT")
-_RULES = {
-    "CONNECT_FAILED": "mcp/connect_error",
-    "CONNECTION_LOST": "mcp/connect_error",
-    "UNKNOWN_OPERATION": "mcp/unknown_tool",
-    "TOOL_FAILED": "mcp/tool_error",
-}
 
 
 def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
@@ -428,11 +420,6 @@ def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
         return None
     names = ("status", "proposal_id", "notes", "title", "expires_at")
     return ForeignProposal(proposal_id, {name: data[name] for name in names if name in data})
-
-
-def _ending_before_call(stopped_as: Ending) -> Ending:
-    """Return the ending before the tool began. A server that was started may have acted."""
-    return Ending.NOT_STARTED if stopped_as is Ending.CANCELLED else stopped_as
 
 
 def _is_envelope(output: Any) -> bool:
