@@ -97,7 +97,7 @@ class AgentTools:
             if self._servers:
                 client = await load_client(self._call)
                 if client is None:
-                    raise self._timed_out("loading the MCP client")
+                    raise Failure("CONNECT_FAILED", "loading the MCP client took too long")
                 async with asyncio.TaskGroup() as group:
                     opening = [group.create_task(self._open(server, client)) for server in self._servers]
                 found += [tool for task in opening for tool in task.result()]
@@ -162,16 +162,17 @@ class AgentTools:
             transport = talk.over_http(str(written.url), {**self._call.trace.as_headers(), **headers})
         talking = asyncio.ensure_future(talk.talk(transport))
         server.opened.push_async_callback(_take_leave, talk, talking)
-        limit_s = self._left_s()
+        bell, limits_s = self._call.bound.bell, []
+        if bell is not None:
+            limits_s.append(bell.remaining_ns(monotonic_ns()) / 1e9)
         if written.connect_timeout is not None:
-            connect_s = duration_ms(written.connect_timeout, "ms") / 1000
-            limit_s = connect_s if limit_s is None else min(limit_s, connect_s)
+            limits_s.append(duration_ms(written.connect_timeout, "ms") / 1000)
         waits: list[asyncio.Future[Any]] = [talk.listed, talking]
-        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=min(limits_s, default=None), return_when=asyncio.FIRST_COMPLETED)
         if talk.listed.done() and not talk.listed.cancelled():
             return list(_read_tools(server, talk.listed.result()))
         if not talking.done():
-            raise self._timed_out(f"connecting the MCP server {server.name!r}")
+            raise Failure("CONNECT_FAILED", f"connecting the MCP server {server.name!r} took too long")
         if server.process is not None:
             await server.process.close(politely=False)  # which gives its report
         problem = talk.settled.result() if talk.settled.done() else None
@@ -187,13 +188,6 @@ class AgentTools:
             return f": {judged.problem.message}"
         stderr = str(judged.data.get("stderr", "")).strip() if isinstance(judged.data, dict) else ""
         return f": {stderr.splitlines()[-1][:300]}" if stderr else ""
-
-    def _left_s(self) -> float | None:
-        bell = self._call.bound.bell
-        return None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
-
-    def _timed_out(self, what: str) -> Failure:
-        return Failure("CONNECT_FAILED", f"{what} took too long")
 
     # --- calls --------------------------------------------------------------------------------------------
 

@@ -111,12 +111,11 @@ class FunctionProvider(Provider):
     def _find_app(self, step: StepCall) -> _RunningApp:
         apps = self._apps
         # An approved step runs the file as it is now, not as an earlier step imported it.
-        if apps and apps[-1].is_for(step) and not step.is_approved:
-            return apps[-1]
-        for position, app in enumerate(apps):
-            if app.is_for(step) and not step.is_approved:
-                apps.append(apps.pop(position))
-                return app
+        app = None if step.is_approved else next((each for each in reversed(apps) if each.is_for(step)), None)
+        if app is not None:
+            apps.remove(app)
+            apps.append(app)
+            return app
         if not apps:  # results are unpickled here and must not import the App's modules
             self._import_guard.enter_context(keep_users_code_out())
         target = str(step.settings["target"])

@@ -22,13 +22,14 @@ from ..core.envelope import Problem
 from ..core.errors import Ending, SideEffects
 from ..core.trace import TRACEPARENT
 from ..core.validation import field
+from ..core.value_types import replace
 from ..core.visible_text import is_secret_header
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope, current_scope
-from ..runtime.call import Call, Outcome, Work, wound_down_problem
+from ..runtime.call import Call, Outcome, Work
 from ..runtime.command_runner import run_shielded
 from ..runtime.control import LONGEST_DELAY_S, IdleClock
-from ..runtime.outcomes import outcome_of_error, stalled_problem
+from ..runtime.outcomes import limit_problem, outcome_of_error
 from ..runtime.runtime import Runtime
 from .http_message import (
     DEFAULT_BODY_BYTES,
@@ -151,9 +152,7 @@ class HttpProvider(Provider):
             left_s = STOP_LIMIT_S if kill_ns is None else (kill_ns - monotonic_ns()) / 1e9
             await self._stop(work, max(SHORTEST_STOP_S, min(STOP_LIMIT_S, left_s)))
             ending = Ending.CANCELLED if work.done() else Ending.ABANDONED
-            outcome = exchange.timeout_outcome(fired, ending)
-            if fired is ClockKind.SOFT:
-                outcome.problem = wound_down_problem(admission)
+            outcome = exchange.limit_outcome(fired, ending)
         return outcome
 
     async def _stop(self, work: asyncio.Task[None], limit_s: float) -> None:
@@ -268,15 +267,12 @@ class HttpExchange(Work):
                     await asyncio.sleep(0)  # a thousand unpacked chunks must not delay the timeout
         self.response.finish(self.admission.request_id)
 
-    def timeout_outcome(self, kind: ClockKind, ending: Ending) -> Outcome:
-        data = self.response.data()
-        if kind is ClockKind.IDLE:
-            stalled = stalled_problem(self.admission)
-            return Outcome(ending, self._with_effects(stalled), data)
-        fired = self.admission.fired(kind, monotonic_ns() - self.admission.started_ns)
-        what = "Request" if self.request.output_file is None else "Download"
-        problem = Problem("TIMEOUT", f"{what} timed out after {fired.limit_ms}ms", fired=fired)
-        return Outcome(ending, self._with_effects(problem), data)
+    def limit_outcome(self, kind: ClockKind, ending: Ending) -> Outcome:
+        problem = limit_problem(self.admission, kind)
+        if kind is ClockKind.TIMEOUT:
+            what = "Request" if self.request.output_file is None else "Download"
+            problem = replace(problem, message=f"{what} timed out after {self.admission.bound.limit_ms}ms")
+        return Outcome(ending, self._with_effects(problem), self.response.data())
 
     def final_outcome(self, work: asyncio.Task[None]) -> Outcome:
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
@@ -309,7 +305,7 @@ class HttpExchange(Work):
     def _failure_outcome(self, error: BaseException) -> Outcome:
         data = self.response.data()
         if isinstance(error, httpcore2.TimeoutException):  # of the lookup, at the call's own timeout
-            return self.timeout_outcome(ClockKind.TIMEOUT, Ending.CANCELLED)
+            return self.limit_outcome(ClockKind.TIMEOUT, Ending.CANCELLED)
         if isinstance(error, BodyTooLarge):
             problem = Problem("BODY_TOO_LARGE", f"{self._at}: {error}", context={"limit": error.limit})
             return Outcome(Ending.FINISHED, problem, data)
@@ -328,9 +324,7 @@ class HttpExchange(Work):
 
     def _with_effects(self, problem: Problem) -> Problem:
         """Add that there were no side effects, if the request was never sent."""
-        if self._is_sent:
-            return problem
-        return Problem(problem.code, problem.message, fired=problem.fired, side_effects=SideEffects.NONE)
+        return problem if self._is_sent else replace(problem, side_effects=SideEffects.NONE)
 
 
 def _prepare_redirect(

@@ -307,20 +307,14 @@ class TemporalEngine:
 
     def as_accepted(self, failure: Failure, run_id: str) -> Failure:
         """Return the failure with the run, the commands that continue it, and side effects as unknown."""
-        data = {
+        failure.side_effects = SideEffects.UNKNOWN
+        failure.data = {
             "run_id": run_id,
             "job_id": run_id,
             "state": "ended" if failure.code in _LOST else "running",
             **commands_for(run_id, self.where),
         }
-        return Failure(
-            failure.code,
-            str(failure),
-            data=data,
-            context=failure.context,
-            suggestion=failure.suggestion,
-            side_effects=SideEffects.UNKNOWN,
-        )
+        return failure
 
     def unknown_outcome(self, failure: Failure, run_id: str) -> Outcome:
         """Return the outcome of a command on a run that the engine may have accepted, with unknown side effects."""
