@@ -326,7 +326,7 @@ class AiProvider(Provider):
         work = call.work = AgentWork(call, tools, listener)
         agents = await self._open_agents(models)
         try:
-            async with tools:
+            async with tools.connected():
                 arguments = {"task": _describe_task(step, ai, models, tools.definitions, call.clocks.idle_ms)}
                 part = replace(call, operation=_ASK_MODEL, arguments=arguments)
                 work.begin(part)

@@ -10,10 +10,10 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_
@@ -67,7 +67,7 @@ class _Server:
 
 
 class AgentTools:
-    """The tools of one agent. The context connects their servers, and stops all their processes."""
+    """The tools of one agent."""
 
     def __init__(self, step: StepCall, ai: AiPart, call: Call, runtime: Runtime) -> None:
         self._step, self._ai, self._call, self._runtime = step, ai, call, runtime
@@ -90,38 +90,34 @@ class AgentTools:
             for each in self._tools.values()
         ]
 
-    async def __aenter__(self) -> Self:
-        """Connect all servers at once and list their tools. Raises Failure."""
-        found = [await self._describe_own(name) for name in self._ai.tools]
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """Connect all servers at once and list their tools; afterwards stop all their processes. Raises Failure."""
         try:
+            found = [await self._describe_own(name) for name in self._ai.tools]
             if self._servers:
-                client = await load_client(self._call)
-                if client is None:
-                    raise Failure("CONNECT_FAILED", "loading the MCP client took too long")
-                async with asyncio.TaskGroup() as group:
-                    opening = [group.create_task(self._open(server, client)) for server in self._servers]
-                found += [tool for task in opening for tool in task.result()]
+                found += await self._connect_servers()
             self._tools = _name_apart(found)
-        except BaseException as error:
-            await self._close()
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0] from None
-            raise
-        return self
+            yield
+        finally:
+            await run_shielded(self._end())
+            for server in self._servers:
+                process = server.process
+                if process is not None and process.report is not None:
+                    judged = commands.judge(self._call, process.task, process.report)
+                    self.survivors += judged.survivors
+                    self.warnings += judged.warnings
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
-        await run_shielded(self._end())
-        for server in self._servers:
-            process = server.process
-            if process is not None and process.report is not None:
-                judged = commands.judge(self._call, process.task, process.report)
-                self.survivors += judged.survivors
-                self.warnings += judged.warnings
+    async def _connect_servers(self) -> list[_Tool]:
+        client = await load_client(self._call)
+        if client is None:
+            raise Failure("CONNECT_FAILED", "loading the MCP client took too long")
+        try:
+            async with asyncio.TaskGroup() as group:
+                opening = [group.create_task(self._open(server, client)) for server in self._servers]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [tool for task in opening for tool in task.result()]
 
     async def _end(self) -> None:
         """Cancel the running tools, wait until they are gone, and leave the servers."""

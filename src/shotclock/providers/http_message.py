@@ -32,6 +32,7 @@ import httpx2
 
 from ..core.catalogue import HandlerReference, Operation
 from ..core.clocks import Clocks
+from ..core.errors import Failure
 from ..core.json_values import write_json
 from ..core.value_types import value
 from ..core.visible_text import hide_credentials, hide_values
@@ -230,7 +231,7 @@ class Response:
             raise BodyTooLarge(self._request.max_body_bytes)
 
     def add(self, chunk: bytes) -> bool:
-        """Keep a part of the body; return False once no more is needed. Raises BodyTooLarge, Unwritable."""
+        """Keep a part of the body; return False once no more is needed. Raises BodyTooLarge, OSError."""
         self.size += len(chunk)
         if self._is_error:
             self._body += chunk[: KEPT_OF_FAILURE - len(self._body)]
@@ -239,11 +240,8 @@ class Response:
             raise BodyTooLarge(self._request.max_body_bytes)
         if self._file is None:
             self._body += chunk
-            return True
-        try:
+        else:
             self._file.write(chunk)
-        except OSError as error:
-            raise Unwritable(f"output_file: {error.strerror}") from None
         return True
 
     @contextlib.contextmanager
@@ -255,12 +253,8 @@ class Response:
         target = _target(self._folder / self._request.output_file)
         part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
         try:
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._file = part.open("xb")
-            except OSError as error:
-                raise Unwritable(f"output_file: {target}: {error.strerror}") from None
-            with self._file:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("xb") as self._file:
                 yield
             os.replace(part, target)
             self._saved = {"path": str(target), "bytes": self.size}
@@ -386,20 +380,18 @@ class Names:
             failed = httpcore2.ConnectTimeout if late else httpcore2.ConnectError
             raise failed(f"{host} was not found: {(envelope.error or {})['message']}")
         found: Any = envelope.value
-        if found["error"] is not None:
-            raise httpcore2.ConnectError(f"{host} was not found: {found['error']}")
-        return list(found["addresses"])
+        return list(found)
 
 
-def resolve(host: str, port: int) -> dict[str, Any]:
-    """Look up the addresses of a host. Runs in a worker."""
+def resolve(host: str, port: int) -> list[str]:
+    """Look up the addresses of a host. Runs in a worker. Raises Failure."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return {"error": error.strerror or str(error), "addresses": []}
+        raise Failure("CONNECT_FAILED", error.strerror or str(error)) from None
     except UnicodeError:  # a label too long, or empty
-        return {"error": "it cannot be the name of a host", "addresses": []}
-    return {"error": None, "addresses": list(dict.fromkeys(str(entry[4][0]) for entry in found))}
+        raise Failure("CONNECT_FAILED", "it cannot be the name of a host") from None
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 # Before the next address of a host is tried beside a silent one (RFC 8305).

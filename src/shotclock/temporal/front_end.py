@@ -114,29 +114,21 @@ class FrontEnd:
         return len(ids) - len(answers)
 
     async def _ask(self, ids: Iterable[str]) -> dict[str, Progress]:
-        places = asyncio.Semaphore(ASKED_AT_ONCE)
+        places, until = asyncio.Semaphore(ASKED_AT_ONCE), asyncio.get_running_loop().time() + ANSWERS_LIMIT_S
 
-        async def ask(run_id: str) -> tuple[str, Progress | None]:
-            async with places:
-                try:
-                    return run_id, await read_progress(await self._engine.handle(run_id), ANSWER_LIMIT)
-                except Failure as failure:
-                    # A run that has ended meanwhile has no open proposal.
-                    ended: Progress = {"waiting": [], "steps": {}}
-                    return run_id, ended if failure.code == "RUN_NOT_FOUND" else None
-                except TemporalError:  # its workflow cannot answer
-                    return run_id, None
+        async def ask(run_id: str) -> Progress | None:
+            try:
+                async with asyncio.timeout_at(until), places:
+                    return await read_progress(await self._engine.handle(run_id), ANSWER_LIMIT)
+            except Failure as failure:
+                # A run that has ended meanwhile has no open proposal.
+                return {"waiting": [], "steps": {}} if failure.code == "RUN_NOT_FOUND" else None
+            except (TimeoutError, TemporalError):  # its workflow cannot answer
+                return None
 
-        asking = [asyncio.ensure_future(ask(run_id)) for run_id in ids]
-        if not asking:
-            return {}
-        try:
-            answered, _ = await asyncio.wait(asking, timeout=ANSWERS_LIMIT_S)
-        finally:
-            for each in asking:
-                each.cancel()
-        answers = [each.result() for each in answered]
-        return {run_id: progress for run_id, progress in answers if progress is not None}
+        asked = list(ids)
+        answers = await asyncio.gather(*map(ask, asked))
+        return {run_id: progress for run_id, progress in zip(asked, answers, strict=True) if progress is not None}
 
     def _copy_new(self, packed: list[JsonObject]) -> list[JsonObject]:
         """Copy new proposals. Return those decided here before their run had them: a worker may use the same store."""
