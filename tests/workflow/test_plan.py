@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shotclock.core.clocks import reserve_ms_for
 from shotclock.providers.provider import Retry
 from shotclock.workflow.loader import load_text
-from shotclock.workflow.plan import Plan, delay_ms, graph_of, plan_of, select_tagged
+from shotclock.workflow.plan import Plan, graph_of, plan_of, select_tagged
 from shotclock.workflow.schema import WorkflowFile
 
 
@@ -37,7 +37,7 @@ def workflow(steps: dict[str, dict[str, Any]], **top: Any) -> WorkflowFile:
 )
 def test_the_pauses_grow_as_the_file_says(backoff: dict[str, Any], pauses: list[int]) -> None:
     retry = Retry.model_validate({"max": 4, "backoff": backoff})
-    assert [delay_ms(retry, number) for number in range(1, 5)] == pauses
+    assert [retry.backoff.longest_ms(number) for number in range(1, 5)] == pauses
     (step,) = plan_of(workflow({"a": {"timeout": 2, "on_fail": {"retry": {"max": 4, "backoff": backoff}}}})).steps
     assert (step.attempts, step.delays_ms, step.worst_ms) == (5, sum(pauses), 10_000 + sum(pauses))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import re
 import resource
 from collections.abc import AsyncIterator, Callable
@@ -46,6 +45,7 @@ from ..process.context import Context
 from .ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
 from .ai_models import as_object, find_value_flaw
 from .http_message import causes_of
+from .provider import Retry
 
 # Between two signs of life during a tool call or a pause, and between two checks of the soft limit.
 HEARTBEAT_S = 0.05
@@ -227,7 +227,7 @@ class AgentRun:
 
     async def _ask(self, model: Model) -> dict[str, Any]:
         """Ask one model, and retry after temporary failures. Raises Failure."""
-        retry, tries = self._task["retry"], 0
+        retry, tries = Retry.model_validate(self._task["retry"]), 1
         while True:
             try:
                 return await self._converse(model)
@@ -241,7 +241,7 @@ class AgentRun:
             except _FAILURES as error:
                 failure = self._make_failure(error)
                 pause_s = self._pause_s(retry, tries, failure)
-                is_over = tries >= retry["max"] or pause_s is None or self._ctx.stopping or not self._may_send
+                is_over = tries > retry.max or pause_s is None or self._ctx.stopping or not self._may_send
                 # A silent model has used its time, and a retry would only wait longer.
                 is_over = is_over or isinstance(error, _Silent)
                 if failure.code not in ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE") or is_over:
@@ -458,20 +458,11 @@ class AgentRun:
         wait_ms = None if retry_after is None else max(0, int(retry_after * 1000))
         return Failure(code, message[:MESSAGE_SHOWN], context=context, retry_after_ms=wait_ms)
 
-    def _pause_s(self, retry: dict[str, Any], tries: int, failure: Failure) -> float | None:
+    def _pause_s(self, retry: Retry, tries: int, failure: Failure) -> float | None:
         """Return the pause before the next try; None where no time would be left."""
-        backoff = retry["backoff"]
-        growth: dict[str, int] = {"linear": tries + 1, "exponential": 2 ** min(tries, 60)}
-        delay_ms = int(backoff["delay_ms"]) * growth.get(backoff["mode"], 1)
-        if backoff["max_delay_ms"] is not None:
-            delay_ms = min(delay_ms, int(backoff["max_delay_ms"]))
-        if backoff["jitter"]:
-            delay_ms = int(delay_ms * random.uniform(0.5, 1.0))
-        delay_ms = max(delay_ms, failure.retry_after_ms or 0)
+        pause_s = retry.backoff.pause_ms(tries, failure.retry_after_ms or 0) / 1000
         left_s = self._left_s()
-        if left_s is not None and left_s * 1000 <= delay_ms:
-            return None
-        return delay_ms / 1000
+        return None if left_s is not None and left_s <= pause_s else pause_s
 
     async def _rest(self, pause_s: float) -> None:
         """Wait with signs of life, at most until the soft limit."""

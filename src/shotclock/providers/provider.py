@@ -7,6 +7,7 @@ has such a step, also by commands that only read the workflow.
 from __future__ import annotations
 
 import os
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
@@ -104,6 +105,17 @@ class Backoff(Part):
     delay_ms: WholeMs = 1000
     max_delay_ms: WholeMs | None = None
     jitter: bool = False
+
+    def longest_ms(self, tries: int) -> int:
+        """Return the pause after so many tries, without jitter, which only shortens it."""
+        growth: dict[str, int] = {"linear": tries, "exponential": 2 ** min(tries - 1, 60)}
+        delay_ms = self.delay_ms * growth.get(self.mode, 1)
+        return delay_ms if self.max_delay_ms is None else min(delay_ms, self.max_delay_ms)
+
+    def pause_ms(self, tries: int, retry_after_ms: int) -> int:
+        """Return the pause with its jitter, and at least as long as the other side demands."""
+        share = random.uniform(0.5, 1.0) if self.jitter else 1
+        return max(int(self.longest_ms(tries) * share), retry_after_ms)
 
 
 class Retry(Part):

@@ -16,7 +16,7 @@ from ..core.errors import Failure
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import value
 from ..providers.command import ToolStep
-from ..providers.provider import STEP_TYPES, Retry, StepPart, StepRetry, duration_ms
+from ..providers.provider import STEP_TYPES, StepPart, StepRetry, duration_ms
 from .schema import WorkflowFile
 from .templates import mentions, texts_in
 
@@ -304,17 +304,6 @@ def most_tries(workflow: WorkflowFile, step: StepPart) -> int:
     return 1 if retry is None else 1 + retry.max
 
 
-def delay_ms(retry: Retry, number: int) -> int:
-    """Return the pause before try `number` + 1, without jitter, which only shortens it."""
-    backoff = retry.backoff
-    delay = backoff.delay_ms
-    if backoff.mode == "linear":
-        delay *= number
-    elif backoff.mode == "exponential":
-        delay *= 2 ** min(number - 1, 60)
-    return delay if backoff.max_delay_ms is None else min(delay, backoff.max_delay_ms)
-
-
 def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
     """Return the dependencies with `for_each: true`, whose outputs are the items."""
     if step.for_each is not None and step.for_each is not True:
@@ -342,7 +331,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         own_ms = step_timeout_ms(workflow, step)
         retry = retry_of(workflow, step)
         attempts = most_tries(workflow, step)
-        delays = 0 if retry is None else sum(delay_ms(retry, number) for number in range(1, attempts))
+        delays = 0 if retry is None else sum(retry.backoff.longest_ms(number) for number in range(1, attempts))
         before = [planned[name] for name in needs(graph[step_id]) if name in planned]
         starts = _latest([other.ends_ms for other in before])
         through[step_id] = max(before, key=_by_end).id if before else None

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import random
 import re
 import traceback
 from collections import ChainMap
@@ -30,7 +29,6 @@ from ..runtime.call import Call
 from . import templates
 from .lint import approved_files, inner_workflow
 from .plan import (
-    delay_ms,
     groups_of,
     items_come_from,
     most_tries,
@@ -208,11 +206,8 @@ class StepExecutor:
                 return verdict
             if not self._run.deadlines.may_start(work.name) or self.is_wound_down(work.name):
                 return verdict
-            pause_ms = delay_ms(retry, tries)
-            if retry.backoff.jitter:
-                pause_ms = int(pause_ms * random.uniform(0.5, 1.0))
             error: Mapping[str, Any] = result.envelope.error or {}
-            pause_ms = max(pause_ms, int(error.get("retry_after_ms") or 0))
+            pause_ms = retry.backoff.pause_ms(tries, int(error.get("retry_after_ms") or 0))
             if deadline is not None and deadline.remaining_ms(monotonic_ns()) <= pause_ms:
                 return verdict  # the next try would have no time left
             state.earlier_effects = state.effects
