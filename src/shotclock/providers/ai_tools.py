@@ -165,7 +165,7 @@ class AgentTools:
             limits_s.append(duration_ms(written.connect_timeout, "ms") / 1000)
         waits: list[asyncio.Future[Any]] = [talk.listed, talking]
         await asyncio.wait(waits, timeout=min(limits_s, default=None), return_when=asyncio.FIRST_COMPLETED)
-        if talk.listed.done() and not talk.listed.cancelled():
+        if talk.listed.done():
             return list(_read_tools(server, talk.listed.result()))
         if not talking.done():
             raise Failure("CONNECT_FAILED", f"connecting the MCP server {server.name!r} took too long")

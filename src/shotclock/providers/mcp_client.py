@@ -308,24 +308,14 @@ class ServerConversation(Conversation):
     def __init__(self, trace: TraceContext) -> None:
         super().__init__("", {}, lambda: None, trace)
         self.listed: asyncio.Future[list[types.Tool]] = asyncio.get_running_loop().create_future()
-        """Cancelled where the conversation ends before."""
         self._closing = asyncio.Event()
-        self._talking: ClientSession | None = None
 
-    async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
-        """Connect, list the tools, and stay until `close`. Only a cancellation is raised."""
-        try:
-            await super().talk(transport)
-        finally:
-            self._talking = None
-            self.listed.cancel()
-
-    async def _call_tool(self, session: ClientSession) -> types.CallToolResult | Problem:
+    async def _call_tool(self, session: ClientSession) -> Problem:
+        """List the tools, and stay until `close`."""
         await _connect(session)
         self.enter(Stage.LISTING)
         tools = await self._list_tools(session)
         self.enter(Stage.CALLING)
-        self._talking = session
         self.calling.set_result(session)
         self.listed.set_result(tools)
         await self._closing.wait()  # bounded by its opener
@@ -335,12 +325,12 @@ class ServerConversation(Conversation):
         self, tool: str, arguments: Mapping[str, Any], remaining_ms: int | None, trace: TraceContext
     ) -> types.CallToolResult:
         """Call a tool, bounded by the caller. Raises Failure where the server does not answer."""
-        if self._talking is None:
-            problem = self.settled.result() if self.settled.done() else None
+        if self.settled.done():
+            problem = self.settled.result()
             why = problem.message if isinstance(problem, Problem) else "it has left"
             raise Failure("CONNECTION_LOST", f"the MCP server cannot be asked any more: {why}")
         try:
-            return await self._call(self._talking, tool, dict(arguments), remaining_ms, trace)
+            return await self._call(self.calling.result(), tool, dict(arguments), remaining_ms, trace)
         except Exception as error:
             problem = self._make_problem(_first_error(error))
             raise Failure(problem.code, problem.message) from error
