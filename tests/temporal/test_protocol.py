@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.core.proposal import Decision, ProposalStatus
+from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.inbox.access import Principal
+from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
 from shotclock.temporal.connection import read_address
 from shotclock.temporal.engine import TemporalEngine
@@ -24,6 +25,20 @@ pytestmark = pytest.mark.slow
 ASKS: dict[str, Any] = {"timeout": 100, "steps": {"ask": {"type": "human-input", "prompt": "Well?"}}}
 
 
+YES = Decision(ProposalStatus.APPROVED, answer="yes")
+
+
+async def decide(engine: Engine, run_id: str, proposal_id: str) -> Proposal:
+    if isinstance(engine, TemporalEngine):
+        return await engine.decide(run_id, proposal_id, YES, Principal.local())
+    assert isinstance(engine, EmbeddedEngine)
+    inbox = Inbox(engine.store)
+    try:
+        return await inbox.decide(proposal_id, YES, Principal.local())
+    finally:
+        await inbox.close()
+
+
 async def use(engine: Engine, runs: Runs) -> None:
     run_id, me = f"protocol-{time.monotonic_ns()}", Principal.local()
     file = runs.folder / "flow.yaml"
@@ -33,11 +48,10 @@ async def use(engine: Engine, runs: Runs) -> None:
     assert (await engine.progress(run_id)).status is Status.PARKED
     assert await engine.wait(run_id, time.monotonic_ns() + 10**8) is None
     (asked,) = parked.data["waiting"]
-    yes = Decision(ProposalStatus.APPROVED, answer="yes")
-    decided = await engine.decide(asked["proposal_id"], yes, me)
+    decided = await decide(engine, run_id, asked["proposal_id"])
     assert decided.status is ProposalStatus.APPROVED and decided.decided_by == me.name
     with pytest.raises(Failure) as second:
-        await engine.decide(asked["proposal_id"], yes, me)
+        await decide(engine, run_id, asked["proposal_id"])
     assert second.value.code == "ALREADY_DECIDED"
     ended: Any = await engine.resume(run_id, RunCaller())
     assert ended.ok and ended.data["steps"]["ask"]["output"] == "yes", ended

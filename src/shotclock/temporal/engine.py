@@ -485,26 +485,18 @@ class TemporalEngine:
             raise Failure("CONNECTION_LOST", text) from None
 
     async def decide(
-        self,
-        proposal_id: str,
-        decision: Decision,
-        by: Principal,
-        confirmation: Confirmation = UNCONFIRMED,
-        *,
-        run_id: str | None = None,
+        self, run_id: str, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
     ) -> Proposal:
         by.must_be_operator("decide")
-        runs = await self.list_running(only_waiting=True) if run_id is None else [run_id]
-        for each in runs:
-            for asked in (await read_progress(await self.handle(each), SEEN_LIMIT))["waiting"]:
-                if asked["id"] == proposal_id and "record" in asked:
-                    proposal = read_exported(asked["record"])
-                    check_decision(proposal, decision, by.name)
-                    decided = apply_decision(
-                        proposal, decision, by.name, wall_time(), via=by.via or None, confirmation=confirmation
-                    )
-                    await self.send_decision(each, export_proposal(decided))
-                    return decided
+        for asked in (await read_progress(await self.handle(run_id), SEEN_LIMIT))["waiting"]:
+            if asked["id"] == proposal_id and "record" in asked:
+                proposal = read_exported(asked["record"])
+                check_decision(proposal, decision, by.name)
+                decided = apply_decision(
+                    proposal, decision, by.name, wall_time(), via=by.via or None, confirmation=confirmation
+                )
+                await self.send_decision(run_id, export_proposal(decided))
+                return decided
         await self.refuse_decided(proposal_id)
         raise Failure("ALREADY_DECIDED", f"{proposal_id} is not open any more")
 

@@ -216,7 +216,7 @@ class FrontEnd:
         """Decide a proposal of a run, as `Inbox.decide` does. Raises CONNECTION_LOST if it is unknown whether the run
         has the decision."""
         run_id = self._open[proposal_id].run_id
-        deciding = self._engine.decide(proposal_id, decision, by, confirmation, run_id=run_id)
+        deciding = self._engine.decide(run_id, proposal_id, decision, by, confirmation)
         try:
             decided = await self._within(CHANGE_LIMIT_S, deciding, "CONNECTION_LOST")
         except Failure as failure:

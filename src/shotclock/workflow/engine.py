@@ -10,10 +10,7 @@ from typing import Protocol
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
 from ..core.value_types import value
-from ..inbox.access import Principal
-from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive
 from ..runtime.control_channel import ask_holder
@@ -123,11 +120,6 @@ class Engine(Protocol):
     async def order(self, order: RunOrder) -> JsonObject:
         """Extend a run or a step, or wind it down. Return its calls afterwards."""
 
-    async def decide(
-        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
-    ) -> Proposal:
-        """Decide a proposal of a run."""
-
     async def report(self, run_id: str) -> Report:
         """Return the report of a run, found by its id or a unique beginning of it."""
 
@@ -174,15 +166,6 @@ class EmbeddedEngine:
         if run.parked_at is not None:
             raise Failure("CALL_NOT_FOUND", f"run {run.id!r} is parked: no process has it")
         return await asyncio.to_thread(send_order, self.store, run.holder, f"run {run.id!r}", order)
-
-    async def decide(
-        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
-    ) -> Proposal:
-        inbox = Inbox(self.store)
-        try:
-            return await inbox.decide(proposal_id, decision, by, confirmation)
-        finally:
-            await inbox.close()
 
     async def report(self, run_id: str) -> Report:
         run = self._find(run_id)
