@@ -1,9 +1,12 @@
 """The caller of a run whose engine, worker, link or codec fails: it never claims that an accepted run did nothing."""
 
 import asyncio
+import json
 import random
 import secrets
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +20,7 @@ from temporalio.testing import ActivityEnvironment
 from shotclock.temporal.connection import connect, read_address
 from shotclock.temporal.messages import RUN_WORKFLOW, VERSION
 from shotclock.temporal.step_activity import Activities
+from tests.cli.test_inbox import Terminal, editor
 from tests.providers.servers import Connection, Server
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Proxy, Runs, steps_of, wait_until
 
@@ -192,6 +196,47 @@ def test_a_question_names_its_run_and_a_second_decision_is_already_decided(runs:
     assert code == 0 and envelope["data"]["steps"]["ask"]["output"] == "yes", envelope
     code, told = runs.call("inbox", "reject", asked["proposal_id"], "--notes", "too late")
     assert code == 6 and told["error"]["code"] == "ALREADY_DECIDED", told
+
+
+def test_an_edit_that_was_not_approved_is_kept_where_the_answer_says(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, home = new_id("edited"), runs.folder / "operator"
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(home))
+    flow = "{timeout: 100, steps: {deploy: {type: command, exec: echo a, approval: true}}}"
+    _, envelope = runs.run(flow, "--budget", "1s", "--run-id", run_id)
+    (asked,) = envelope["data"]["waiting"]
+    env = editor(runs.folder, 'echo "{half" > "$1"; exit 1')
+    operator = Terminal("inbox", "modify", asked["proposal_id"], "--on", cluster.url, env=env)
+    try:
+        assert operator.ends() == 1, operator.text
+    finally:
+        operator.close()
+    [copy] = (home / "edits").iterdir()
+    assert copy.read_text() == "{half\n" and str(copy) in operator.text.replace("\n", ""), operator.text
+    terminate(cluster, run_id)
+
+
+UNLISTED = """
+from temporalio.client import WorkflowExecutionAsyncIterator
+from temporalio.service import RPCError, RPCStatusCode
+
+async def refuse(*_, **__):
+    raise RPCError("the index is away", RPCStatusCode.UNAVAILABLE, b"")
+
+WorkflowExecutionAsyncIterator.fetch_next_page = refuse
+from shotclock.cli import run_program
+run_program()
+"""
+
+
+def test_an_engine_that_does_not_list_its_runs_is_named_in_the_answer(runs: Runs, validate_envelope: Any) -> None:
+    for words in (["list"], ["show", "p-aaaaaaaaaa"], ["approve", "p-aaaaaaaaaa"], ["reject", "p-aaaaaaaaaa"]):
+        command = [sys.executable, "-c", UNLISTED, "inbox", *words, *runs.where]
+        ran = subprocess.run(command, capture_output=True, cwd=runs.folder, timeout=WITHIN_S)
+        envelope = validate_envelope(json.loads(ran.stdout))
+        assert (ran.returncode, envelope["error"]["code"]) == (12, "CONNECT_FAILED"), (words, ran)
+        assert "the index is away" in envelope["error"]["message"]
 
 
 def test_a_run_of_a_later_version_is_left_to_other_workers(cluster: Cluster) -> None:

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, Warning_
 from ..core.errors import Ending, Failure
+from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal
 from ..inbox.person_wait import refusal_outcome
@@ -28,7 +28,7 @@ from ..runtime.call import Call, Outcome
 from ..runtime.control_channel import ask
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
-from ..store.home import HOME_VARIABLE
+from ..store.audit import Entry
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.state import Status
@@ -97,33 +97,31 @@ async def manage_run_on(on: Address, verb: str, run_id: str, call: Call, budget_
         return engine.unknown_outcome(failure, run_id)
 
 
-def perform_on_proposals(on: Address, id: str | None, decides: bool, perform: Callable[[], Outcome]) -> Outcome:
-    """Perform a command of `inbox` in a temporary store. A decision counts only once its run has accepted it."""
+class EngineInbox:
+    """The open proposals of runs on Temporal: the part of an Inbox that shows and decides them."""
 
-    async def pull(store: Store) -> dict[str, str]:
-        engine = temporal_engine(on)
-        found = await engine.pull_proposals(store, id)
-        if decides and id not in found:
-            await engine.refuse_decided(str(id))
-        return found
+    def __init__(self, on: Address) -> None:
+        self._engine = temporal_engine(on)
 
-    before = os.environ.get(HOME_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="shotclock-inbox-") as home, Store.open(Path(home)) as store:
-        runs = asyncio.run(pull(store))
-        os.environ[HOME_VARIABLE] = home
-        try:
-            outcome = perform()
-        finally:
-            os.environ.pop(HOME_VARIABLE)
-            if before is not None:
-                os.environ[HOME_VARIABLE] = before
-        record = store.proposals.export(str(id)) if decides and outcome.problem is None else None
-        if record is not None:
-            asyncio.run(temporal_engine(on).send_decision(runs[str(id)], record))
-        data: Any = outcome.data
-        for each in data.get("proposals", ()) if isinstance(data, dict) else ():
-            each["run_id"] = runs[each["id"]]
-        return outcome
+    async def _find(self, id: str) -> tuple[str, Proposal]:
+        """Return the run and its proposal. Raises Failure where it is decided or unknown."""
+        if found := await self._engine.find_proposals(id):
+            return found[0]
+        await self._engine.refuse_decided(id)
+        raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
+
+    async def get(self, id: str) -> Proposal:
+        return (await self._find(id))[1]
+
+    async def history(self, id: str) -> list[Entry]:
+        return []  # the trail of a proposal is in the stores that handled it
+
+    async def decide(
+        self, id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
+    ) -> Proposal:
+        """Decide a proposal, which counts once its run has accepted it."""
+        run_id, _ = await self._find(id)
+        return await self._engine.decide(run_id, id, decision, by, confirmation)
 
 
 def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Awaitable[str]], as_json: bool) -> int:
@@ -182,13 +180,8 @@ def _run_dev_server(what: str, port: int, db: str | None, ui: bool) -> Callable[
 
 
 def request_overtime(by: int, reason: str, timeout: int) -> ChildWork:
-    def body() -> Outcome:
-        try:
-            return _request_overtime(by, reason)
-        except Failure as failure:
-            return refusal_outcome(failure)
-
-    return ChildWork("overtime", body, timeout, True, _show_overtime)
+    body = partial(_request_overtime, by, reason)
+    return ChildWork("overtime", body, timeout, True, _show_overtime, on_failure=refusal_outcome)
 
 
 def _request_overtime(by_ms: int, reason: str) -> Outcome:
@@ -224,13 +217,10 @@ def control_run(
 ) -> ChildWork:
     def body() -> Outcome:
         order = RunOrder(run_id, step, Principal.local().name, by_ms, within_ms, reason)
-        try:
-            with open_engine(on) as engine:
-                return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
-        except Failure as failure:
-            return refusal_outcome(failure)
+        with open_engine(on) as engine:
+            return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
 
-    return ChildWork(name, body, mutates=True, show=show_control)
+    return ChildWork(name, body, mutates=True, show=show_control, on_failure=refusal_outcome)
 
 
 def show_control(envelope: Envelope) -> None:

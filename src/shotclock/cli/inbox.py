@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..core.clocks import parse_duration_ms
 from ..core.envelope import Problem
@@ -24,13 +24,12 @@ from ..inbox.person_wait import refusal_outcome
 from ..inbox.proposal_json import compared_with, summary, whole
 from ..process.clock import wall_time
 from ..runtime.call import Call, Outcome, no_time_left
-from ..runtime.commands import carry_out
 from ..store.audit import Entry
 from ..store.store import Store
 from .inbox_edit import difference, edit_proposal
 from .output import confirm, is_terminal, raise_on_stop, signals_heard, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option, whole_number
-from .subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, engine_options
+from .subcommand import JSON, TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, engine_options
 
 if TYPE_CHECKING:
     from ..inbox.inbox import Inbox
@@ -40,8 +39,7 @@ VERIFY_TIMEOUT_MS = 600_000  # the verification reads a trail of years, entry by
 MOST_LISTED = 10_000
 # The names that tokens have: an asker's name needs no escaping and resembles no other.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
-_DECIDING = ("approve", "modify", "reject")
-_MUTATING = (*_DECIDING, "extend", "propose", "withdraw")
+_MUTATING = ("approve", "modify", "reject", "extend", "propose", "withdraw")
 
 Start = Callable[[bool], int]
 
@@ -52,15 +50,11 @@ class InboxCall:
     begin: Callable[[], Call]  # starts the clock of a child, so that the time a person takes does not count
     as_json: bool
     me: Principal
+    on: Address | None
 
 
 def _start(
-    verb: str,
-    work: Callable[[InboxCall], Outcome],
-    *,
-    on: Address | None = None,
-    id: str | None = None,
-    timeout_ms: int | None = None,
+    verb: str, work: Callable[[InboxCall], Outcome], *, on: Address | None = None, timeout_ms: int | None = None
 ) -> Start:
     """Return the work of a verb. `timeout_ms` 0: it has a limit of its own, or ends with a person's patience."""
 
@@ -69,21 +63,10 @@ def _start(
         limit_ms = TIMEOUT_MS if timeout_ms is None else timeout_ms
         admit = partial(admit_call, f"inbox {verb}", mutates=verb in _MUTATING, idempotent=verb == "propose")
         me = replace(Principal.local(), via="the command line")
-        inbox_call = InboxCall(admit(limit_ms), partial(admit, limit_ms or TIMEOUT_MS), as_json, me)
-
-        def body() -> Outcome:
-            if inbox_call.call.no_time_left:
-                return no_time_left(inbox_call.call)
-            try:
-                if on is None:
-                    return work(inbox_call)
-                from .engine import perform_on_proposals
-
-                return perform_on_proposals(on, id, verb in _DECIDING, lambda: work(inbox_call))
-            except Failure as failure:
-                return refusal_outcome(failure)
-
-        envelope = conclude(inbox_call.call, body)
+        this = InboxCall(admit(limit_ms), partial(admit, limit_ms or TIMEOUT_MS), as_json, me, on)
+        envelope = conclude(
+            this.call, lambda: no_time_left(this.call) if this.call.no_time_left else work(this), refusal_outcome
+        )
         if verb == "watch" and envelope.code == "CANCELLED" and not as_json:
             return envelope.exit_code  # the person at the terminal ended it
         return deliver(envelope, as_json, lambda envelope: _show(verb, envelope.data, sys.stdout))
@@ -91,23 +74,61 @@ def _start(
     return start
 
 
+def _in_child(this: InboxCall, body: Callable[[], Outcome]) -> Outcome:
+    return carry_out_or_fail(this.begin(), body, refusal_outcome)
+
+
+def _with_inbox(this: InboxCall, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
+    import asyncio
+
+    from ..inbox.inbox import Inbox
+
+    async def perform() -> Outcome:
+        if this.on is not None:
+            from .engine import EngineInbox
+
+            return await work(cast("Inbox", EngineInbox(this.on)))  # verbs with --on only show and decide
+        with Store.open() as store:
+            inbox = Inbox(store)
+            try:
+                return await work(inbox)
+            finally:
+                await inbox.close()
+
+    return _in_child(this, lambda: asyncio.run(perform()))
+
+
 def _run_list(all: bool, status: str | None, limit: int, on: Address | None) -> Start:
     wanted = None if all else ProposalStatus(status or "pending")
-    return _start("list", lambda this: carry_out(this.begin(), lambda: _list(this.me, wanted, limit)), on=on)
+
+    def body(me: Principal) -> Outcome:
+        rows = _list_here(me, wanted, limit + 1) if on is None else _list_on(on, me, wanted)
+        name = None if wanted is None else wanted.value
+        return Outcome(Ending.FINISHED, data={"status": name, "proposals": rows[:limit], "more": len(rows) > limit})
+
+    return _start("list", lambda this: _in_child(this, lambda: body(this.me)))
 
 
-def _list(me: Principal, status: ProposalStatus | None, limit: int) -> Outcome:
+def _list_here(me: Principal, status: ProposalStatus | None, limit: int) -> list[dict[str, object]]:
     """List proposals after ending those that are due. As `Inbox.list`, without its threads and its loop."""
-    try:
-        with Store.open() as store:
-            if store.proposals.end_due(wall_time()):
-                AuditFile(store).catch_up_if_possible()
-            found = store.proposals.list(status=status, limit=limit + 1)
-    except Failure as failure:
-        return refusal_outcome(failure)
-    proposals = [summary(proposal, me) for proposal in found[:limit]]
-    name = None if status is None else status.value
-    return Outcome(Ending.FINISHED, data={"status": name, "proposals": proposals, "more": len(found) > limit})
+    with Store.open() as store:
+        if store.proposals.end_due(wall_time()):
+            AuditFile(store).catch_up_if_possible()
+        return [summary(proposal, me) for proposal in store.proposals.list(status=status, limit=limit)]
+
+
+def _list_on(on: Address, me: Principal, status: ProposalStatus | None) -> list[dict[str, object]]:
+    import asyncio
+
+    from .engine import temporal_engine
+
+    found = asyncio.run(temporal_engine(on).find_proposals())
+    found.sort(key=lambda each: each[1].created_at, reverse=True)
+    return [
+        {**summary(proposal.summary, me), "run_id": run_id}
+        for run_id, proposal in found
+        if status in (None, proposal.status)
+    ]
 
 
 def _run_show(proposal_id: str, on: Address | None) -> Start:
@@ -117,7 +138,7 @@ def _run_show(proposal_id: str, on: Address | None) -> Start:
             _add_difference(found)
         return replace(found, value=None)
 
-    return _start("show", work, on=on, id=proposal_id)
+    return _start("show", work, on=on)
 
 
 def _find(this: InboxCall, id: str) -> Outcome:
@@ -130,7 +151,7 @@ def _find(this: InboxCall, id: str) -> Outcome:
         data = {**whole(proposal, this.me, compared), "diff": None, "history": history}
         return Outcome(Ending.FINISHED, data=data, value=(proposal, compared))
 
-    return _in_child(this, find)
+    return _with_inbox(this, find)
 
 
 def _add_difference(found: Outcome) -> None:
@@ -143,23 +164,20 @@ def _run_audit(proposal_id: str | None, verify: bool, head: bool, anchor: str | 
     file = None if anchor is None else Path(anchor).absolute()
 
     def body() -> Outcome:
-        try:
-            with Store.open() as store:
-                if verify:
-                    return _verify(store, file)
-                if head or file is not None:
-                    trail = AuditFile(store)
-                    end = trail.head() if file is None else trail.anchor(file, wall_time())
-                    return Outcome(Ending.FINISHED, data={"head": {"seq": end.seq, "hash": end.hash}})
-                entries = _last_entries(store, limit) if not proposal_id else store.audit.of(proposal_id)[-limit:]
-                if proposal_id and not entries:
-                    raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {proposal_id!r}")
-        except Failure as failure:
-            return refusal_outcome(failure)
-        return Outcome(Ending.FINISHED, data={"entries": [_entry(entry) for entry in entries]})
+        with Store.open() as store:
+            trail = AuditFile(store)
+            if verify:
+                return _describe_problems(trail.verify() + ([] if file is None else trail.check_anchor(file)))
+            if head or file is not None:
+                end = trail.head() if file is None else trail.anchor(file, wall_time())
+                return Outcome(Ending.FINISHED, data={"head": {"seq": end.seq, "hash": end.hash}})
+            entries = _last_entries(store, limit) if not proposal_id else store.audit.of(proposal_id)[-limit:]
+            if proposal_id and not entries:
+                raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {proposal_id!r}")
+            return Outcome(Ending.FINISHED, data={"entries": [_entry(entry) for entry in entries]})
 
     timeout_ms = VERIFY_TIMEOUT_MS if verify else None
-    return _start("audit", lambda this: carry_out(this.begin(), body), timeout_ms=timeout_ms)
+    return _start("audit", lambda this: _in_child(this, body), timeout_ms=timeout_ms)
 
 
 def _last_entries(store: Store, limit: int) -> list[Entry]:
@@ -172,21 +190,7 @@ def _last_entries(store: Store, limit: int) -> list[Entry]:
     return last
 
 
-def _verify(store: Store, anchor: Path | None) -> Outcome:
-    import asyncio
-
-    from ..inbox.inbox import Inbox
-
-    async def verify() -> list[AuditProblem]:
-        inbox = Inbox(store)
-        try:
-            return await inbox.verify_audit()
-        finally:
-            await inbox.close()
-
-    found = asyncio.run(verify())
-    if anchor is not None:
-        found += AuditFile(store).check_anchor(anchor)
+def _describe_problems(found: list[AuditProblem]) -> Outcome:
     problems = [{"place": p.place, "message": p.message, "seq": p.seq, "line": p.line} for p in found]
     data: dict[str, object] = {"whole": not problems, "problems": problems}
     if not problems:
@@ -203,25 +207,26 @@ def _entry(entry: Entry) -> dict[str, object]:
 
 def _run_approve(proposal_id: str, notes: str, answer: str | None, on: Address | None) -> Start:
     def work(this: InboxCall) -> Outcome:
-        found = _find_decidable(this, proposal_id)
+        found = _find(this, proposal_id)
         if found.problem is not None:
             return found
-        proposal = _proposal_in(found)
+        proposal = _decidable(this, found)
         is_yes = answer is None and proposal.ask.kind is Kind.QUESTION and not proposal.ask.choices
         decision = Decision(ProposalStatus.APPROVED, notes, answer="yes" if is_yes else answer)
-        return _decide(this, proposal_id, decision, Confirmation(proposal.action_hash, _confirm(found)))
+        return _decide(this, proposal_id, decision, Confirmation(proposal.action_hash, _confirm(proposal, found)))
 
-    return _start("approve", work, on=on, id=proposal_id)
+    return _start("approve", work, on=on)
 
 
 def _run_modify(proposal_id: str, file: str | None, notes: str, on: Address | None) -> Start:
     def work(this: InboxCall) -> Outcome:
-        found = _find_decidable(this, proposal_id)
+        found = _find(this, proposal_id)
         if found.problem is not None:
             return found
-        proposal = _proposal_in(found)
+        proposal = _decidable(this, found)
         with edit_proposal(proposal, file, notes) as edit:
-            outcome = _decide(this, proposal_id, edit.decision, Confirmation(proposal.action_hash, _confirm(found)))
+            confirmation = Confirmation(proposal.action_hash, _confirm(proposal, found))
+            outcome = _decide(this, proposal_id, edit.decision, confirmation)
             edit.is_done = outcome.problem is None
         if isinstance(outcome.problem, Problem) and edit.kept is not None:
             context = {**(outcome.problem.context or {}), "edit": edit.kept}
@@ -229,12 +234,12 @@ def _run_modify(proposal_id: str, file: str | None, notes: str, on: Address | No
             outcome.problem = replace(outcome.problem, message=message, context=context)
         return outcome
 
-    return _start("modify", work, on=on, id=proposal_id, timeout_ms=0)
+    return _start("modify", work, on=on, timeout_ms=0)
 
 
 def _run_reject(proposal_id: str, notes: str, on: Address | None) -> Start:
     decision = Decision(ProposalStatus.REJECTED, notes)
-    return _start("reject", lambda this: _decide(this, proposal_id, decision), on=on, id=proposal_id)
+    return _start("reject", lambda this: _decide(this, proposal_id, decision), on=on)
 
 
 def _run_extend(proposal_id: str, by: int) -> Start:
@@ -249,23 +254,16 @@ def _run_withdraw(proposal_id: str, asker: str | None) -> Start:
     return _start("withdraw", work)
 
 
-def _find_decidable(this: InboxCall, id: str) -> Outcome:
-    """Return the proposal as `_find` does. Raises Failure where it is not open, or not ours to decide."""
-    found = _find(this, id)
-    if found.problem is None:
-        must_be_decider(_proposal_in(found), this.me.name)
-        must_be_open(_proposal_in(found))
-    return found
-
-
-def _proposal_in(found: Outcome) -> Proposal:
+def _decidable(this: InboxCall, found: Outcome) -> Proposal:
+    """Return the found proposal. Raises Failure where it is not open, or not ours to decide."""
     value: Any = found.value
     proposal: Proposal = value[0]
+    must_be_decider(proposal, this.me.name)
+    must_be_open(proposal)
     return proposal
 
 
-def _confirm(found: Outcome) -> str | None:
-    proposal = _proposal_in(found)
+def _confirm(proposal: Proposal, found: Outcome) -> str | None:
     if not proposal.ask.policy.destructive:
         return None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
@@ -285,29 +283,7 @@ def _change(this: InboxCall, change: Callable[[Inbox], Awaitable[Proposal]]) -> 
     async def perform(inbox: Inbox) -> Outcome:
         return Outcome(Ending.FINISHED, data=summary((await change(inbox)).summary, this.me))
 
-    return _in_child(this, perform)
-
-
-def _in_child(this: InboxCall, work: Callable[[Inbox], Awaitable[Outcome]]) -> Outcome:
-    import asyncio
-
-    from ..inbox.inbox import Inbox
-
-    async def perform() -> Outcome:
-        with Store.open() as store:
-            inbox = Inbox(store)
-            try:
-                return await work(inbox)
-            finally:
-                await inbox.close()
-
-    def body() -> Outcome:
-        try:
-            return asyncio.run(perform())
-        except Failure as failure:
-            return refusal_outcome(failure)
-
-    return carry_out(this.begin(), body)
+    return _with_inbox(this, perform)
 
 
 def _run_watch(for_ms: int | None) -> Start:

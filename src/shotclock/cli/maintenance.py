@@ -19,7 +19,6 @@ from ..process.clock import wall_time
 from ..process.kernel import is_alive
 from ..runtime.call import Outcome
 from ..runtime.doctor import Findings, examine
-from ..runtime.outcomes import failure_outcome
 from ..store.audit import Token
 from ..store.home import state_home
 from ..store.store import Store, move_aside, parse_count, parse_size, prune, read_retention
@@ -103,18 +102,15 @@ def _run_prune(
 def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     from ..dispatch.job_client import JobClient  # imports asyncio
 
-    try:
-        retention = replace(read_retention(os.environ), **changes)
-        with Store.open() as store:
-            before = _size(store.path)
-            pruned = prune(store, retention, wall_time(), is_alive, dry_run=dry_run)
-            shrunk = True
-            if not dry_run:
-                JobClient(store, ["shotclock"]).forget_old()
-                shrunk = store.shrink()
-            after = _size(store.path)
-    except Failure as failure:
-        return failure_outcome(failure)
+    retention = replace(read_retention(os.environ), **changes)
+    with Store.open() as store:
+        before = _size(store.path)
+        pruned = prune(store, retention, wall_time(), is_alive, dry_run=dry_run)
+        shrunk = True
+        if not dry_run:
+            JobClient(store, ["shotclock"]).forget_old()
+            shrunk = store.shrink()
+        after = _size(store.path)
     data: dict[str, object] = {
         "dry_run": dry_run,
         "deleted": pruned.as_data(),
@@ -129,10 +125,7 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
 
 def reset_store() -> Outcome:
     """Move the store aside, so that the next command starts a new one."""
-    try:
-        moved_to = move_aside(state_home(os.environ), wall_time(), is_alive)
-    except Failure as failure:
-        return failure_outcome(failure)
+    moved_to = move_aside(state_home(os.environ), wall_time(), is_alive)
     return Outcome(Ending.FINISHED, data={"moved_to": str(moved_to)})
 
 
@@ -166,13 +159,10 @@ def _run_revoke(name: str) -> ChildWork:
 
 def _token_work(verb: str, body: Callable[[Access, WallTime], dict[str, object]]) -> ChildWork:
     def perform() -> Outcome:
-        try:
-            with Store.open() as store:
-                return Outcome(Ending.FINISHED, data=body(Access(store), wall_time()))
-        except Failure as failure:
-            return refusal_outcome(failure)
+        with Store.open() as store:
+            return Outcome(Ending.FINISHED, data=body(Access(store), wall_time()))
 
-    return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=_show_tokens)
+    return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=_show_tokens, on_failure=refusal_outcome)
 
 
 def _describe_token(token: Token, now: WallTime) -> dict[str, object]:

@@ -12,7 +12,6 @@ from urllib.parse import quote
 from ..core.errors import Ending, Failure
 from ..process.unsupervised import open_in_browser
 from ..runtime.call import Outcome
-from ..runtime.outcomes import failure_outcome
 from ..store.store import Store
 from ..workflow.report import Report, to_junit, to_markdown
 from .engine import open_engine
@@ -44,10 +43,7 @@ def _run_report(
         return ChildWork("report", lambda: _list_runs(on), timeout, show=show_drawn)
 
     def body() -> Outcome:
-        try:
-            return _report(run_id, html, output, output_file, keeps=open, on=on)
-        except Failure as failure:
-            return failure_outcome(failure)
+        return _report(run_id, html, output, output_file, keeps=open, on=on)
 
     says = output != "json" or wants_json(json_only)  # otherwise the drawing names the page
     afterwards = (lambda outcome: _open_page(outcome, says=says)) if open else None
@@ -86,11 +82,8 @@ def _open_page(outcome: Outcome, *, says: bool) -> None:
 
 
 def _list_runs(on: Address | None) -> Outcome:
-    try:
-        with open_engine(on) as engine:
-            runs = [run.as_row() for run in asyncio.run(engine.list_runs(20))]
-    except Failure as failure:
-        return failure_outcome(failure)
+    with open_engine(on) as engine:
+        runs = [run.as_row() for run in asyncio.run(engine.list_runs(20))]
     return Outcome(Ending.FINISHED, data={"runs": runs})
 
 

@@ -78,6 +78,7 @@ class ChildWork:
     mutates: bool = False
     show: Callable[[Envelope], None] | None = None  # writes the answer for a person, in place of the envelope
     afterwards: Callable[[Outcome], None] | None = None  # called here after a success, to start what outlives the child
+    on_failure: Callable[[Failure], Outcome] = failure_outcome
 
 
 class Mistaken(Exception):
@@ -214,7 +215,7 @@ def perform(work: ChildWork, as_json: bool) -> int:
     call = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
 
     def body() -> Outcome:
-        outcome = no_time_left(call) if call.no_time_left else carry_out(call, work.body)
+        outcome = no_time_left(call) if call.no_time_left else carry_out_or_fail(call, work.body, work.on_failure)
         if outcome.problem is None and work.afterwards is not None:
             work.afterwards(outcome)
         return outcome
@@ -225,14 +226,30 @@ def perform(work: ChildWork, as_json: bool) -> int:
     return deliver(envelope, as_json, work.show)
 
 
-def conclude(call: Call, body: Callable[[], Outcome | Envelope]) -> Envelope:
+def carry_out_or_fail(
+    call: Call, body: Callable[[], Outcome], on_failure: Callable[[Failure], Outcome] = failure_outcome
+) -> Outcome:
+    """Run the body in a child within the limits of its call. A Failure that it raises becomes its outcome."""
+
+    def attempt() -> Outcome:
+        try:
+            return body()
+        except Failure as failure:
+            return on_failure(failure)
+
+    return carry_out(call, attempt)
+
+
+def conclude(
+    call: Call, body: Callable[[], Outcome | Envelope], on_failure: Callable[[Failure], Outcome] = failure_outcome
+) -> Envelope:
     """Do the work and answer the call, also where the work raises a Failure or a signal stops it."""
     try:
         outcome = body()
     except Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
-        outcome = failure_outcome(failure)
+        outcome = on_failure(failure)
     return answer(call, outcome)
 
 

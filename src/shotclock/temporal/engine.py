@@ -44,7 +44,6 @@ from ..runtime.call import Outcome, admit, answer, inherited_deadline
 from ..runtime.outcomes import failure_outcome
 from ..store.proposals import export_proposal, read_exported
 from ..store.runs import StepRecord, StoredRun
-from ..store.store import Store
 from ..workflow.engine import RunOrder, RunSummary
 from ..workflow.lint import identity
 from ..workflow.report import Report, judge_code, report_of
@@ -64,7 +63,6 @@ from .messages import (
     RunInput,
     describe_beginning,
     pack_record,
-    unpack_proposals,
 )
 from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
 
@@ -451,7 +449,10 @@ class TemporalEngine:
         if only_waiting and STATUS.name in await self.find_attributes():
             query += f" AND ({STATUS.name} = '{WAITING}' OR {STATUS.name} IS NULL)"
         client = await self.client()
-        return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
+        try:
+            return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
+        except RPCError as error:
+            raise Failure("CONNECT_FAILED", f"the engine does not list its runs: {error}") from None
 
     async def is_running(self, run_id: str) -> bool:
         try:
@@ -515,18 +516,17 @@ class TemporalEngine:
             message = f"it is unknown whether run {run_id} has taken the decision about {id}: {error}"
             raise Failure("CONNECTION_LOST", message, suggestion="look at it again before you decide again") from None
 
-    async def pull_proposals(self, store: Store, id: str | None = None) -> dict[str, str]:
-        """Copy the open proposals of the runs, or the one with this id, into a store. Return the run of each."""
-        runs: dict[str, str] = {}
+    async def find_proposals(self, id: str | None = None) -> list[tuple[str, Proposal]]:
+        """Return the open proposals of the runs, or the one with this id, each with its run."""
+        found: list[tuple[str, Proposal]] = []
         for run_id in await self.list_running(only_waiting=True):
             with contextlib.suppress(Failure):  # it has ended meanwhile, or no worker answers for it
-                progress = await read_progress(await self.handle(run_id))
-                waiting = [each for each in progress["waiting"] if id is None or each["id"] == id]
-                await asyncio.to_thread(unpack_proposals, waiting, store)
-                runs |= {each["id"]: run_id for each in waiting}
-                if id in runs:
-                    break
-        return runs
+                for each in (await read_progress(await self.handle(run_id)))["waiting"]:
+                    if "record" in each and id in (None, each["id"]):
+                        found.append((run_id, read_exported({**each["record"], "status": each["status"]})))
+            if id is not None and found:
+                break
+        return found
 
     async def refuse_decided(self, id: str) -> None:
         """Raise Failure if the proposal was decided, or has expired, in one of the last runs."""
