@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core.clocks import parse_duration_ms
 from ..core.envelope import Problem
@@ -27,9 +27,9 @@ from ..runtime.call import Call, Outcome, no_time_left
 from ..store.audit import Entry
 from ..store.store import Store
 from .inbox_edit import difference, edit_proposal
-from .output import confirm, is_terminal, raise_on_stop, signals_heard, write_quietly
+from .output import confirm, is_terminal, raise_on_stop
 from .parser import CommandTable, Subcommand, argument, duration, flag, option, whole_number
-from .subcommand import JSON, TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, engine_options
+from .subcommand import JSON, TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer, engine_options
 
 if TYPE_CHECKING:
     from ..inbox.inbox import Inbox
@@ -69,7 +69,7 @@ def _start(
         )
         if verb == "watch" and envelope.code == "CANCELLED" and not as_json:
             return envelope.exit_code  # the person at the terminal ended it
-        return deliver(envelope, as_json, lambda envelope: _show(verb, envelope.data, sys.stdout))
+        return deliver(envelope, as_json, lambda envelope: draw_answer(f"inbox {verb}", envelope.data))
 
     return start
 
@@ -268,7 +268,7 @@ def _confirm(proposal: Proposal, found: Outcome) -> str | None:
         return None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
         _add_difference(found)
-        _show("show", found.data, sys.stderr)
+        draw_answer("inbox show", found.data, sys.stderr)
     problem = confirm(proposal.id, proposal.ask.confirmation)
     if problem is not None:
         raise Failure(problem.code, problem.message, context=problem.context)
@@ -309,15 +309,6 @@ def _run_serve(http: str, require_token: bool, on: Address | None) -> Start:
 
     options = read_serve_options(http=http, require_token=require_token, on=on)
     return lambda as_json: serve("inbox serve", None, options, as_json)
-
-
-def _show(verb: str, data: Any, stream: TextIO) -> None:
-    """Draw the answer at once, without waiting for a terminal that does not read."""
-    from .render import draw_text, render_inbox
-
-    if isinstance(data, dict):
-        text = draw_text(lambda console: render_inbox(verb, data, console, wall_time()), stream is sys.stderr)
-        write_quietly(stream, text, signals_heard)
 
 
 _EPILOGUE = """\

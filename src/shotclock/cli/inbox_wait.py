@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.clocks import format_duration
 from ..core.envelope import Problem, stop_problem
@@ -27,15 +27,11 @@ from ..inbox.person_wait import (
     wait_for_decision,
 )
 from ..inbox.proposal_json import summary
-from ..process.clock import wall_time
 from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import outcome_of_error
 from ..store.store import Store
 from .inbox_edit import read_text
 from .output import EarlyEnd, is_terminal, say_line, signals_heard, until_stopped, write_quietly
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 STORE_LIMIT_S = 30.0  # a stuck disk would exhaust it
 BELL = "\a"
@@ -169,7 +165,6 @@ class _ChangeWriter:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._me = Principal.local()
-        self._console: Console | None = None
         self.count = 0
 
     def write(self, change: Summary | Reminder, *, rings: bool) -> bool:
@@ -181,18 +176,10 @@ class _ChangeWriter:
         if self._as_json:
             text = json.dumps(event, separators=(",", ":")) + "\n"
         else:
-            text = self._draw(event) + (BELL if rings else "")
+            from .render import draw
+
+            text = draw("inbox watch", event) + (BELL if rings else "")
         trouble = write_quietly(sys.stdout, text, signals_heard)
         if trouble is not None and not isinstance(trouble, BrokenPipeError):
             raise Failure("FILE_UNWRITABLE", f"the change could not be written: {trouble}")
         return trouble is None
-
-    def _draw(self, event: dict[str, Any]) -> str:
-        from rich.console import Console
-
-        from .render import line_of
-
-        self._console = self._console or Console(highlight=False)
-        with self._console.capture() as captured:
-            self._console.print(line_of(event, wall_time()), no_wrap=True, overflow="ellipsis")
-        return captured.get()

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ..core.clocks import WallTime
 from ..core.errors import Ending
 from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, wall_time
+from ..store.store import Store
 from ..workflow.plan import Groups, grace_ms, graph_of, is_per_item, most_tries, needs
 from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
@@ -37,33 +37,23 @@ LISTED_AT_END = 30  # of more finished steps, only the failed ones are listed
 class View:
     """The view of one run, drawn by a task while it is entered."""
 
-    def __init__(
-        self,
-        screen: Screen,
-        workflow: WorkflowFile,
-        name: str,
-        deadline_at: Callable[[], WallTime | None],
-        earlier: Iterable[StepState] = (),
-    ) -> None:
-        """`deadline_at` is called once the run has begun. `earlier`: the steps that an earlier process ran."""
+    def __init__(self, screen: Screen, workflow: WorkflowFile, name: str, store: Store, run_id: str) -> None:
         self._screen = screen
+        self._workflow = workflow
         self._name = name
-        self._deadline_at = deadline_at
+        self._store = store
+        self._run_id = run_id
         self._deadline_ns: int | None = None
         self._graph: dict[str, Groups] = graph_of(workflow)
-        self._per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
         self._begun = asyncio.Event()
         self._news: dict[str, dict[str, Any]] = {}
         self._states: dict[str, StepState] = {}
-        self._clocks: dict[str, _TryClock] = {}
-        self._running: dict[str, None] = {}
+        self._running: dict[str, _TryClock] = {}
         self._finished: dict[str, None] = {}
-        self._grace_ms = {name: grace_ms(workflow, step) for name, step in workflow.steps.items()}
-        self._retried = {name for name, step in workflow.steps.items() if most_tries(workflow, step) > 1}
-        self._gated = {name for name, step in workflow.steps.items() if step.approval} - self._per_item
         self._on_call = _find_reactions(workflow)
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
-        for state in earlier:
+        for record in store.runs.steps(run_id).values():
+            state = StepState.from_record(record.record)
             if state.status.is_final and state.status is not Status.SKIPPED:
                 self._states[state.id], self._finished[state.id] = state, None
         self._began_ns = monotonic_ns()
@@ -76,17 +66,17 @@ class View:
 
     def note_change(self, state: StepState) -> None:
         name = state.id
+        if name not in self._graph:  # a step of a nested workflow
+            return
         self._begun.set()
         self._states[name] = state
         self._running.pop(name, None)
         self._finished.pop(name, None)
         if state.status.is_final:
             self._finished[name] = None
-            self._clocks.pop(name, None)
             self._news.pop(name, None)
         else:
-            self._running[name] = None
-            self._clocks[name] = _TryClock()
+            self._running[name] = _TryClock()
 
     def note_news(self, name: str, news: dict[str, Any]) -> None:
         self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}
@@ -124,8 +114,9 @@ class View:
 
     async def _draw(self) -> None:
         await self._begun.wait()  # bounded by the run: it cancels us
-        remaining = await asyncio.to_thread(self._remaining_ms)
-        self._deadline_ns = None if remaining is None else monotonic_ns() + remaining * 1_000_000
+        run = await asyncio.to_thread(self._store.runs.get, self._run_id)
+        if run is not None and run.deadline_at is not None:
+            self._deadline_ns = monotonic_ns() + max(0, run.deadline_at - wall_time()) * 1_000_000
         while True:
             if self._drawing is not None and not self._screen.is_behind:
                 if self._live is None:
@@ -134,10 +125,6 @@ class View:
                     self._live.start()
                 self._live.update(self.frame(monotonic_ns()), refresh=True)
             await asyncio.sleep(1 / 8)  # eight frames per second
-
-    def _remaining_ms(self) -> int | None:
-        deadline_at = self._deadline_at()
-        return None if deadline_at is None else max(0, deadline_at - wall_time())
 
     def _stop(self) -> None:
         live, self._live = self._live, None
@@ -171,17 +158,9 @@ class View:
         latest = list(reversed(self._finished))
         bad = [name for name in latest if self._states[name].status.is_bad][: max(1, room // 4)]
         ended = [name for name in latest[:FINISHED_SHOWN] if name not in bad]
-        chosen = bad[::-1] + ended[::-1] + running
-        for name in self._next():
-            if len(chosen) >= room:
-                break
-            chosen.append(name)
-        return chosen[:room]
-
-    def _next(self) -> list[str]:
-        """Return the waiting steps, those with the fewest open dependencies first."""
         waiting = [name for name in self._graph if name not in self._states and name not in self._on_call]
-        return sorted(waiting, key=lambda name: len(self._open_groups(name)))
+        waiting.sort(key=lambda name: len(self._open_groups(name)))
+        return (bad[::-1] + ended[::-1] + running + waiting)[:room]
 
     def _header(self, now_ns: int) -> Text:
         bad = sum(self._states[name].status.is_bad for name in self._finished)
@@ -216,13 +195,13 @@ class View:
         return state is not None and state.duration_ms is not None and state.has_passed
 
     def _row(self, state: StepState, now_ns: int) -> Text:
-        clock = self._clocks.get(state.id)
+        clock = self._running.get(state.id)
         if clock is not None:
             return self._running_row(state, clock, now_ns)
         line = self._begin_line(state.id, state.status)
         if state.started_ms is not None and state.duration_ms is not None:
             line.append(brief(state.duration_ms))
-            if state.attempts > 1 and state.id not in self._per_item:
+            if state.attempts > 1 and not self._is_per_item(state.id):
                 line.append(f", {state.attempts} tries")
             line.append("  ")
         if state.error is not None:
@@ -239,35 +218,40 @@ class View:
     def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:
         clock.look(state, now_ns)
         line = self._begin_line(state.id, Status.RUNNING)
-        if state.id in self._gated and not state.attempts:  # its own clock starts with the first try
+        step = self._workflow.steps[state.id]
+        step_grace_ms = grace_ms(self._workflow, step)
+        if (
+            step.approval and not self._is_per_item(state.id) and not state.attempts
+        ):  # its own clock starts with the first try
             return line.append("waits to be approved: shotclock inbox list", "yellow")
         if state.type == "human-input":
             line.append("asks a person  ", "yellow")
         if self._stopped_ns is not None and clock.began_ns <= self._stopped_ns:
-            grace_ms = self._grace_ms.get(state.id, 0) - (now_ns - self._stopped_ns) // 1_000_000
-            return _append_stopping(line, "stopping", grace_ms)
-        if state.error is not None and clock.is_pausing(state) and state.id in self._retried:
+            return _append_stopping(line, "stopping", step_grace_ms - (now_ns - self._stopped_ns) // 1_000_000)
+        if state.error is not None and clock.is_pausing(state) and most_tries(self._workflow, step) > 1:
             return line.append(
                 f"try {state.attempts} failed, tries again: {one_line(why_failed(state.error))}", "yellow"
             )
         limits = []
-        if state.timeout_ms and state.id not in self._per_item:
+        if state.timeout_ms and not self._is_per_item(state.id):
             limits.append(state.timeout_ms)
         if self._deadline_ns is not None:
             limits.append(max(0, (self._deadline_ns - clock.began_ns) // 1_000_000))
         spent_ms = (now_ns - clock.began_ns) // 1_000_000
         if limits and spent_ms > min(limits):
-            grace_ms = min(limits) + self._grace_ms.get(state.id, 0) - spent_ms
-            _append_stopping(line, "out of time, stopping", grace_ms)
+            _append_stopping(line, "out of time, stopping", min(limits) + step_grace_ms - spent_ms)
         elif limits:
             line.append_text(_draw_countdown(max(0, min(limits) - spent_ms), max(1, min(limits))))
         else:
             line.append(f"{_format_ticking(spent_ms)}, no limit")
-        if state.attempts > 1 and state.id not in self._per_item:
+        if state.attempts > 1 and not self._is_per_item(state.id):
             line.append(f"  try {state.attempts}", "yellow")
         if (news := self._news.get(state.id)) is not None:
             line.append(f"  {_describe_news(news, now_ns)}", "yellow")
         return line
+
+    def _is_per_item(self, name: str) -> bool:
+        return is_per_item(self._workflow, self._workflow.steps[name])
 
     def _begin_line(self, name: str, status: Status) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")

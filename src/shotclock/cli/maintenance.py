@@ -162,7 +162,8 @@ def _token_work(verb: str, body: Callable[[Access, WallTime], dict[str, object]]
         with Store.open() as store:
             return Outcome(Ending.FINISHED, data=body(Access(store), wall_time()))
 
-    return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=_show_tokens, on_failure=refusal_outcome)
+    show = _show_token if verb == "create" else show_drawn
+    return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=show, on_failure=refusal_outcome)
 
 
 def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
@@ -178,19 +179,12 @@ def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
     }
 
 
-def _show_tokens(envelope: Envelope) -> None:
+def _show_token(envelope: Envelope) -> None:
     data: Any = envelope.data
-    if not envelope.ok:
-        return
-    if "token" in data:
+    if envelope.ok:
         # Alone on stdout, so that a script can capture it.
         write_quietly(sys.stdout, f"{data['token']}\n", signals_heard)
         say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
-        return
-    from .render import draw_text, render_tokens
-
-    tokens = data["tokens"] if "tokens" in data else data["revoked"]
-    write_quietly(sys.stdout, draw_text(lambda console: render_tokens(tokens, console, wall_time())), signals_heard)
 
 
 COMMANDS = {

@@ -6,17 +6,18 @@ The texts of a proposal are foreign: none reaches the terminal as a control char
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from ..core.clocks import LATEST_MS, WallTime, format_duration
-from ..core.envelope import Envelope
 from ..core.visible_text import one_line, visible
+from ..process.clock import wall_time
 from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
 from .output import describe_page
@@ -39,12 +40,20 @@ COLOURS = {
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
-def print_answer(envelope: Envelope) -> None:
-    """Draw the answer of a subcommand; without a drawing of its own, as JSON."""
-    console, data = Console(highlight=False), cast("Any", envelope.data)
-    match envelope.meta["command"]:
+def draw(name: str, data: Any, *, to_stderr: bool = False) -> str:
+    """Return the drawing of an answer for a terminal. `name` is the command's."""
+    console = Console(highlight=False, markup=False, emoji=False, stderr=to_stderr)
+    with console.capture() as captured:
+        _draw(name, data, console)
+    return captured.get()
+
+
+def _draw(name: str, data: Any, console: Console) -> None:
+    match name:
         case "shotclock":
             console.print(f"shotclock {data['version']}")
+        case "schema":
+            console.print(json.dumps(data, indent=2), soft_wrap=True)
         case "errors":
             _errors(data, console)
         case "doctor":
@@ -59,8 +68,24 @@ def print_answer(envelope: Envelope) -> None:
             _run_list(data, console)
         case "report":
             _run(data, console)
-        case _:
-            console.print(json.dumps(data, indent=2), soft_wrap=True)
+        case "token list" | "token revoke":
+            _tokens(data.get("tokens", data.get("revoked")), console)
+        case "inbox list" if "proposals" in data:
+            _list(data, console)
+        case "inbox show" if "history" in data:
+            _proposal(data, console)
+        case "inbox audit" if "partial" not in data:
+            _audit(data, console)
+        case "inbox propose" | "inbox check" if "proposal_id" in data:
+            _result(data, console)
+        case "inbox watch" if "proposal" in data:
+            _print(console, _change(data))
+        case _ if "title" in data:
+            console.print(_change({"type": "proposal", "proposal": data}))
+
+
+def _table(*titles: str) -> Table:
+    return Table(*titles, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_header=bool(titles))
 
 
 def _prune(data: Any, console: Console) -> None:
@@ -69,68 +94,53 @@ def _prune(data: Any, console: Console) -> None:
         return
     gone = data["deleted"]
     verb = "would delete" if data["dry_run"] else "deleted"
-    size = f" ({_bytes(gone['runs_bytes'])})" if gone["runs"] else ""
+    size = f" ({decimal(gone['runs_bytes'])})" if gone["runs"] else ""
     console.print(f"{verb} {gone['runs']} runs{size} and {gone['proposals']} proposals")
-    before, after = _bytes(data["file_bytes_before"]), _bytes(data["file_bytes"])
-    console.print(f"{data['file']}: {before}" + ("" if data["dry_run"] else f", now {after}"), soft_wrap=True)
-
-
-def _bytes(size: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000  # type: ignore[assignment]
-    return f"{size:.3g} GB"
+    after = "" if data["dry_run"] else f", now {decimal(data['file_bytes'])}"
+    console.print(f"{data['file']}: {decimal(data['file_bytes_before'])}{after}", soft_wrap=True)
 
 
 def _errors(data: Any, console: Console) -> None:
     if data["errors"]:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("error", "exit", "HTTP", "retry", "effects", "what it means"):
-            table.add_column(title, justify="right" if title in ("exit", "HTTP") else "left")
+        table = _table("error", "exit", "HTTP", "retry", "effects", "what it means")
         for entry in data["errors"]:
             meaning = Text(entry["summary"]).append(f"\n→ {entry['hint']}", style="dim")
             numbers = (str(entry["exit_code"]), str(entry["http_status"]), "yes" if entry["retryable"] else "no")
             table.add_row(Text(entry["code"], style="bold"), *numbers, entry["side_effects"], meaning)
         console.print(table)
+    if data["errors"] and data["warnings"]:
+        console.print()
     if data["warnings"]:
-        table = Table("warning", "what it means", box=None, padding=(0, 2, 0, 0), header_style="bold")
+        table = _table("warning", "what it means")
         for entry in data["warnings"]:
             table.add_row(Text(entry["code"], style="bold"), entry["summary"])
-        if data["errors"]:
-            console.print()
         console.print(table)
 
 
 def _doctor(data: Any, console: Console) -> None:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = _table()
     for check in data["checks"]:
         mark, style = _MARKS[check["status"]]
         name = Text(check["name"].replace("_", " "), style="bold", no_wrap=True)
-        table.add_row(Text(mark, style=style), name, Text(_plain(check["detail"])))
+        table.add_row(Text(mark, style=style), name, visible(check["detail"]))
     console.print(table)
     if "cannot_catch" not in data:  # `doctor ui`
         return
     swept = {each["pid"]: each["gone"] for each in data["swept"]}
     if data["leftovers"]:
-        console.print(Text("\nleftovers", style="bold"))
+        console.print("\nleftovers", style="bold")
     for left in data["leftovers"]:
         overdue = format_duration(left["overdue_ms"] // 1000 * 1000)
         if left["pid"] in swept:
             fate = "stopped" if swept[left["pid"]] else "still there"
         else:
             fate = f"kept: {left['kept']}" if left["kept"] else "see --sweep"
-        console.print(Text(f"  {left['pid']}  {_plain(left['command'])}  ({overdue} overdue, {fate})"))
-    console.print(Text("\nwhat it cannot catch", style="bold"))
-    escapes = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+        console.print(f"  {left['pid']}  {one_line(left['command'])}  ({overdue} overdue, {fate})")
+    console.print("\nwhat it cannot catch", style="bold")
+    escapes = _table()
     for escape in data["cannot_catch"]:
-        escapes.add_row(" •", Text(escape))
+        escapes.add_row(" •", escape)
     console.print(escapes)
-
-
-def _plain(text: object) -> str:
-    """Remove escape sequences: a process chooses its own command line."""
-    return "".join(character if character.isprintable() else "?" for character in str(text))
 
 
 def _findings(data: Any, console: Console) -> None:
@@ -141,14 +151,12 @@ def _findings(data: Any, console: Console) -> None:
         line = Text(where) + Text(finding["severity"], colour)
         console.print(line + Text(f": {finding['field']}: {finding['message']}{hint}  [{finding['rule']}]"))
     if not data["findings"]:
-        console.print(Text(f"{data['file']}: OK"))
+        console.print(f"{data['file']}: OK")
 
 
 def _plan(data: Any, console: Console) -> None:
     if "steps" in data:
-        table = Table(box=None, pad_edge=False)
-        for title in ("step", "type", "after", "timeout", "tries", "starts by", "ends by"):
-            table.add_column(title, justify="left" if title in ("step", "type", "after") else "right")
+        table = _table("step", "type", "after", "timeout", "tries", "starts by", "ends by")
         for step in data["steps"]:
             names = (step["id"], step["type"], " ".join(step["depends_on"]))
             timeout, tries = _clock(step["effective_timeout_ms"]), str(step["attempts"])
@@ -157,12 +165,12 @@ def _plan(data: Any, console: Console) -> None:
         console.print(table)
         for step in data["steps"]:
             for line in _describe_early_clocks(step):
-                console.print(Text(f"  {step['id']}: {line}", "bright_black"))
+                console.print(f"  {step['id']}: {line}", style="bright_black")
         for name, repository in data["repositories"].items():
-            console.print(Text(f"  {name}: repository {repository or 'unknown'}", "bright_black"))
+            console.print(f"  {name}: repository {repository or 'unknown'}", style="bright_black")
         worst, limit = _clock(data["worst_case_ms"], "no end in sight"), _clock(data["run_timeout_ms"])
         path = " → ".join(data["critical_path"])
-        console.print(Text(f"\nat worst {worst} along {path}; the run has {limit}"))
+        console.print(f"\nat worst {worst} along {path}; the run has {limit}")
     if data["findings"]:
         _findings(data, console)
 
@@ -182,15 +190,22 @@ def _clock(ms: int | None, otherwise: str = "no limit") -> str:
 
 def _run_list(data: Any, console: Console) -> None:
     if not data["runs"]:
-        console.print(Text("no runs yet"))
-    width = max((len(one_line(run["run_id"], 40)) for run in data["runs"]), default=0)
+        console.print("no runs yet")
+    table = _table()
     for run in data["runs"]:
         status = Status(run["status"])
         took = "" if run["duration_ms"] is None else brief(run["duration_ms"])
-        line = Text(f"{MARKS[status]} ", COLOURS[status]) + Text(f"{one_line(run['run_id'], 40):<{width}}  ", "bold")
-        line += Text(f"{WORDS[status]:<11}", COLOURS[status]) + Text(f"  {run['started_at'][:19]}Z  {took:>8}  ")
-        line += Text(one_line(run["name"], 60))
-        _print(console, line)
+        mark = Text.assemble((f"{MARKS[status]} ", COLOURS[status]), (one_line(run["run_id"], 40), "bold"))
+        name = Text(one_line(run["name"], 60), no_wrap=True, overflow="ellipsis")
+        table.add_row(mark, Text(WORDS[status], COLOURS[status]), f"{run['started_at'][:19]}Z", took, name)
+    _wrap_only(table, 4)
+    console.print(table)
+
+
+def _wrap_only(table: Table, place: int) -> None:
+    """Make this column alone narrower where the terminal is."""
+    for number, column in enumerate(table.columns):
+        column.no_wrap = number != place
 
 
 def _run(data: Any, console: Console) -> None:
@@ -275,69 +290,46 @@ RUN_STATES = {
 }
 
 
-def draw_text(render: Callable[[Console], None], to_stderr: bool = False) -> str:
-    console = Console(highlight=False, stderr=to_stderr)
-    with console.capture() as captured:
-        render(console)
-    return captured.get()
-
-
-def render_inbox(verb: str, data: dict[str, Any], console: Console, now: WallTime) -> None:
-    match verb:
-        case "list":
-            render_list(data, console, now)
-        case "show" if "history" in data:
-            render_whole(data, console, now)
-        case "audit":
-            render_audit(data, console)
-        case "propose" | "check":
-            render_result(data, console)
-        case "approve" | "modify" | "reject" | "extend" | "withdraw" if "title" in data:
-            console.print(line_of({"type": "proposal", "proposal": data}, now))
-
-
-def render_list(data: Any, console: Console, now: WallTime) -> None:
-    proposals = data["proposals"]
-    if not proposals:
-        console.print("no proposal waits for a decision" if data["status"] == "pending" else "no proposals")
-        return
+def _list(data: Any, console: Console) -> None:
     is_pending = data["status"] == "pending"
-    rows = [_describe_proposal(each, is_pending, now) for each in proposals]
-    titles = ["id", "title", "kind", "asked by", "age", "expires in" if is_pending else "status"]
+    if not data["proposals"]:
+        console.print("no proposal waits for a decision" if is_pending else "no proposals")
+        return
+    titles = ("id", "title", "kind", "asked by", "age", "expires in" if is_pending else "status")
     # A narrow terminal shows the id, the title and the status.
     shown = range(len(titles)) if console.width >= 80 else (0, 1, len(titles) - 1)
-    widths = [max(len(titles[place]), *(row[place].cell_len for row in rows)) for place in shown]
-    widths[1] = max(1, min(widths[1], console.width - sum(widths) + widths[1] - 2 * len(widths)))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for place, width in zip(shown, widths, strict=True):
-        table.add_column(titles[place], no_wrap=True, overflow="ellipsis", width=width)
-    for row in rows:
+    table = _table(*(titles[place] for place in shown))
+    for each in data["proposals"]:
+        row = _describe_proposal(each, is_pending)
         table.add_row(*(row[place] for place in shown))
+    _wrap_only(table, 1)
     console.print(table)
     if data["more"]:
-        console.print(Text("there are more: --limit", style="dim"))
+        console.print("there are more: --limit", style="dim")
 
 
-def _describe_proposal(each: dict[str, Any], is_pending: bool, now: WallTime) -> list[Text]:
-    title = Text("destructive " if each["destructive"] else "", style="bold red") + Text(one_line(each["title"]))
+def _describe_proposal(each: dict[str, Any], is_pending: bool) -> list[Text]:
+    title = Text("destructive " if each["destructive"] else "", style="bold red", no_wrap=True, overflow="ellipsis")
+    title.append(one_line(each["title"]), "not bold default")
     status = each["status"]
     if status == "pending":
-        left = time_left(each["expires_at"], now)
+        left = _time_left(each["expires_at"])
         status = left if is_pending else f"pending, {left}"
-    texts = (each["kind"], one_line(each["asked_by"], 20), age(each["created_at"], now))
+    texts = (each["kind"], one_line(each["asked_by"], 20), _age(each["created_at"]))
     return [Text(each["id"], "bold"), title, *map(Text, texts), Text(status, DECISION_COLOURS[each["status"]])]
 
 
-def line_of(event: dict[str, Any], now: WallTime) -> Text:
+def _heading(id: str, status: str, title: str) -> Text:
+    return Text.assemble((id, "bold"), "  ", (f"{status:<9}", DECISION_COLOURS[status]), "  ", one_line(title))
+
+
+def _change(event: dict[str, Any]) -> Text:
     each = event["proposal"]
-    status = each["status"]
-    text = Text.assemble(
-        (each["id"], "bold"), "  ", (f"{status:<9}", DECISION_COLOURS[status]), "  ", one_line(each["title"])
-    )
+    text = _heading(each["id"], each["status"], each["title"])
     if event["type"] == "reminder":
-        text.append(f"  expires in {time_left(each['expires_at'], now)}", style="bold red")
-    elif status == "pending":
-        text.append(f"  {one_line(each['asked_by'], 40)}, {_open_for(each['expires_at'], now)}", style="dim")
+        text.append(f"  expires in {_time_left(each['expires_at'])}", style="bold red")
+    elif each["status"] == "pending":
+        text.append(f"  {one_line(each['asked_by'], 40)}, {_open_for(each['expires_at'])}", style="dim")
     elif each["decided_by"] is not None:
         text.append(f"  by {one_line(each['decided_by'], 40)}", style="dim")
         if each["run"] is not None:
@@ -345,23 +337,19 @@ def line_of(event: dict[str, Any], now: WallTime) -> Text:
     return text
 
 
-def render_whole(data: Any, console: Console, now: WallTime) -> None:
-    status = data["status"]
-    console.print(
-        Text.assemble((data["id"], "bold"), "  ", (status, DECISION_COLOURS[status]), "  ", one_line(data["title"]))
-    )
-    asked = f"{data['kind']} asked by {one_line(data['asked_by'], 80)} {age(data['created_at'], now)} ago"
-    if status == "pending":
-        asked += f", {_open_for(data['expires_at'], now)}"
-    console.print(Text(f"  {asked}", style="dim"))
+def _proposal(data: Any, console: Console) -> None:
+    console.print(_heading(data["id"], data["status"], data["title"]))
+    asked = f"{data['kind']} asked by {one_line(data['asked_by'], 80)} {_age(data['created_at'])} ago"
+    until = f", {_open_for(data['expires_at'])}" if data["status"] == "pending" else ""
+    console.print(f"  {asked}{until}", style="dim")
     if data["policy"]["deciders"]:
-        console.print(Text(f"  for {', '.join(one_line(name, 80) for name in data['policy']['deciders'])} to decide"))
+        console.print(f"  for {', '.join(one_line(name, 80) for name in data['policy']['deciders'])} to decide")
     if data["destructive"]:
-        console.print(Text(f"  destructive: approving asks to type {one_line(data['confirmation'])}", style="bold red"))
+        console.print(f"  destructive: approving asks to type {one_line(data['confirmation'])}", style="bold red")
     console.print()
     _print_text(console, data["shown"]["action"], is_marked=True)
     if data["justification"]:
-        console.print(Text("\nthe agent says:", style="dim"))
+        console.print("\nthe agent says:", style="dim")
         _print_text(console, data["justification"])
     if data["file"] is not None:
         console.print()
@@ -370,10 +358,10 @@ def render_whole(data: Any, console: Console, now: WallTime) -> None:
         console.print()
         _print_decision(console, data)
     if data["run"] is not None:
-        _print_run(console, data["run"], unanswered=status == "expired")
+        _print_run(console, data["run"], unanswered=data["status"] == "expired")
     console.print()
     for entry in data["history"]:
-        render_entry(entry, console)
+        _print_entry(entry, console)
 
 
 _SOURCES = {
@@ -385,11 +373,11 @@ _SOURCES = {
 
 def _print_difference(console: Console, data: Any) -> None:
     file = data["shown"]["file"]
-    console.print(Text(_SOURCES[file["source"]], style="dim"))
+    console.print(_SOURCES[file["source"]], style="dim")
     if file["source"] == "claim" and data["diff"] and "\n@@ " in data["diff"].partition("\n@@ ")[2]:
-        console.print(Text("lines that the agent claims are there already are omitted", style="bold"))
+        console.print("lines that the agent claims are there already are omitted", style="bold")
     if file["contradicts"]:
-        console.print(Text("the agent claims a different current text", style="bold red"))
+        console.print("the agent claims a different current text", style="bold red")
     if data["diff"] is None:
         path = one_line(data["file"]["path"], 4_096)
         console.print(Text(f"{path}: the texts are too different to compare; proposed is"))
@@ -419,7 +407,7 @@ def _print_run(console: Console, run: Any, *, unanswered: bool = False) -> None:
     why = f": {run['code']} {one_line(run['message'] or '')}" if run["state"] == "failed" else ""
     style = {"succeeded": "green", "failed": "red", "unknown": "red"}.get(run["state"], "yellow")
     how = "expired undecided, and run as its rules allow: " if unanswered else ""
-    console.print(Text(f"{how}{RUN_STATES[run['state']]}{at}{why}", style=style))
+    console.print(f"{how}{RUN_STATES[run['state']]}{at}{why}", style=style)
 
 
 def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None:
@@ -435,18 +423,14 @@ def _lines_to_show(text: str, console: Console, *, is_marked: bool = False) -> I
         shown = line[:LINE_SHOWN] if is_marked else visible(line[:LINE_SHOWN])
         yield shown.expandtabs(8) + more
     if len(lines) > LINES_SHOWN:
-        console.print(Text(f"… {len(lines) - LINES_SHOWN} more lines: --json has them all", style="dim"))
+        console.print(f"… {len(lines) - LINES_SHOWN} more lines: --json has them all", style="dim")
 
 
-def render_result(data: Any, console: Console) -> None:
-    status = data["status"]
-    line = Text.assemble(
-        (data["proposal_id"], "bold"), "  ", (status, DECISION_COLOURS[status]), "  ", one_line(data["title"])
-    )
-    console.print(line)
+def _result(data: Any, console: Console) -> None:
+    console.print(_heading(data["proposal_id"], data["status"], data["title"]))
     if data.get("continue_command") is not None:
-        console.print(Text(f"  continue with: {one_line(data['continue_command'], 2_000)}", style="dim"))
-    if status != "pending":
+        console.print(f"  continue with: {one_line(data['continue_command'], 2_000)}", style="dim")
+    if data["status"] != "pending":
         _print_text(console, data["notes"])
     if data.get("run") is not None:
         _print_run(console, data["run"])
@@ -454,7 +438,7 @@ def render_result(data: Any, console: Console) -> None:
         _print_text(console, f"answer: {data['answer']}")
 
 
-def render_entry(entry: dict[str, Any], console: Console) -> None:
+def _print_entry(entry: dict[str, Any], console: Console) -> None:
     about = "" if entry["proposal"] is None else f"{entry['proposal']}  "
     details = entry["details"]
     notes = details.get("notes") or details.get("name") or details.get("code") or details.get("job_id") or ""
@@ -466,60 +450,53 @@ def render_entry(entry: dict[str, Any], console: Console) -> None:
     console.print(text, soft_wrap=True)
 
 
-def render_audit(data: Any, console: Console) -> None:
+def _audit(data: Any, console: Console) -> None:
     if "whole" in data:
         if data["whole"]:
-            console.print(Text("the audit trail is whole", style="green"))
+            console.print("the audit trail is whole", style="green")
         for problem in data["problems"]:
-            console.print(Text(f"✗ {visible(problem['message'])}", style="red"))
-        return
-    if "head" in data:
-        console.print(Text(f"{data['head']['seq']} {data['head']['hash']}"), soft_wrap=True)
-        return
-    for entry in data["entries"]:
-        render_entry(entry, console)
-    if not data["entries"]:
+            console.print(f"✗ {visible(problem['message'])}", style="red")
+    elif "head" in data:
+        console.print(f"{data['head']['seq']} {data['head']['hash']}", soft_wrap=True)
+    elif not data["entries"]:
         console.print("no entries")
+    for entry in data.get("entries", ()):
+        _print_entry(entry, console)
 
 
-def age(at: str, now: WallTime) -> str:
-    return about(now.ms - _ms_of(at))
+def _tokens(tokens: list[dict[str, Any]], console: Console) -> None:
+    if not tokens:
+        console.print("no tokens")
+        return
+    table = _table("id", "name", "role", "status", "age", "expires in")
+    for token in tokens:
+        colour = {"active": "green", "expired": "magenta", "revoked": "bright_black"}[token["status"]]
+        left = _time_left(token["expires_at"]) if token["expires_at"] else "–"
+        status = Text(token["status"], style=colour)
+        table.add_row(
+            Text(token["id"], style="bold"), token["name"], token["role"], status, _age(token["created_at"]), left
+        )
+    _wrap_only(table, 1)
+    console.print(table)
 
 
-def time_left(at: str, now: WallTime) -> str:
-    return "no end" if at == NEVER else about(_ms_of(at) - now.ms)
+def _age(at: str) -> str:
+    return _round(wall_time().ms - _ms_of(at))
 
 
-def _open_for(until: str, now: WallTime) -> str:
-    return "without an end" if until == NEVER else f"expires in {time_left(until, now)}"
+def _time_left(at: str) -> str:
+    return "no end" if at == NEVER else _round(_ms_of(at) - wall_time().ms)
 
 
-def about(ms: int) -> str:
+def _open_for(until: str) -> str:
+    return "without an end" if until == NEVER else f"expires in {_time_left(until)}"
+
+
+def _round(ms: int) -> str:
     """Return a duration in its two largest units: 45s, 12m, 3h10m, 2d4h."""
-    seconds = max(0, ms) // 1000
-    for unit_s, unit, smaller_s, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m")):
-        if seconds >= unit_s:
-            rest = seconds % unit_s // smaller_s
-            return f"{seconds // unit_s}{unit}" + (f"{rest}{smaller}" if rest else "")
-    return f"{seconds // 60}m" if seconds >= 60 else f"{seconds}s"
+    unit_ms = 3_600_000 if ms >= 86_400_000 else 60_000 if ms >= 60_000 else 1_000
+    return format_duration(ms // unit_ms * unit_ms) if ms >= 1_000 else "0s"
 
 
 def _ms_of(iso: str) -> int:
     return round(datetime.fromisoformat(iso).timestamp() * 1000)
-
-
-def render_tokens(tokens: list[dict[str, Any]], console: Console, now: WallTime) -> None:
-    if not tokens:
-        console.print("no tokens")
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for title in ("id", "name", "role", "status", "age", "expires in"):
-        table.add_column(title, no_wrap=True)
-    for token in tokens:
-        colour = {"active": "green", "expired": "magenta", "revoked": "bright_black"}[token["status"]]
-        status = Text(token["status"], style=colour)
-        table.add_row(
-            Text(token["id"], style="bold"), token["name"], token["role"], status, age(token["created_at"], now),
-            time_left(token["expires_at"], now) if token["expires_at"] else "–",
-        )  # fmt: skip
-    console.print(table)

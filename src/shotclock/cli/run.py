@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import Clocks, WallTime, format_duration, parse_duration_ms
+from ..core.clocks import Clocks, format_duration, parse_duration_ms
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import field, replace, value
@@ -54,6 +54,7 @@ from .workflow_files import read_run_duration
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
+    from .live_view import View
 
 # An id is a word of commands that continue the run, and a part of other names.
 RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,99}")
@@ -193,88 +194,73 @@ async def _carry_out(
 ) -> Envelope:
     events.run_id = run_id = request if isinstance(request, str) else request.run_id
     with StopListener(events.leave_at_once) as stop:
-        async with _show_changes(engine, request, events, alone, stop) as watch:
-            caller = RunCaller(stop, watch.on_change, watch.on_news, aside=watch.aside, budget_ms=budget_ms)
+        async with _find_view(engine, request) or _Lines(alone) as events.view:
+            stop.add_done_callback(lambda _: events.view.note_stop())
+            caller = RunCaller(stop, events.note_change, events.note_news, aside=events.view.aside, budget_ms=budget_ms)
             if isinstance(request, str):
                 return await engine.resume(run_id, caller)
             return await engine.start(request, caller)
 
 
-class _Watch(NamedTuple):
-    on_change: Callable[[StepState], None]
-    on_news: Callable[[str, dict[str, Any]], None]
-    aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    """While it is entered, nothing is drawn: the terminal asks a question."""
-
-
-@contextlib.asynccontextmanager
-async def _show_changes(
-    engine: Engine, request: RunRequest | str, events: _Events, alone: bool, stop: asyncio.Future[str]
-) -> AsyncIterator[_Watch]:
-    run_id, name, workflow = request if isinstance(request, str) else request.run_id, "", None
+def _find_view(engine: Engine, request: RunRequest | str) -> View | None:
+    """Return a view of the run, if there is a terminal to draw on and the run is here."""
+    if not isinstance(engine, EmbeddedEngine):
+        return None
     if isinstance(request, RunRequest):
-        name, workflow = request.name, request.workflow
-    elif isinstance(engine, EmbeddedEngine) and (run := engine.store.runs.get(run_id)) is not None:
-        name, workflow = run.name, None if run.ended_at is not None else read_record(run, engine.store)[0]
-    screen = find_screen() if workflow is not None and isinstance(engine, EmbeddedEngine) else None
-    if screen is None or workflow is None or not isinstance(engine, EmbeddedEngine):
-        async with _show_lines(events, alone) as watch:
-            yield watch
-        return
-    store = engine.store
+        run_id, name, workflow = request.run_id, request.name, request.workflow
+    else:
+        run = engine.store.runs.get(request)
+        if run is None or run.ended_at is not None:
+            return None
+        run_id, name, workflow = request, run.name, read_record(run, engine.store)[0]
+    screen = find_screen()
+    if screen is None:
+        return None
     from .live_view import View
 
-    def deadline_at() -> WallTime | None:
-        run = store.runs.get(run_id)
-        return None if run is None else run.deadline_at
-
-    earlier = [StepState.from_record(record.record) for record in store.runs.steps(run_id).values()]
-    async with View(screen, workflow, name, deadline_at, earlier) as view:
-        stop.add_done_callback(lambda _: view.note_stop())
-        events.clear_view = view.clear
-
-        def on_change(state: StepState) -> None:
-            events.write(state)
-            if state.id in workflow.steps:  # not a step of a nested workflow
-                view.note_change(state)
-
-        def on_news(step: str, news: dict[str, Any]) -> None:
-            events.write_news(step, news)
-            view.note_news(step, news)
-
-        yield _Watch(on_change, on_news, view.aside)
+    return View(screen, workflow, name, engine.store, run_id)
 
 
-@contextlib.asynccontextmanager
-async def _show_lines(events: _Events, alone: bool) -> AsyncIterator[_Watch]:
-    lines = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
+class _Lines:
+    """A line on stderr for every change, with the methods of a View."""
 
-    def write_line(line: str) -> None:
-        nonlocal lines
-        if lines is not None:
+    aside = contextlib.nullcontext[None]
+
+    def __init__(self, alone: bool) -> None:
+        self._outlet = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
+
+    async def __aenter__(self) -> _Lines:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._outlet is not None:
+            self._outlet.finish()
+
+    def note_change(self, state: StepState) -> None:
+        self._write(_line(state))
+
+    def note_news(self, step: str, news: dict[str, Any]) -> None:
+        self._write(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
+
+    def note_stop(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+    def _write(self, line: str) -> None:
+        if self._outlet is not None:
             try:
-                lines.write(line + "\n")
+                self._outlet.write(line + "\n")
             except OSError:  # the reader has left, or does not keep up
-                lines = None
-
-    def on_line(state: StepState) -> None:
-        events.write(state)
-        write_line(_line(state))
-
-    def on_news_line(step: str, news: dict[str, Any]) -> None:
-        events.write_news(step, news)
-        write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
-
-    yield _Watch(on_line, on_news_line)
-    if lines is not None:
-        lines.finish()
+                self._outlet = None
 
 
 class _Events:
     def __init__(self, options: RunOptions, as_json: bool) -> None:
         path, self._options, self._as_json = options.events, options, as_json or options.output == "json"
         self.run_id = ""
-        self.clear_view: Callable[[], None] = lambda: None
+        self.view: View | _Lines = _Lines(alone=True)
         self._outlet: Outlet | None = None
         if path is None:
             return
@@ -294,15 +280,17 @@ class _Events:
         if self._outlet is not None:
             os.close(self._fd)
 
-    def write(self, state: StepState) -> None:
+    def note_change(self, state: StepState) -> None:
         self._write("step", {"id": state.id, **state.to_answer()})
+        self.view.note_change(state)
 
-    def write_news(self, step: str, news: dict[str, Any]) -> None:
+    def note_news(self, step: str, news: dict[str, Any]) -> None:
         self._write(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
+        self.view.note_news(step, news)
 
     def leave_at_once(self, signal_name: str) -> None:
         """Answer a second signal. The steps die with this process, so their end is not verified."""
-        self.clear_view()
+        self.view.clear()
         where = "" if self._options.on is None else f" {self._options.on.on_command_line}"
         again = f"shotclock run --resume {self.run_id}{where}"
         message = f"stopped at once by a second {signal_name}, without clean-up"

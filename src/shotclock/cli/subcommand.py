@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 from .._version import __version__
 from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
@@ -45,6 +45,7 @@ from .output import (
     signals_heard,
     summary_line,
     wants_json,
+    write_quietly,
 )
 from .parser import (
     CommandTable,
@@ -143,10 +144,15 @@ def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | C
 
 
 def show_drawn(envelope: Envelope) -> None:
-    from .render import print_answer
-
     if envelope.ending == Ending.FINISHED:
-        print_answer(envelope)
+        draw_answer(str(envelope.meta["command"]), envelope.data)
+
+
+def draw_answer(name: str, data: object, stream: TextIO | None = None) -> None:
+    """Draw an answer at once, without waiting for a terminal that does not read."""
+    from .render import draw
+
+    write_quietly(stream or sys.stdout, draw(name, data, to_stderr=stream is sys.stderr), signals_heard)
 
 
 def read_budget_ms(budget_ms: int | None) -> int | None:
