@@ -83,7 +83,7 @@ def test_a_form_that_there_is_not_is_refused(way: str, shotclock: Any):
     assert ran.code == 2
     [error] = ran.envelope()["error"]["errors"]
     assert error == {
-        "field": "report" if way == "option" else "SHOTCLOCK_REPORT", "message": "'loud' is not one of json, line, none"
+        "field": "report" if way == "option" else "SHOTCLOCK_REPORT", "message": "'loud' is none of json, line, none"
     }  # fmt: skip
 
 

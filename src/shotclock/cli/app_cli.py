@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import json
 import os
-import select
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,10 +18,11 @@ from typing import Any, Protocol
 
 from .._version import __version__
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, hyphenate
-from ..core.clocks import Clocks, format_duration, parse_duration_ms
+from ..core.clocks import MAX_MS, Clocks, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
+from ..core.proposal import refusal
 from ..core.value_types import replace
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Stdin
@@ -40,8 +39,8 @@ from .output import (
     emit_help,
     flush_quietly,
     note_stops,
+    read_stdin,
     say_line,
-    signals_heard,
     wants_json,
     write_quietly,
 )
@@ -54,14 +53,24 @@ from .parser import (
     command_help,
     duration,
     flag,
+    number_between,
     option,
     read_command,
     table_help,
 )
-from .subcommand import JSON, Mistaken, answer_at_once, deliver, problem_of, read_budget_ms, run_table, timeout_option
+from .subcommand import (
+    JSON,
+    Mistaken,
+    answer_at_once,
+    deliver,
+    problem_in,
+    problem_of,
+    read_budget_ms,
+    run_table,
+    timeout_option,
+)
 
 STDIN_LIMIT = 256 * 1024 * 1024
-CHUNK = 64 * 1024
 LONGEST_WAIT_MS = 3_600_000  # a writer that never closes the pipe exhausts it, where the command itself has no timeout
 
 
@@ -156,30 +165,18 @@ def _describe_command(spec: CommandSpec) -> Subcommand:
         else:
             metavar, read = _VALUES.get(name, ("TEXT", None))
             common.append(option(f"--{name}", metavar, described["description"], read=read))
-    usage = "[OPTIONS]"
-    for each in parameters:
-        if each.by_place:
-            place = each.field.upper() + "…" * each.repeats
-            usage += f" {place}" if each.key in required else f" [{place}]"
     return Subcommand(
         spec.hyphenated,
         spec.summary,
         (*parameters, *(replace(each, heading="Options of every command") for each in common)),
-        usage=usage,
         description=spec.description,
     )
-
-
-def _read_milliseconds(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError("must be a whole number of milliseconds above 0")
-    return int(text)
 
 
 _VALUES = {
     "idempotency-key": ("KEY", None),
     "heartbeat-interval": ("D", parse_duration_ms),
-    "heartbeat-ms": ("N", _read_milliseconds),
+    "heartbeat-ms": ("N", number_between(1, MAX_MS)),
     "budget": ("D", parse_duration_ms),
     "resume-from": ("STEP", None),
 }
@@ -191,7 +188,14 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
         return flag(flag_text, text, negatable=True, default=None, key=name, heading="Parameters")
     metavar = {"integer": "N", "number": "N", "object": "JSON", "array": "ITEM"}.get(str(kind), "TEXT")
     return option(
-        flag_text, metavar, text, repeats=kind == "array", by_place=is_positional, key=name, heading="Parameters"
+        flag_text,
+        metavar,
+        text,
+        repeats=kind == "array",
+        by_place=is_positional,
+        is_required=is_required,
+        key=name,
+        heading="Parameters",
     )
 
 
@@ -321,10 +325,10 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line:
     with contextlib.ExitStack() as stack:
         if spec.reads_stdin and not request.validate_only:
             limit_ms = spec.clocks.timeout_ms if clocks.timeout_ms is None else clocks.timeout_ms
-            spooled = stack.enter_context(spool_stdin(limit_ms or None))
-            if isinstance(spooled, Problem):
-                return _deliver_unstarted(catalogue, spec.name, spooled, as_json, clocks)
-            request = replace(request, stdin=spooled)
+            try:
+                request = replace(request, stdin=stack.enter_context(_spool_stdin(limit_ms or LONGEST_WAIT_MS)))
+            except Failure as failure:
+                return _deliver_unstarted(catalogue, spec.name, problem_in(failure), as_json, clocks)
         envelope = _call(app, catalogue, request, _read_heartbeat(spec, line.typed))
     if not line.mistakes:
         return deliver(envelope, as_json, _show)
@@ -415,7 +419,7 @@ def _show(envelope: Envelope) -> None:
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
     text = data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
-    write_quietly(sys.stdout, f"{text}\n", signals_heard)
+    write_quietly(sys.stdout, f"{text}\n")
 
 
 class Heartbeat:
@@ -451,43 +455,21 @@ class Heartbeat:
 
 
 @contextlib.contextmanager
-def spool_stdin(limit_ms: int | None) -> Iterator[Stdin | Problem]:
-    """Copy stdin to a file, so that the work can be killed, repeated and identified. Yields a Problem if it cannot."""
+def _spool_stdin(limit_ms: int) -> Iterator[Stdin]:
+    """Copy stdin to a file, so that the work can be killed, repeated and identified. Raises Failure if it cannot."""
     import tempfile  # takes 2 ms, which most commands of an App do not need
 
     fd, path = tempfile.mkstemp(prefix="shotclock-stdin-")
     try:
-        digest = hashlib.sha256()
-        problem = _copy_stdin(fd, digest, limit_ms or LONGEST_WAIT_MS)
-        yield Stdin(path, digest.hexdigest()) if problem is None else problem
+        digest, size = hashlib.sha256(), 0
+        with open(fd, "wb") as file:
+            for chunk in read_stdin(limit_ms):
+                size += len(chunk)
+                if size > STDIN_LIMIT:
+                    raise refusal([{"field": "stdin", "message": f"more than {STDIN_LIMIT} bytes"}])
+                digest.update(chunk)
+                file.write(chunk)
+        yield Stdin(path, digest.hexdigest())
     finally:
-        os.close(fd)
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def _copy_stdin(file: int, digest: Any, limit_ms: int) -> Problem | None:
-    until_ns = monotonic_ns() + limit_ms * 1_000_000
-    poller = select.poll()
-    poller.register(0, select.POLLIN)
-    size = 0
-    while True:
-        left_ms = (until_ns - monotonic_ns()) // 1_000_000
-        if left_ms <= 0:
-            message = f"stdin was not closed within {format_duration(limit_ms)}"
-            return Problem("INPUT_REQUIRED", message, "validation", suggestion="close it, or give it /dev/null")
-        if not poller.poll(min(left_ms, 60_000)):
-            continue
-        try:
-            chunk = os.read(0, CHUNK)
-        except OSError as error:
-            is_closed = error.errno == errno.EBADF  # since before we began
-            return None if is_closed else Problem("INPUT_REQUIRED", f"stdin: {error.strerror}", "validation")
-        if not chunk:
-            return None
-        size += len(chunk)
-        if size > STDIN_LIMIT:
-            return problem_of([{"field": "stdin", "message": f"more than {STDIN_LIMIT} bytes"}])
-        digest.update(chunk)
-        while chunk:
-            chunk = chunk[os.write(file, chunk) :]

@@ -85,23 +85,19 @@ def parse(words: list[str]) -> ExecRequest:
     if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
         request.refuse("soft", "--soft must be shorter than --timeout")
     _choose_report(request)
-    if request.stdin and request.no_stdin:
-        request.refuse("no-stdin", "--stdin and --no-stdin exclude each other: leave one out")
     if not request.help:
         request.errors += problems_with(request.command, request.env, request.cwd)
     return request
 
 
 def _choose_report(request: ExecRequest) -> None:
-    field = "report"
-    if request.json:
-        if request.report is not None:
-            request.refuse(field, "--json and --report exclude each other: leave one out")
-    elif request.report is None and (form := os.environ.get(REPORT_VARIABLE)):
-        field, request.report = REPORT_VARIABLE, form
-    if request.report is not None and request.report not in _REPORTS:
-        request.refuse(field, f"{request.report!r} is not one of {', '.join(_REPORTS)}")
-        request.report = None
+    form = os.environ.get(REPORT_VARIABLE)
+    if request.json or request.report is not None or not form:
+        return
+    if form in _REPORTS:
+        request.report = form
+    else:
+        request.refuse(REPORT_VARIABLE, f"{form!r} is none of {', '.join(_REPORTS)}")
 
 
 def _read_variable(text: str) -> tuple[str, str]:
@@ -166,7 +162,7 @@ COMMAND = Subcommand(
         duration("--wind-down", "The time to exit after the soft limit before it is killed [5s].", heading=_CLOCKS),
         option("--cwd", "DIR", "Run in this directory.", heading=_INPUT),
         option("--env", "K=V", "Set a variable.", read=_read_variable, repeats=True, heading=_INPUT),
-        flag("--no-stdin", "Give it an empty stdin instead of ours.", heading=_INPUT),
+        flag("--no-stdin", "Give it an empty stdin instead of ours.", excludes=("--stdin",), heading=_INPUT),
         flag("--stdin", "Let the command read from the terminal.", heading=_INPUT),
         flag("--leave-children", "Do not kill processes that outlive the command.", heading=_INPUT),
         flag(
@@ -179,6 +175,8 @@ COMMAND = Subcommand(
             "FORM",
             "The report on stderr at the end, without --json. json: the envelope (the default off a terminal); line: "
             "one readable line after a failure or a warning; none: no report.",
+            choices=_REPORTS,
+            excludes=("--json",),
             heading=_OUTPUT,
         ),
         option(

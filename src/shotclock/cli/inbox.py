@@ -28,7 +28,7 @@ from ..store.audit import Entry
 from ..store.store import Store
 from .inbox_edit import difference, edit_proposal
 from .output import confirm, is_terminal, raise_on_stop
-from .parser import CommandTable, Subcommand, argument, duration, flag, option, whole_number
+from .parser import CommandTable, Subcommand, argument, duration, flag, number_between, option
 from .subcommand import JSON, TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer, engine_options
 
 if TYPE_CHECKING:
@@ -324,13 +324,6 @@ many proposals are open, and this one was not made. So `shotclock inbox propose 
 approval. data.status is the same in one word, data.notes is the operator's text."""
 
 
-def _read_limit(text: str) -> int:
-    number = whole_number(text)
-    if not 1 <= number <= MOST_LISTED:
-        raise ValueError(f"must be 1 to {MOST_LISTED}")
-    return number
-
-
 def _read_asker(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError("must be 1 to 64 letters, digits or ._@+-")
@@ -340,7 +333,7 @@ def _read_asker(text: str) -> str:
 _ID = argument("proposal-id", "The proposal.", missing="missing proposal id; see `shotclock inbox list`")
 _ENGINE = engine_options("Proposals of runs on Temporal: temporal://HOST:PORT[/NAMESPACE].")
 _NOTES = option("--notes", "TEXT", "A note for the asker.", default="")
-_LIMIT = option("--limit", "N", "List at most this many.", default="50", read=_read_limit)
+_LIMIT = option("--limit", "N", "List at most this many.", default="50", read=number_between(1, MOST_LISTED))
 _WAIT = duration(
     "--wait",
     "Wait this long for the decision, instead of SHOTCLOCK_RESPONSE_TIMEOUT (a duration), else "

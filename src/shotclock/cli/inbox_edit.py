@@ -11,13 +11,12 @@ import contextlib
 import difflib
 import os
 import re
-import select
 import shlex
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..core.clocks import MAX_MS, NS_PER_MS
 from ..core.envelope import Problem, stop_problem
@@ -34,7 +33,7 @@ from ..process.forked import run as run_forked
 from ..runtime.commands import signal_name
 from ..store.home import create_private_file
 from ..store.store import Store
-from .output import ANSWER_LIMIT_S, is_terminal, say_line, write_quietly
+from .output import ask_person, is_terminal, say_line
 
 MISTAKES_SHOWN = 10
 READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)  # indented JSON is longer than the JSON that counts
@@ -51,19 +50,12 @@ class Edit:
     is_done: bool = False
 
 
-class _InvalidEdit(Exception):
-    pass
-
-
 @contextlib.contextmanager
 def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
     """Yield the checked decision. The copy is removed once it `is_done`."""
     _must_be_modifiable(proposal)
     if file is not None:
-        try:
-            yield Edit(_decision(proposal, read_text(file, "file"), notes), None)
-        except _InvalidEdit as mistaken:
-            _refuse("file", str(mistaken))
+        yield Edit(_decision(proposal, read_text(file, "file"), notes), None)
         return
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout) and is_terminal(sys.stderr)):
         message = "there is no terminal for an editor here: pass the new text with --file"
@@ -127,23 +119,19 @@ def _decision(proposal: Proposal, text: str, notes: str) -> Decision:
         decision = Decision(ProposalStatus.MODIFIED, notes, file_text=text)
         same = text == proposal.ask.file.proposed
     else:
-        arguments = _arguments(text)
+        try:
+            arguments = parse_exact_arguments(text)
+        except ValueError as error:
+            _refuse("file", str(error))
         decision = Decision(ProposalStatus.MODIFIED, notes, arguments=arguments)
         same = canonical(arguments) == canonical(dict(proposal.ask.arguments or {}))
     if same:
-        raise _InvalidEdit(f"the text is unchanged: use `shotclock inbox approve {proposal.id}`")
+        _refuse("file", f"the text is unchanged: use `shotclock inbox approve {proposal.id}`")
     if problems := problems_with_decision(proposal.ask, decision):
         lines = [f"{each['field']}: {each['message']}" for each in problems]
         more = [f"and {len(lines) - MISTAKES_SHOWN} more"] if len(lines) > MISTAKES_SHOWN else []
-        raise _InvalidEdit("; ".join(lines[:MISTAKES_SHOWN] + more))
+        _refuse("file", "; ".join(lines[:MISTAKES_SHOWN] + more))
     return decision
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        return parse_exact_arguments(text)
-    except ValueError as error:
-        raise _InvalidEdit(str(error)) from None
 
 
 def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
@@ -151,11 +139,7 @@ def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
         _run_editor(proposal, copy)
         try:
             text = read_text(str(copy), "file")
-            if not _was_touched(proposal, copy):
-                text = _proposed_text(proposal)
-            return _decision(proposal, text, notes)
-        except _InvalidEdit as mistaken:
-            wrong = _refusal("file", str(mistaken))
+            return _decision(proposal, text if _was_touched(proposal, copy) else _proposed_text(proposal), notes)
         except Failure as failure:
             wrong = failure
         if not copy.is_file():
@@ -163,7 +147,8 @@ def _edit_until_right(proposal: Proposal, copy: Path, notes: str) -> Decision:
         if not _was_touched(proposal, copy):
             raise wrong
         say_line(visible(f"✗ {wrong}"))
-        if not _wants_to_go_on():
+        typed = ask_person("Enter opens the editor again, q leaves it: ") or ""
+        if not typed.endswith("\n") or typed.strip().lower().startswith("q"):
             raise wrong
 
 
@@ -206,14 +191,6 @@ def _explain_end(edited: forked.Edited, editor: str, proposal: Proposal) -> Fail
     return Failure("COMMAND_FAILED", f"the editor {how}; nothing was decided", suggestion=_AGAIN)
 
 
-def _wants_to_go_on() -> bool:
-    write_quietly(sys.stderr, "Enter opens the editor again, q leaves it: ")
-    if not select.select([sys.stdin], [], [], ANSWER_LIMIT_S)[0]:
-        return False
-    line = sys.stdin.readline()
-    return line.endswith("\n") and not line.strip().lower().startswith("q")
-
-
 def _new_copy(proposal: Proposal) -> Path:
     ending = re.search(r"\.[A-Za-z0-9]{1,10}$", proposal.ask.file.path) if proposal.ask.file is not None else None
     suffix = ".json" if proposal.ask.file is None else ending[0] if ending else ".txt"
@@ -236,12 +213,8 @@ def _remove(copy: Path) -> None:
         copy.unlink()
 
 
-def _refusal(field: str, message: str) -> Failure:
-    return refusal([{"field": field, "message": message}])
-
-
 def _refuse(field: str, message: str) -> NoReturn:
-    raise _refusal(field, message)
+    raise refusal([{"field": field, "message": message}]) from None
 
 
 def difference(proposal: Proposal, compared: Compared) -> str | None:

@@ -31,7 +31,7 @@ from ..runtime.call import Call, Outcome
 from ..runtime.outcomes import outcome_of_error
 from ..store.store import Store
 from .inbox_edit import read_text
-from .output import EarlyEnd, is_terminal, say_line, signals_heard, until_stopped, write_quietly
+from .output import EarlyEnd, is_terminal, say_line, until_stopped, write_quietly
 
 STORE_LIMIT_S = 30.0  # a stuck disk would exhaust it
 BELL = "\a"
@@ -179,7 +179,7 @@ class _ChangeWriter:
             from .render import draw
 
             text = draw("inbox watch", event) + (BELL if rings else "")
-        trouble = write_quietly(sys.stdout, text, signals_heard)
+        trouble = write_quietly(sys.stdout, text)
         if trouble is not None and not isinstance(trouble, BrokenPipeError):
             raise Failure("FILE_UNWRITABLE", f"the change could not be written: {trouble}")
         return trouble is None

@@ -1,43 +1,55 @@
-"""`job list|status|wait|extend|stop|cancel`, for `shotclock` and for every App. Runs are jobs as well: a parked run
-reports its id as a job's."""
+"""`job list|status|wait|extend|stop|cancel`, for `shotclock` and for every App; and `shotclock overtime`.
+
+Runs are jobs as well: a parked run reports its id as a job's. `run --extend` and `--wind-down` send the same orders.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import parse_duration_ms
-from ..core.envelope import Envelope, stop_problem
+from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration
+from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace, value
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal
 from ..inbox.person_wait import refusal_outcome
+from ..process.clock import monotonic_ns
+from ..process.environment import OVERTIME_VARIABLE
 from ..runtime.call import OURSELVES, Call, Outcome, Tool
+from ..runtime.control_channel import ask
+from ..store.jobs import Job
 from ..store.store import Store
-from ..workflow.engine import EmbeddedEngine, RunOrder, send_order
-from .engine import control_run, manage_run, manage_run_on, show_control, temporal_engine
-from .output import EarlyEnd, signals_heard, until_stopped, write_quietly
-from .parser import CommandTable, Subcommand, argument, duration, flag, option
+from ..workflow.engine import EmbeddedEngine, Engine, RunOrder, send_order
+from ..workflow.state import Status
+from .engine import open_engine, temporal_engine
+from .output import EarlyEnd, until_stopped, write_quietly
+from .parser import CommandTable, Subcommand, argument, duration, flag, option, positive_duration
 from .subcommand import (
     JSON,
     TIMEOUT_MS,
-    Mistaken,
+    ChildWork,
     admit_call,
     conclude,
     deliver,
     engine_options,
-    perform,
     read_budget_ms,
+    timeout_option,
 )
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
+LONGEST_WAIT_S = 24 * 3600.0  # the observer may be a person
+_VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
+_NO_EXTENSION = "--by needs a duration, such as --by 30s"
+_NO_REASON = "--reason needs a text for the observer that decides"
 MOST_RUNS = 100
 # Waiting is bounded by the budget, and without one by the job's own limits. A cancelled run cleans up for five minutes
 # at most (workflow/run_context.CLEAN_UP_LIMIT_MS).
@@ -56,7 +68,7 @@ _COMMANDS = (
     Subcommand(
         "extend",
         "Give a running job or run more time.",
-        (_JOB_ID, argument("by", "The time to add (30s).", read=parse_duration_ms, missing=_NO_DURATION), JSON),
+        (_JOB_ID, argument("by", "The time to add (30s).", read=positive_duration, missing=_NO_DURATION), JSON),
         usage="JOB-ID D",
     ),
     Subcommand(
@@ -90,47 +102,62 @@ def job_table(scope: JobScope) -> CommandTable:
     return CommandTable(f"{' '.join(scope.command)} job", "Work that outlives its caller.", commands, "verb")
 
 
-def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: Any) -> Callable[[bool], int]:
-    if name == "extend" and not values["by"]:
-        raise Mistaken({"by": _NO_DURATION})
+def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: Any) -> ChildWork | Callable[[bool], int]:
+    if name in ("extend", "stop"):
+        limits = (values.get("by"), values.get("within"), values.get("reason") or "")
+        return order_work(f"job {name}", RunOrder(values["job_id"], None, Principal.local().name, *limits), on, scope)
     budget_ms = read_budget_ms(values["budget"]) if name == "wait" else None
 
     def start(as_json: bool) -> int:
-        call = admit_call(
-            f"job {name}",
-            _TIMEOUTS_MS.get(name, TIMEOUT_MS),
-            mutates=name in ("cancel", "extend", "stop"),
-            idempotent=name != "extend",
-            tool=scope.tool,
-            since_start=True,
-        )
-        order = (values.get("by"), values.get("within"), values.get("reason") or "")
-        if name not in ("extend", "stop"):
-            work = partial(_perform, name, values, scope, on, call, budget_ms)
-            return deliver(conclude(call, lambda: asyncio.run(_unless_stopped(work))), as_json, _show_jobs)
-        if on is None:
-            return deliver(conclude(call, lambda: _control(scope, values["job_id"], *order)), as_json, show_control)
-        return perform(control_run(call.name, values["job_id"], None, *order, on=on), as_json)
+        timeout_ms = _TIMEOUTS_MS.get(name, TIMEOUT_MS)
+        call = admit_call(f"job {name}", timeout_ms, mutates=name == "cancel", idempotent=True, tool=scope.tool)
+        work = partial(_perform, name, values, scope, on, call, budget_ms)
+        return deliver(conclude(call, lambda: asyncio.run(_unless_stopped(work))), as_json, _show_jobs)
 
     return start
 
 
-def _control(scope: JobScope, name: str, by_ms: int | None, within_ms: int | None, reason: str) -> Outcome:
-    order = RunOrder(name, None, Principal.local().name, by_ms, within_ms, reason)
+def order_work(name: str, order: RunOrder, on: Address | None, scope: JobScope | None = None) -> ChildWork:
+    """Return the work of an order to a run; with a scope, also to a job."""
+
+    def body() -> Outcome:
+        with open_engine(on) as engine:
+            if scope is not None and isinstance(engine, EmbeddedEngine):
+                job = _find_job(engine.store, order, scope)
+                if job is not None:
+                    return Outcome(Ending.FINISHED, data=_order_job(engine.store, job, order))
+            return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
+
+    tool = OURSELVES if scope is None else scope.tool
+    return ChildWork(name, body, mutates=True, show=_show_order, on_failure=refusal_outcome, tool=tool)
+
+
+def _find_job(store: Store, order: RunOrder, scope: JobScope) -> Job | None:
     try:
-        with Store.open() as store:
-            try:
-                job = JobClient(store, []).find(name)
-            except Failure as failure:
-                _must_be_run(scope, store, name, failure)
-                return Outcome(Ending.FINISHED, data=asyncio.run(EmbeddedEngine(store).order(order)))
-            if not job.is_active or job.runner is None:
-                state = "has ended" if not job.is_active else "is only being started"
-                raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
-            data = send_order(store, job.runner, f"job {job.id}", replace(order, run_id=job.id))
-            return Outcome(Ending.FINISHED, data=data)
+        return JobClient(store, []).find(order.run_id)
     except Failure as failure:
-        return refusal_outcome(failure)
+        _must_be_run(scope, store, order.run_id, failure)
+        return None
+
+
+def _order_job(store: Store, job: Job, order: RunOrder) -> dict[str, object]:
+    if not job.is_active or job.runner is None:
+        state = "has ended" if not job.is_active else "is only being started"
+        raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
+    return send_order(store, job.runner, f"job {job.id}", replace(order, run_id=job.id))
+
+
+def _show_order(envelope: Envelope) -> None:
+    if not envelope.ok or not isinstance(envelope.data, dict):
+        return
+    data: Any = envelope.data
+    for call in data.get("extended", ()):
+        left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
+        line = f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n"
+        write_quietly(sys.stdout, line)
+    for call in data.get("stopping", ()):
+        within = format_duration(call["winding_down"]["remaining_ms"])
+        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at most\n")
 
 
 def _must_be_run(scope: JobScope, store: Store, name: str, failure: Failure) -> None:
@@ -152,25 +179,49 @@ async def _unless_stopped(work: Callable[[], Any]) -> Outcome | Envelope:
 async def _perform(
     name: str, values: dict[str, Any], scope: JobScope, on: Address | None, call: Call, budget_ms: int | None
 ) -> Outcome | Envelope:
-    job_id = str(values.get("job_id"))
+    job_id, active_only = str(values.get("job_id")), bool(values.get("active"))
     if on is not None:
-        if name != "list":
-            return await manage_run_on(on, name, job_id, call, budget_ms)
-        runs = await temporal_engine(on).list_runs(MOST_RUNS, active_only=bool(values["active"]))
-        return Outcome(Ending.FINISHED, data={"jobs": [run.as_job(on.on_command_line) for run in runs]})
+        temporal = temporal_engine(on)
+        if name == "list":
+            runs = await temporal.list_runs(MOST_RUNS, active_only=active_only)
+            return Outcome(Ending.FINISHED, data={"jobs": [run.as_job(temporal.where) for run in runs]})
+        try:
+            return await _manage_run(temporal, name, job_id, call, budget_ms)
+        except Failure as failure:
+            if failure.code == "RUN_NOT_FOUND":
+                raise
+            return temporal.unknown_outcome(failure, job_id)
     with Store.open() as store:
         try:
             return await JobClient(store, scope.command).perform(
-                name,
-                values.get("job_id"),
-                call,
-                app=scope.app,
-                active_only=bool(values.get("active")),
-                budget_ms=budget_ms,
+                name, values.get("job_id"), call, app=scope.app, active_only=active_only, budget_ms=budget_ms
             )
         except Failure as failure:
             await asyncio.to_thread(_must_be_run, scope, store, job_id, failure)
-            return await manage_run(EmbeddedEngine(store), name, job_id, call, budget_ms)
+            return await _manage_run(EmbeddedEngine(store), name, job_id, call, budget_ms)
+
+
+async def _manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
+    """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own."""
+    notes: tuple[Warning_, ...] = ()
+    problem: Problem | None = None
+    if verb == "cancel":
+        ended = await engine.cancel(run_id)
+        if ended is None:
+            problem = Problem("TIMEOUT", f"run {run_id} has not stopped in time; its clean-up may still run")
+        else:
+            notes = tuple(note for note in ended.warnings if note["code"] == "CLEAN_UP_MISSING")
+    until_ns, waits_ms = JobClient.patience(call, budget_ms)
+    if verb == "wait" and (ended := await engine.wait(run_id, until_ns)) is not None:
+        return ended
+    run = await engine.progress(run_id)
+    data = run.as_job(engine.where)
+    if verb != "wait":
+        return Outcome(Ending.FINISHED, problem, data, warnings=notes)
+    data["state"] = "running" if run.status is Status.RUNNING else "paused"
+    fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS)
+    message = f"run {run_id} is {run.status.value}; continue it with data.continue_command"
+    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
 
 
 def _show_jobs(envelope: Envelope) -> None:
@@ -183,7 +234,7 @@ def _show_jobs(envelope: Envelope) -> None:
         text = _job_line(data)
     else:
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-    write_quietly(sys.stdout, text, signals_heard)
+    write_quietly(sys.stdout, text)
 
 
 def _job_line(job: dict[str, Any]) -> str:
@@ -195,4 +246,44 @@ def _job_line(job: dict[str, Any]) -> str:
     return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}{done}{code}\n"
 
 
-COMMANDS = {"job": job_table(JobScope(["shotclock"]))}
+def request_overtime(by: int, reason: str, timeout: int) -> ChildWork:
+    body = partial(_request_overtime, by, reason)
+    return ChildWork("overtime", body, timeout, True, _show_overtime, on_failure=refusal_outcome)
+
+
+def _request_overtime(by_ms: int, reason: str) -> Outcome:
+    request_id, _, rest = os.environ.get(OVERTIME_VARIABLE, "").partition(":")
+    token, _, path = rest.partition(":")
+    if not path:
+        message = f"overtime is not available here ({OVERTIME_VARIABLE} is not set)"
+        raise Failure("NOT_EXTENDABLE", message)
+    request: dict[str, object] = {"do": "overtime", "request_id": request_id, "token": token, "by_ms": by_ms}
+    answer = ask(path, request | {"reason": reason}, LONGEST_WAIT_S)
+    if answer["granted_ms"]:
+        return Outcome(Ending.FINISHED, data=answer)
+    why = f": {answer['reason']}" if answer["reason"] else ""
+    problem = Problem("OVERTIME_DECLINED", f"{_VERDICTS.get(answer['verdict'], 'no overtime')}{why}")
+    return Outcome(Ending.FINISHED, problem, answer)
+
+
+def _show_overtime(envelope: Envelope) -> None:
+    data: Any = envelope.data
+    if data["granted_ms"]:
+        left = "" if data["remaining_ms"] is None else f", {format_duration(data['remaining_ms'])} left in all"
+        write_quietly(sys.stdout, f"granted {format_duration(data['granted_ms'])}{left}\n")
+
+
+COMMANDS = {
+    "job": job_table(JobScope(["shotclock"])),
+    "overtime": Subcommand(
+        "overtime",
+        options=(
+            option("--by", "D", "The time to add (30s).", read=positive_duration, missing=_NO_EXTENSION),
+            option("--reason", "TEXT", "The reason, for the observer that decides.", missing=_NO_REASON),
+            JSON,
+            timeout_option("10m"),
+        ),
+        run=request_overtime,
+        usage="--by D --reason TEXT",
+    ),
+}

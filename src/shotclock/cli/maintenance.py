@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import WallTime
 from ..core.envelope import Envelope, Problem, warning
-from ..core.errors import Ending, ErrorEntry, Failure, error_entries, warning_entries
-from ..core.value_types import replace
+from ..core.errors import Ending, Failure, error_entries, warning_entries
+from ..core.value_types import as_dict, replace
 from ..inbox.access import Access, Principal, Role
 from ..inbox.person_wait import refusal_outcome
 from ..process.clock import wall_time
@@ -22,7 +22,7 @@ from ..runtime.doctor import Findings, examine
 from ..store.audit import Token
 from ..store.home import state_home
 from ..store.store import Store, move_aside, parse_count, parse_size, prune, read_retention
-from .output import say_line, signals_heard, write_quietly
+from .output import say_line, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, ChildWork, show_drawn, timeout_option
 
@@ -46,22 +46,10 @@ def _look_up(code: str | None) -> Outcome:
         errors = {wanted: errors[wanted]} if wanted in errors else {}
         warnings = {wanted: warnings[wanted]} if wanted in warnings else {}
     data: dict[str, object] = {
-        "errors": [_entry(entry) for entry in errors.values()],
+        "errors": [{**as_dict(entry), "side_effects": entry.side_effects.value} for entry in errors.values()],
         "warnings": [{"code": name, "summary": summary} for name, summary in warnings.items()],
     }
     return Outcome(Ending.FINISHED, data=data)
-
-
-def _entry(entry: ErrorEntry) -> dict[str, object]:
-    return {
-        "code": entry.code,
-        "exit_code": entry.exit_code,
-        "http_status": entry.http_status,
-        "retryable": entry.retryable,
-        "side_effects": entry.side_effects.value,
-        "summary": entry.summary,
-        "hint": entry.hint,
-    }
 
 
 def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int) -> ChildWork:
@@ -114,7 +102,7 @@ def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
     data: dict[str, object] = {
         "dry_run": dry_run,
         "deleted": pruned.as_data(),
-        "keeps": {name: getattr(retention, name) for name in ("runs_ms", "runs", "runs_bytes", "proposals_ms")},
+        "keeps": as_dict(retention),
         "file": str(store.path),
         "file_bytes_before": before,
         "file_bytes": after,
@@ -183,7 +171,7 @@ def _show_token(envelope: Envelope) -> None:
     data: Any = envelope.data
     if envelope.ok:
         # Alone on stdout, so that a script can capture it.
-        write_quietly(sys.stdout, f"{data['token']}\n", signals_heard)
+        write_quietly(sys.stdout, f"{data['token']}\n")
         say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
 
 

@@ -18,14 +18,14 @@ import select
 import signal
 import stat
 import sys
-from collections.abc import Callable, Coroutine, Sized
+from collections.abc import Callable, Coroutine, Iterator, Sized
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
-from ..core.clocks import format_duration
+from ..core.clocks import NS_PER_MS, format_duration
 from ..core.envelope import EX_IOERR, Envelope, Problem
-from ..core.errors import Ending
-from ..process.clock import pause
+from ..core.errors import Ending, Failure
+from ..process.clock import monotonic_ns, pause
 from ..process.command_task import PIPE_ROOM
 from ..process.kill import STOP_SIGNALS
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+
+signals_heard: list[int] = []  # the stop signals; one that comes while a reader does not read ends the wait for it
 
 
 def wants_json(has_flag: bool, *, even_without_colour: bool = True) -> bool:
@@ -49,11 +51,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def emit(envelope: Envelope, heard: Sized = ()) -> int:
+def emit(envelope: Envelope, heard: Sized = signals_heard) -> int:
     return emit_text(envelope.to_json() + "\n", envelope.exit_code, heard)
 
 
-def emit_text(answer: str, exit_code: int, heard: Sized = ()) -> int:
+def emit_text(answer: str, exit_code: int, heard: Sized = signals_heard) -> int:
     """Write the answer. Returns its exit code, or EX_IOERR if that fails; a reader that left early is no failure."""
     trouble: Exception | None = OSError("stdout is closed")
     if sys.stdout is not None:
@@ -69,13 +71,13 @@ def emit_help(text: str) -> None:
     write_quietly(sys.stdout if is_terminal(sys.stdout) else sys.stderr, text)
 
 
-def say_line(text: str, *, after_child: bool = False, heard: Sized = ()) -> None:
+def say_line(text: str, *, after_child: bool = False, heard: Sized = signals_heard) -> None:
     """Write a line on stderr. `after_child`: start a new line, because the child may have left its last one open."""
     opening = "\n" if after_child and not _stderr_at_line_start() else ""
     write_quietly(sys.stderr, f"{opening}{text}\n", heard)
 
 
-def write_quietly(stream: TextIO | None, text: str, heard: Sized = ()) -> Exception | None:
+def write_quietly(stream: TextIO | None, text: str, heard: Sized = signals_heard) -> Exception | None:
     """Write the whole text, and return the error instead of raising it.
 
     A reader that holds the pipe without reading must not block us: the wait without progress ends after
@@ -213,8 +215,6 @@ def find_screen() -> Screen | None:
 class Screen(Outlet):
     """A terminal as a file that never blocks."""
 
-    encoding = "utf-8"
-
     @property
     def is_behind(self) -> bool:
         self.flush()
@@ -228,12 +228,6 @@ class Screen(Outlet):
         with contextlib.suppress(OSError):  # the terminal is gone
             self._drain(0)
 
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._fd
-
     def close(self) -> None:
         """Write the rest of a frame before the next line, with the patience of any line."""
         self.flush()
@@ -246,18 +240,38 @@ def confirm(name: str, expected: str) -> Problem | None:
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
         message = f"{name} runs only after a person has typed {expected!r} at a terminal"
         return Problem("PERSON_REQUIRED", message, "validation", context={"expected": expected})
-    write_quietly(sys.stderr, f"{name} needs a confirmation. Type {expected!r} to continue: ")
-    if not select.select([sys.stdin], [], [], ANSWER_LIMIT_S)[0]:
-        return Problem("PERSON_REQUIRED", f"{name}: no confirmation was typed", "validation")
-    if sys.stdin.readline().rstrip("\n") == expected:
+    typed = ask_person(f"{name} needs a confirmation. Type {expected!r} to continue: ")
+    if typed is not None and typed.rstrip("\n") == expected:
         return None
-    return Problem("PERSON_REQUIRED", f"{name} was not confirmed", "validation")
+    how = ": no confirmation was typed" if typed is None else " was not confirmed"
+    return Problem("PERSON_REQUIRED", f"{name}{how}", "validation")
+
+
+def ask_person(question: str) -> str | None:
+    """Return the line that is typed at the terminal, or None where none is."""
+    write_quietly(sys.stderr, question)
+    return sys.stdin.readline() if select.select([sys.stdin], [], [], ANSWER_LIMIT_S)[0] else None
+
+
+def read_stdin(limit_ms: int) -> Iterator[bytes]:
+    """Yield stdin in chunks. Raises Failure where it cannot be read, or is not closed in time."""
+    until_ns = monotonic_ns() + limit_ms * NS_PER_MS
+    while True:
+        left_s = (until_ns - monotonic_ns()) / 1e9
+        if left_s <= 0 or not select.select([0], [], [], left_s)[0]:
+            message = f"stdin was not closed within {format_duration(limit_ms)}"
+            raise Failure("INPUT_REQUIRED", message, suggestion="close it, or give it /dev/null")
+        try:
+            chunk = os.read(0, PIPE_ROOM)
+        except OSError as error:
+            raise Failure("INPUT_REQUIRED", f"stdin: {error.strerror}") from None
+        if not chunk:
+            return
+        yield chunk
 
 
 # Some programs send a signal twice at once, to a process and to its group (`timeout` does): that is one request.
 ONE_REQUEST_S = 0.2
-
-signals_heard: list[int] = []
 
 
 class Signalled(BaseException):

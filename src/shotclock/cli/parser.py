@@ -31,7 +31,8 @@ class Option:
     repeats: bool = False
     negatable: bool = False
     by_place: bool = False  # its name may be left out
-    missing: str = ""  # the message where it is left out; without one it is optional
+    missing: str = ""  # the message where it is left out; without one it is optional, unless the App refuses it
+    is_required: bool = False
     needs: str = ""  # an option without which this one has no meaning
     excludes: tuple[str, ...] = ()  # options that cannot be given beside this one
     read: Callable[[str], object] | None = None  # converts the text; a ValueError is the mistake
@@ -82,6 +83,21 @@ def whole_number(text: str) -> int:
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 15:
         raise ValueError(f"{text[:40]!r} is not a whole number")
     return int(text)
+
+
+def number_between(least: int, most: int) -> Callable[[str], int]:
+    def read_number(text: str) -> int:
+        if not least <= (number := whole_number(text)) <= most:
+            raise ValueError(f"must be {least} to {most}")
+        return number
+
+    return read_number
+
+
+def positive_duration(text: str) -> int:
+    if not (duration_ms := parse_duration_ms(text)):
+        raise ValueError("must be a duration above 0, such as 30s")
+    return duration_ms
 
 
 def _key(name: str) -> str:
@@ -296,7 +312,7 @@ class _LineReader:
     def _put(self, each: Option, text: str) -> None:
         if each.choices and text not in each.choices:
             self._line.refuse(each.field, f"{text[:40]!r} is none of {', '.join(each.choices)}")
-        elif each.missing and not text:
+        elif each.missing and not text.strip():
             self._line.refuse(each.field, each.missing)
         else:
             try:
@@ -349,7 +365,7 @@ def command_help(name: str, command: Subcommand) -> str:
         sections.setdefault(each.heading, []).append(each.describe())
         if each.by_place:
             place = each.field.upper() + "…" * each.repeats
-            usage += f" {place}" if each.missing else f" [{place}]"
+            usage += f" {place}" if each.missing or each.is_required else f" [{place}]"
     last = next((heading for heading in reversed(sections) if heading != "Arguments"), "Options")
     sections.setdefault(last, []).append(("-h, --help", "show help"))
     usage = f"Usage: {name} {command.name} {command.usage or usage}"

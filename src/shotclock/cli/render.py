@@ -103,6 +103,8 @@ def _prune(data: Any, console: Console) -> None:
 def _errors(data: Any, console: Console) -> None:
     if data["errors"]:
         table = _table("error", "exit", "HTTP", "retry", "effects", "what it means")
+        for column in table.columns[1:3]:
+            column.justify = "right"
         for entry in data["errors"]:
             meaning = Text(entry["summary"]).append(f"\n→ {entry['hint']}", style="dim")
             numbers = (str(entry["exit_code"]), str(entry["http_status"]), "yes" if entry["retryable"] else "no")
@@ -157,6 +159,8 @@ def _findings(data: Any, console: Console) -> None:
 def _plan(data: Any, console: Console) -> None:
     if "steps" in data:
         table = _table("step", "type", "after", "timeout", "tries", "starts by", "ends by")
+        for column in table.columns[3:]:
+            column.justify = "right"
         for step in data["steps"]:
             names = (step["id"], step["type"], " ".join(step["depends_on"]))
             timeout, tries = _clock(step["effective_timeout_ms"]), str(step["attempts"])
@@ -319,13 +323,13 @@ def _describe_proposal(each: dict[str, Any], is_pending: bool) -> list[Text]:
     return [Text(each["id"], "bold"), title, *map(Text, texts), Text(status, DECISION_COLOURS[each["status"]])]
 
 
-def _heading(id: str, status: str, title: str) -> Text:
-    return Text.assemble((id, "bold"), "  ", (f"{status:<9}", DECISION_COLOURS[status]), "  ", one_line(title))
+def _heading(id: str, status: str, title: str, width: int = 0) -> Text:
+    return Text.assemble((id, "bold"), "  ", (f"{status:<{width}}", DECISION_COLOURS[status]), "  ", one_line(title))
 
 
 def _change(event: dict[str, Any]) -> Text:
     each = event["proposal"]
-    text = _heading(each["id"], each["status"], each["title"])
+    text = _heading(each["id"], each["status"], each["title"], width=9)
     if event["type"] == "reminder":
         text.append(f"  expires in {_time_left(each['expires_at'])}", style="bold red")
     elif each["status"] == "pending":

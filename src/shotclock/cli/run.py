@@ -19,19 +19,21 @@ from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import field, replace, value
 from ..core.visible_text import one_line
+from ..inbox.access import Principal
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
 from ..process.zygote import stop_early_zygote
 from ..runtime.call import Outcome
 from ..runtime.outcomes import outcome_of_error
-from ..workflow.engine import EmbeddedEngine, Engine
+from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import select_tagged
 from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
-from .engine import control_run, open_engine
+from .engine import open_engine
+from .jobs import order_work
 from .output import (
     Outlet,
     Signalled,
@@ -43,7 +45,6 @@ from .output import (
     note_stops,
     raise_on_stop,
     say_line,
-    signals_heard,
     summary_line,
     write_quietly,
 )
@@ -128,8 +129,7 @@ def _control(
     if mistakes:
         raise Mistaken(mistakes)
     stop_early_zygote()  # no step runs here
-    run_id = str(extend or wind_down)
-    return control_run("run", run_id, step, by, on=on)
+    return order_work("run", RunOrder(str(extend or wind_down), step, Principal.local().name, by), on)
 
 
 def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:
@@ -299,9 +299,9 @@ class _Events:
         outcome = Outcome(Ending.ABANDONED, problem, data, side_effects=SideEffects.UNKNOWN)
         envelope = self.finish(answer_at_once("run", outcome, Clocks()))
         if self._as_json:
-            emit(envelope, signals_heard)
+            emit(envelope)
         else:
-            say_line(summary_line(envelope), heard=signals_heard)
+            say_line(summary_line(envelope))
 
     def finish(self, envelope: Envelope) -> Envelope:
         """Write the last line. Adds a warning where the reader did not take all lines."""
@@ -334,25 +334,18 @@ def _line(state: StepState) -> str:
 
 def _deliver(envelope: Envelope, options: RunOptions, as_json: bool) -> int:
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
-    text = _text(envelope, options)
+    text, code = _text(envelope, options), envelope.exit_code
     if options.output_file is not None:
         try:
             write_file(options.output_file, text if text is not None else envelope.to_json() + "\n")
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
-            return _deliver_on_streams(envelope, data, None, options, as_json) or EX_IOERR
+            code = code or EX_IOERR
         text = None
-    return _deliver_on_streams(envelope, data, text, options, as_json)
-
-
-def _deliver_on_streams(
-    envelope: Envelope, data: dict[str, Any], text: str | None, options: RunOptions, as_json: bool
-) -> int:
-    code = envelope.exit_code
     if text is not None:
-        code = emit_text(text, code, signals_heard)
+        code = emit_text(text, code)
     elif as_json:
-        return emit(envelope, signals_heard)
+        return emit(envelope) or code
     elif data.get("outputs"):
         write_quietly(sys.stdout, json.dumps(data["outputs"], indent=2, ensure_ascii=False) + "\n")
     if as_json:  # the text is the whole answer

