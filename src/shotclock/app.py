@@ -47,7 +47,7 @@ from .core.catalogue import (
     Operation,
     hyphenate,
 )
-from .core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
+from .core.clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_duration_ms
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
@@ -325,7 +325,8 @@ class App:
         confirm_destructive: bool = False,
     ) -> Envelope:
         async with self:  # calls without a context share the running one, too
-            return await self._dispatcher.call(
+            assert self._running is not None  # it was entered
+            return await self._running.call(
                 CallRequest(
                     command,
                     arguments,
@@ -336,12 +337,6 @@ class App:
                     confirmed=confirm_destructive,
                 )
             )
-
-    @property
-    def _dispatcher(self) -> Dispatcher:
-        if self._running is None:
-            raise RuntimeError("the app is not running: use `async with app:`")
-        return self._running
 
     async def __aenter__(self) -> Self:
         if self._running is None:
@@ -432,14 +427,7 @@ def _check_placeholders(name: str, template: str, parameters: set[str]) -> None:
 
 
 def _read_clocks(name: str, options: Declared, interruption: Interruption | None, defaults: Clocks) -> Clocks:
-    clocks = Clocks.of(
-        timeout=options.get("timeout"),
-        soft=options.get("soft"),
-        idle=options.get("idle"),
-        queue=options.get("queue"),
-        grace=options.get("grace"),
-        wind_down=options.get("wind_down"),
-    )
+    clocks = Clocks.of(**{name: limit for name, limit in options.items() if name in CLOCK_NAMES})
     if interruption is not None:  # the work of a job is bounded by its lifetime, not by the App's timeout
         job = Clocks(timeout_ms=interruption.max_lifetime_ms, idle_ms=interruption.idle_timeout_ms)
         clocks = clocks.over(job)
@@ -489,12 +477,10 @@ def _read_min_time(name: str, written: object, clocks: Clocks) -> int:
 
 
 def _read_interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> Interruption | None:
-    if declared is None or declared is False:
-        return None
-    if declared is True:
-        return Interruption()
-    if isinstance(declared, Interruption):
+    if declared is None or isinstance(declared, Interruption):
         return declared
+    if isinstance(declared, bool):
+        return Interruption() if declared else None
     return Interruption(**_in_ms(declared, "idle_timeout", "max_lifetime"))
 
 
@@ -508,12 +494,10 @@ def _in_ms(declared: Mapping[str, Any], *durations: str) -> dict[str, Any]:
 
 
 def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> Policy | None:
-    if declared is None or declared is False:
-        return None
-    if declared is True:
-        return Policy()
-    if isinstance(declared, Policy):
+    if declared is None or isinstance(declared, Policy):
         return declared
+    if isinstance(declared, bool):
+        return Policy() if declared else None
     fields = _in_ms(declared, "ttl", "remind")
     fields["deciders"] = tuple(fields.get("deciders", ()))
     fields.pop("file", None)

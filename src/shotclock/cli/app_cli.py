@@ -254,14 +254,6 @@ def _read_arguments(spec: CommandSpec, line: ParsedLine) -> dict[str, object]:
     return arguments
 
 
-def _read_heartbeat(spec: CommandSpec, typed: dict[str, Any]) -> Heartbeat | None:
-    if "heartbeat_ms" in typed:
-        return Heartbeat(spec.name, typed["heartbeat_ms"], as_json=True)
-    if "heartbeat_interval" in typed:
-        return Heartbeat(spec.name, typed["heartbeat_interval"], as_json=False)
-    return None
-
-
 def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any]) -> object:
     """Convert a word to a JSON value where its type is not text. Other misfits stay: the worker reports them."""
     if isinstance(value, list):
@@ -329,7 +321,7 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line:
                 request = replace(request, stdin=stack.enter_context(_spool_stdin(limit_ms or LONGEST_WAIT_MS)))
             except Failure as failure:
                 return _deliver_unstarted(catalogue, spec.name, problem_in(failure), as_json, clocks)
-        envelope = _call(app, catalogue, request, _read_heartbeat(spec, line.typed))
+        envelope = _call(app, catalogue, request, line.typed)
     if not line.mistakes:
         return deliver(envelope, as_json, _show)
     mistakes = line.mistakes + _find_other_mistakes(line, envelope)
@@ -343,7 +335,7 @@ def _find_other_mistakes(line: ParsedLine, envelope: Envelope) -> Mistakes:
     return [mistake for mistake in found if mistake["field"].partition(".")[0] not in unread]
 
 
-def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, heartbeat: Heartbeat | None) -> Envelope:
+def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, typed: dict[str, Any]) -> Envelope:
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
     note_stops()  # an exception in a fork hook would be lost; the next listener finds the signal
@@ -359,16 +351,26 @@ def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, heart
         dispatcher = Dispatcher(catalogue, runtime, program=app.program, command=own_command())
     except Failure as failure:
         return _answer(catalogue, request.name, outcome_of_error(failure), request.clocks)
-    return asyncio.run(_await_call(dispatcher, request, heartbeat))
+    return asyncio.run(_await_call(dispatcher, request, typed))
 
 
-async def _await_call(dispatcher: Dispatcher, request: CallRequest, heartbeat: Heartbeat | None) -> Envelope:
-    beats = None if heartbeat is None else asyncio.ensure_future(heartbeat.beat())
-    on_progress = None if heartbeat is None else heartbeat.progress
+async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[str, Any]) -> Envelope:
+    progress: dict[str, object] = {}
+
+    def on_progress(done: float, total: float | None, unit: str | None) -> None:
+        values = {"done": done, "total": total, "unit": unit}
+        progress.clear()
+        progress.update({key: value for key, value in values.items() if value is not None})
+
+    interval_ms, beats = typed.get("heartbeat_ms", typed.get("heartbeat_interval")), None
+    if interval_ms is not None:
+        as_json = "heartbeat_ms" in typed
+        beats = asyncio.ensure_future(_beat(request.name, interval_ms, progress, as_json=as_json))
+        request = replace(request, on_progress=on_progress)
     try:
         with StopListener() as stop:
             async with dispatcher:
-                return await dispatcher.call(replace(request, stop=stop, on_progress=on_progress))
+                return await dispatcher.call(replace(request, stop=stop))
     finally:
         if beats is not None:
             beats.cancel()
@@ -422,36 +424,20 @@ def _show(envelope: Envelope) -> None:
     write_quietly(sys.stdout, f"{text}\n")
 
 
-class Heartbeat:
-    """Lines on stderr while a command runs: in words for a log, as JSON for a program."""
-
-    def __init__(self, name: str, interval_ms: int, *, as_json: bool) -> None:
-        self._name = name
-        self._interval_s = max(interval_ms, 1) / 1000
-        self._as_json = as_json
-        self._started_ns = monotonic_ns()
-        self._progress: dict[str, object] = {}
-
-    def progress(self, done: float, total: float | None, unit: str | None) -> None:
-        values = {"done": done, "total": total, "unit": unit}
-        self._progress = {key: value for key, value in values.items() if value is not None}
-
-    async def beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            say_line(self.line())
-
-    def line(self) -> str:
-        elapsed_ms = (monotonic_ns() - self._started_ns) // 1_000_000
-        if self._as_json:
-            beat = {"type": "heartbeat", "command": self._name, "elapsed_ms": elapsed_ms, "progress": self._progress}
-            return json.dumps(beat, separators=(",", ":"))
-        text = f"{self._name}: running for {format_duration(elapsed_ms)}"
-        if self._progress:
-            of = f" of {self._progress['total']}" if "total" in self._progress else ""
-            unit = f" {self._progress['unit']}" if "unit" in self._progress else ""
-            text += f", {self._progress['done']}{of}{unit}"
-        return text
+async def _beat(name: str, interval_ms: int, progress: dict[str, object], *, as_json: bool) -> None:
+    """Write lines to stderr while a command runs: in words for a log, as JSON for a program."""
+    started_ns = monotonic_ns()
+    while True:
+        await asyncio.sleep(max(interval_ms, 1) / 1000)
+        elapsed_ms = (monotonic_ns() - started_ns) // 1_000_000
+        if as_json:
+            beat = {"type": "heartbeat", "command": name, "elapsed_ms": elapsed_ms, "progress": progress}
+            say_line(json.dumps(beat, separators=(",", ":")))
+            continue
+        of = f" of {progress['total']}" if "total" in progress else ""
+        unit = f" {progress['unit']}" if "unit" in progress else ""
+        done = f", {progress['done']}{of}{unit}" if progress else ""
+        say_line(f"{name}: running for {format_duration(elapsed_ms)}{done}")
 
 
 @contextlib.contextmanager

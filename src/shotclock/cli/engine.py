@@ -12,12 +12,11 @@ from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
 from ..inbox.access import Principal
 from ..process.zygote import start_zygote_early, stop_early_zygote
 from ..runtime.call import Outcome
-from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from ..store.audit import Entry
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, Engine
-from .output import Signalled, StopListener, raise_on_stop, say_line
+from .output import StopListener, raise_on_stop, say_line
 from .parser import Subcommand, argument, duration, flag, number_between, option
 from .subcommand import JSON, admit_call, conclude, deliver, engine_options
 
@@ -82,13 +81,8 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
 
     def body() -> Outcome:
         raise_on_stop()
-        try:
-            require_sdk()
-            return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
-        except (Failure, Signalled):
-            raise
-        except Exception as error:  # of the SDK, or a bug: the caller gets an envelope
-            return outcome_of_error(error)
+        require_sdk()
+        return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
 
     return deliver(conclude(call, body), as_json)
 

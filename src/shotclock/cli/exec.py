@@ -21,7 +21,7 @@ from ..process.foreground import TerminalSignals
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
-from .parser import Mistakes, Subcommand, command_help, duration, flag, option, read
+from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, option, read
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
 MAX_OUTPUT_LIMIT = 1024 * 1024 * 1024
@@ -100,13 +100,6 @@ def _choose_report(request: ExecRequest) -> None:
         request.refuse(REPORT_VARIABLE, f"{form!r} is none of {', '.join(_REPORTS)}")
 
 
-def _read_variable(text: str) -> tuple[str, str]:
-    name, equals, content = text.partition("=")
-    if not equals:
-        raise ValueError(f"{text!r} should be NAME=VALUE")
-    return name, content
-
-
 def _read_signal(text: str) -> str:
     name = text.upper()
     name = name if name.startswith("SIG") else f"SIG{name}"
@@ -161,7 +154,7 @@ COMMAND = Subcommand(
         ),
         duration("--wind-down", "The time to exit after the soft limit before it is killed [5s].", heading=_CLOCKS),
         option("--cwd", "DIR", "Run in this directory.", heading=_INPUT),
-        option("--env", "K=V", "Set a variable.", read=_read_variable, repeats=True, heading=_INPUT),
+        option("--env", "K=V", "Set a variable.", read=name_and_value, repeats=True, heading=_INPUT),
         flag("--no-stdin", "Give it an empty stdin instead of ours.", excludes=("--stdin",), heading=_INPUT),
         flag("--stdin", "Let the command read from the terminal.", heading=_INPUT),
         flag("--leave-children", "Do not kill processes that outlive the command.", heading=_INPUT),

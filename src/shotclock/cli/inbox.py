@@ -286,22 +286,10 @@ def _change(this: InboxCall, change: Callable[[Inbox], Awaitable[Proposal]]) -> 
     return _with_inbox(this, perform)
 
 
-def _run_watch(for_ms: int | None) -> Start:
-    from .inbox_wait import watch
+def _run_waiting(verb: str, **values: Any) -> Start:
+    from .inbox_wait import VERBS
 
-    return _start("watch", lambda this: watch(for_ms, this.call, this.as_json), timeout_ms=0)
-
-
-def _run_propose(**values: Any) -> Start:
-    from .inbox_wait import propose
-
-    return _start("propose", lambda this: propose(values, this.call), timeout_ms=0)
-
-
-def _run_check(proposal_id: str, wait: int | None) -> Start:
-    from .inbox_wait import check
-
-    return _start("check", lambda this: check(proposal_id, wait, this.call), timeout_ms=0)
+    return _start(verb, lambda this: VERBS[verb]({**values, "as_json": this.as_json}, this.call), timeout_ms=0)
 
 
 def _run_serve(http: str, require_token: bool, on: Address | None) -> Start:
@@ -417,7 +405,7 @@ _VERBS = (
         "watch",
         "Show the waiting proposals, then every change and every reminder, until Ctrl-C.",
         (duration("--for", "Stop after this time.", key="for_ms"), JSON),
-        _run_watch,
+        partial(_run_waiting, "watch"),
     ),
     Subcommand(
         "audit",
@@ -491,7 +479,7 @@ _VERBS = (
             option("--as", "NAME", "The asker [the user of this process].", read=_read_asker, key="asker"),
             JSON,
         ),
-        _run_propose,
+        partial(_run_waiting, "propose"),
         usage="--title TEXT [--file FILE [--current FILE]] [OPTIONS]",
         epilogue=_ANSWERS,
     ),
@@ -499,7 +487,7 @@ _VERBS = (
         "check",
         "Show the state of a proposal, and wait for its decision for a short time.",
         (_ID, _WAIT, JSON),
-        _run_check,
+        partial(_run_waiting, "check"),
         epilogue=_ANSWERS,
     ),
     Subcommand(

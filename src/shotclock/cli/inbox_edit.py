@@ -65,34 +65,28 @@ def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[
         made = Edit(_edit_until_right(proposal, copy, notes), str(copy))
     except Failure as failure:
         if not _was_touched(proposal, copy):
-            _remove(copy)
+            copy.unlink(missing_ok=True)
             raise
         message = f"{failure}; your text is in {copy}"
         hint = f"shotclock inbox modify {proposal.id} --file {shlex.quote(str(copy))}"
         raise Failure(failure.code, message, context={**failure.context, "edit": str(copy)}, suggestion=hint) from None
     yield made
     if made.is_done:
-        _remove(copy)
+        copy.unlink(missing_ok=True)
 
 
 def read_text(path: str, field: str) -> str:
     """Return the text of a regular file; never wait for a pipe without a writer."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Failure("FILE_UNREADABLE", f"--{field} {path!r} is not a regular file")
+            content = file.read(READ_LIMIT + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise Failure("FILE_NOT_FOUND", f"--{field}: there is no file {path!r}") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {why}") from None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Failure("FILE_UNREADABLE", f"--{field} {path!r} is not a regular file")
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(READ_LIMIT + 1)
-    except OSError as error:
-        raise Failure("FILE_UNREADABLE", f"--{field} {path!r}: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
     if len(content) > READ_LIMIT:
         _refuse(field, f"{path!r} is too long: {FILE_LIMIT} bytes at most")
     try:
@@ -201,16 +195,11 @@ def _new_copy(proposal: Proposal) -> Path:
             if wall_ns() // NS_PER_MS - old.stat().st_mtime_ns // NS_PER_MS > KEPT_MS:
                 old.unlink()
     copy = folder / f"{proposal.id}-{os.getpid()}{suffix}"
-    _remove(copy)  # of an earlier process with our pid
+    copy.unlink(missing_ok=True)  # of an earlier process with our pid
     descriptor = create_private_file(copy)
     with open(descriptor, "wb") as file:
         file.write(_proposed_text(proposal).encode("utf-8", "surrogatepass"))
     return copy
-
-
-def _remove(copy: Path) -> None:
-    with contextlib.suppress(OSError):
-        copy.unlink()
 
 
 def _refuse(field: str, message: str) -> NoReturn:

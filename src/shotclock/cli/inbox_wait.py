@@ -49,14 +49,14 @@ def propose(values: dict[str, Any], call: Call) -> Outcome:
     return _wait(begin, values["wait"], call, values["idempotency_key"])
 
 
-def check(proposal_id: str, wait_ms: int | None, call: Call) -> Outcome:
+def check(values: dict[str, Any], call: Call) -> Outcome:
     async def begin(inbox: Inbox, wait: CallWait, on_found: Callable[[Proposal], None]) -> Outcome:
-        found = await inbox.wait(proposal_id, 0)
+        found = await inbox.wait(values["proposal_id"], 0)
         on_found(found)
         waited = await wait_for_decision(inbox, found, wait)
         return _add_withdrawal(waited.outcome(), waited.proposal)
 
-    return _wait(begin, wait_ms, call, None)
+    return _wait(begin, values["wait"], call, None)
 
 
 def _read_request(values: dict[str, Any]) -> ProposalRequest:
@@ -79,15 +79,6 @@ Begin = Callable[[Inbox, CallWait, Callable[[Proposal], None]], Coroutine[Any, A
 def _wait(begin: Begin, asked_ms: int | None, call: Call, key: str | None) -> Outcome:
     budget_ms = read_response_budget_ms()  # also with --wait: a malformed variable is reported at once
     _, wait_ms = JobClient.patience(call, budget_ms if asked_ms is None else asked_ms)
-    wait = CallWait(call.started_ns, wait_ms, key)
-    with Store.open() as store:
-        outcome = asyncio.run(_wait_until_decided(store, begin, wait, wait_ms))
-    outcome.budget_ms = wait_ms
-    return outcome
-
-
-async def _wait_until_decided(store: Store, begin: Begin, wait: CallWait, wait_ms: int) -> Outcome:
-    inbox = Inbox(store)
     proposal: Proposal | None = None
 
     def on_found(found: Proposal) -> None:
@@ -96,13 +87,22 @@ async def _wait_until_decided(store: Store, begin: Begin, wait: CallWait, wait_m
         if found.is_open and wait_ms and is_terminal(sys.stderr):
             say_line(f"{found.id} waits for a decision, for up to {format_duration(wait_ms)} here")
 
-    try:
-        done = await until_stopped(begin(inbox, wait, on_found), wait_ms / 1000 + STORE_LIMIT_S)
+    async def wait() -> Outcome:
+        with Store.open() as store:
+            inbox = Inbox(store)
+            try:
+                waiting = begin(inbox, CallWait(call.started_ns, wait_ms, key), on_found)
+                done = await until_stopped(waiting, wait_ms / 1000 + STORE_LIMIT_S)
+            finally:
+                await inbox.close()
         return _describe_leaving(proposal, done.signal, wait_ms) if isinstance(done, EarlyEnd) else done
+
+    try:
+        outcome = asyncio.run(wait())
     except Failure as failure:
-        return refusal_outcome(failure)
-    finally:
-        await inbox.close()
+        outcome = refusal_outcome(failure)
+    outcome.budget_ms = wait_ms
+    return outcome
 
 
 def _add_withdrawal(outcome: Outcome, proposal: Proposal) -> Outcome:
@@ -123,13 +123,13 @@ def _describe_leaving(proposal: Proposal | None, signal: str | None, wait_ms: in
     return Outcome(Ending.CANCELLED, replace(problem, message=message), {**data, "partial": True})
 
 
-def watch(for_ms: int | None, call: Call, as_json: bool) -> Outcome:
+def watch(values: dict[str, Any], call: Call) -> Outcome:
     """Write the waiting proposals and then every change, until a limit, a signal or the reader ends it."""
-    limits = [] if for_ms is None else [for_ms / 1000]
+    limits = [] if values["for_ms"] is None else [values["for_ms"] / 1000]
     if call.bound.bell is not None:
         limits.append(call.bound.bell.remaining_ms(call.started_ns) / 1000)
     with Store.open() as store:
-        return asyncio.run(_watch(store, min(limits, default=None), as_json))
+        return asyncio.run(_watch(store, min(limits, default=None), values["as_json"]))
 
 
 async def _watch(store: Store, limit_s: float | None, as_json: bool) -> Outcome:
@@ -183,3 +183,6 @@ class _ChangeWriter:
         if trouble is not None and not isinstance(trouble, BrokenPipeError):
             raise Failure("FILE_UNWRITABLE", f"the change could not be written: {trouble}")
         return trouble is None
+
+
+VERBS = {"propose": propose, "check": check, "watch": watch}

@@ -24,14 +24,10 @@ from ..store.home import state_home
 from ..store.store import Store, move_aside, parse_count, parse_size, prune, read_retention
 from .output import say_line, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option
-from .subcommand import JSON, ChildWork, show_drawn, timeout_option
+from .subcommand import JSON, ChildWork, looks, show_drawn, timeout_option
 
 if TYPE_CHECKING:
     from ..ui.daemon import DeviceFindings
-
-
-def _run_errors(code: str | None, timeout: int) -> ChildWork:
-    return ChildWork("errors", lambda: _look_up(code), timeout, show=show_drawn)
 
 
 def _look_up(code: str | None) -> Outcome:
@@ -57,16 +53,15 @@ def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int)
 
 
 def _examine(about: str | None, sweep: bool, trace: str | None) -> Outcome:
+    findings: Findings | DeviceFindings
     if about == "ui":
         import asyncio
 
         from ..ui.daemon import examine_devices
 
-        return _judge(asyncio.run(examine_devices()))
-    return _judge(examine(sweep=sweep, trace_id=trace))
-
-
-def _judge(findings: Findings | DeviceFindings) -> Outcome:
+        findings = asyncio.run(examine_devices())
+    else:
+        findings = examine(sweep=sweep, trace_id=trace)
     problem = None
     if findings.failed:
         message = "; ".join(f"{check.name}: {check.detail}" for check in findings.failed)
@@ -179,7 +174,7 @@ COMMANDS = {
     "errors": Subcommand(
         "errors",
         options=(argument("code", "Show only this code, as in `shotclock errors TIMEOUT`."), JSON, timeout_option()),
-        run=_run_errors,
+        run=looks("errors", _look_up),
     ),
     "doctor": Subcommand(
         "doctor",

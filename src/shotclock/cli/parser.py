@@ -94,6 +94,13 @@ def number_between(least: int, most: int) -> Callable[[str], int]:
     return read_number
 
 
+def name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} should be NAME=VALUE")
+    return name, value
+
+
 def positive_duration(text: str) -> int:
     if not (duration_ms := parse_duration_ms(text)):
         raise ValueError("must be a duration above 0, such as 30s")

@@ -43,33 +43,26 @@ def _run_report(
         return ChildWork("report", lambda: _list_runs(on), timeout, show=show_drawn)
 
     def body() -> Outcome:
-        return _report(run_id, html, output, output_file, keeps=open, on=on)
+        with open_engine(on) as engine:
+            made = asyncio.run(engine.report(run_id))
+        data, page = made.to_dict(), html
+        if open and page is None:
+            with Store.open() as store:
+                page = str(store.folder("reports") / f"{quote(made.run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
+        if page is not None:
+            from ..workflow.html_report import to_html
+
+            write_file(page, to_html(made))
+            data["html"] = os.path.abspath(page)
+        text = None if output == "json" else text_of(made, output)
+        if output_file is not None:
+            write_file(output_file, json.dumps(data, indent=2) + "\n" if text is None else text)
+            data["output_file"], text = os.path.abspath(output_file), None
+        return Outcome(Ending.FINISHED, data=data, value=text)
 
     says = output != "json" or wants_json(json_only)  # otherwise the drawing names the page
     afterwards = (lambda outcome: _open_page(outcome, says=says)) if open else None
     return ChildWork("report", body, timeout, writes, show_drawn, afterwards)
-
-
-def _report(
-    run_id: str, html: str | None, output: str, output_file: str | None, *, keeps: bool, on: Address | None
-) -> Outcome:
-    """Report a run. `keeps`: write a page also where no file is named."""
-    with open_engine(on) as engine:
-        made = asyncio.run(engine.report(run_id))
-    if keeps and html is None:
-        with Store.open() as store:
-            html = str(store.folder("reports") / f"{quote(made.run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
-    data = made.to_dict()
-    if html is not None:
-        from ..workflow.html_report import to_html
-
-        write_file(html, to_html(made))
-        data["html"] = os.path.abspath(html)
-    text = None if output == "json" else text_of(made, output)
-    if output_file is not None:
-        write_file(output_file, json.dumps(data, indent=2) + "\n" if text is None else text)
-        data["output_file"], text = os.path.abspath(output_file), None
-    return Outcome(Ending.FINISHED, data=data, value=text)
 
 
 def _open_page(outcome: Outcome, *, says: bool) -> None:

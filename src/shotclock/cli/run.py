@@ -48,7 +48,7 @@ from .output import (
     summary_line,
     write_quietly,
 )
-from .parser import Subcommand, argument, duration, flag, option
+from .parser import Subcommand, argument, duration, flag, name_and_value, option
 from .report import FORMATS, ensure_writable, text_of, write_file
 from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
 from .workflow_files import read_run_duration
@@ -391,13 +391,6 @@ def _text(envelope: Envelope, options: RunOptions) -> str | None:
     return text_of(report, str(options.output))
 
 
-def _read_pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"{text!r} is not NAME=VALUE")
-    return name, value
-
-
 def _read_run_id(text: str) -> str:
     if not RUN_ID.fullmatch(text):
         raise ValueError(f"{one_line(text, 40)!r}: letters, digits, `.`, `_` and `-`, at most 100, no dash first")
@@ -439,7 +432,9 @@ COMMANDS = {
                 key="timeout_ms",
                 excludes=_RESUME,
             ),
-            option("--input", "NAME=VALUE", "The value of an input.", read=_read_pair, repeats=True, excludes=_RESUME),
+            option(
+                "--input", "NAME=VALUE", "The value of an input.", read=name_and_value, repeats=True, excludes=_RESUME
+            ),
             option(
                 "--run-id",
                 "ID",

@@ -11,13 +11,11 @@ from .output import say_line
 from .parser import Subcommand, argument, flag, option
 from .subcommand import Mistaken, deliver, engine_options, problem_in, unstarted
 
-REQUIRE_TOKEN = flag("--require-token", "With --http: require an access token, also from this machine.")
 
-
-def read_serve_options(mistakes: dict[str, str] | None = None, **values: Any) -> Options:
+def read_serve_options(**values: Any) -> Options:
     options, found = options_of(**values)
-    if mistakes or found:
-        raise Mistaken((mistakes or {}) | {each["field"].replace("_", "-"): each["message"] for each in found})
+    if found:
+        raise Mistaken({each["field"].replace("_", "-"): each["message"] for each in found})
     return options
 
 
@@ -35,11 +33,8 @@ def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_
     return deliver(envelope, as_json)
 
 
-def _serve(target: str | None, http: str | None, json_only: bool, **values: Any) -> Callable[[bool], int]:
-    mistakes = {}
-    if target is None:
-        mistakes["target"] = "missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)"
-    options = read_serve_options(mistakes, http=http, **values)
+def _serve(target: str, http: str | None, json_only: bool, **values: Any) -> Callable[[bool], int]:
+    options = read_serve_options(http=http, **values)
     target = "shotclock.ui_tools:app" if target == "ui" else target
     return lambda as_json: serve("serve", target, options, as_json, to_stderr=http is None and not json_only)
 
@@ -49,10 +44,12 @@ COMMANDS = {
         "serve",
         options=(
             argument(
-                "target", "package.module:app or path/to/file.py:app (`:app` may be omitted), or ui: browser and phone."
+                "target",
+                "package.module:app or path/to/file.py:app (`:app` may be omitted), or ui: browser and phone.",
+                missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),
             option("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),
-            REQUIRE_TOKEN,
+            flag("--require-token", "With --http: require an access token, also from this machine."),
             option(
                 "--operation-timeout",
                 "D",

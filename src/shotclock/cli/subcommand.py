@@ -33,7 +33,7 @@ from ..runtime.call import (
     no_time_left,
 )
 from ..runtime.commands import carry_out
-from ..runtime.outcomes import failure_outcome
+from ..runtime.outcomes import failure_outcome, outcome_of_error
 from .output import (
     Signalled,
     emit,
@@ -148,6 +148,15 @@ def show_drawn(envelope: Envelope) -> None:
         draw_answer(str(envelope.meta["command"]), envelope.data)
 
 
+def looks(name: str, body: Callable[..., Outcome]) -> Callable[..., ChildWork]:
+    """Return the `run` of a subcommand that changes nothing: its body runs in a child, and its answer is drawn."""
+
+    def run(timeout: int, **values: Any) -> ChildWork:
+        return ChildWork(name, partial(body, **values), timeout, show=show_drawn)
+
+    return run
+
+
 def draw_answer(name: str, data: object, stream: TextIO | None = None) -> None:
     """Draw an answer at once, without waiting for a terminal that does not read."""
     from .render import draw
@@ -249,13 +258,15 @@ def carry_out_or_fail(
 def conclude(
     call: Call, body: Callable[[], Outcome | Envelope], on_failure: Callable[[Failure], Outcome] = failure_outcome
 ) -> Envelope:
-    """Do the work and answer the call, also where the work raises a Failure or a signal stops it."""
+    """Do the work and answer the call, also where the work raises an exception or a signal stops it."""
     try:
         outcome = body()
     except Signalled as signalled:
         outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
     except Failure as failure:
         outcome = on_failure(failure)
+    except Exception as error:  # a bug: the caller still gets an envelope
+        outcome = outcome_of_error(error)
     return answer(call, outcome)
 
 

@@ -82,23 +82,24 @@ def _verb(name: str) -> Subcommand:
 
 
 def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
-    return lambda as_json: _run_verb(f"ui {verb}", verb, values, as_json)
+    name = f"ui {verb}"
 
+    def start(as_json: bool) -> int:
+        raise_on_stop()
+        try:
+            execution = _read(verb, values)
+        except Failure as failure:
+            return deliver(unstarted(name, problem_in(failure)), as_json)
+        if values["validate_only"] or values["dry_run"]:
+            data: dict[str, object] = {"ok": True, "validated": True, "execution": execution.written}
+            if values["dry_run"]:
+                data = {"ok": True, "dryRun": True, "plan": execution.plan}
+            call = admit_call(name, TIMEOUT_MS)
+            return deliver(conclude(call, lambda: Outcome(Ending.FINISHED, data=data)), as_json, _show_data)
+        call = admit_call(name, client.START_LIMIT_MS + client.RESULT_MARGIN_MS + execution.timeout_ms)
+        return deliver(conclude(call, lambda: _run(call, execution, values["device"])), as_json, _show_steps)
 
-def _run_verb(name: str, verb: str, values: dict[str, Any], as_json: bool) -> int:
-    raise_on_stop()
-    try:
-        execution = _read(verb, values)
-    except Failure as failure:
-        return deliver(unstarted(name, problem_in(failure)), as_json)
-    if values["validate_only"] or values["dry_run"]:
-        data: dict[str, object] = {"ok": True, "validated": True, "execution": execution.written}
-        if values["dry_run"]:
-            data = {"ok": True, "dryRun": True, "plan": execution.plan}
-        call = admit_call(name, TIMEOUT_MS)
-        return deliver(conclude(call, lambda: Outcome(Ending.FINISHED, data=data)), as_json, _show_data)
-    call = admit_call(name, client.START_LIMIT_MS + client.RESULT_MARGIN_MS + execution.timeout_ms)
-    return deliver(conclude(call, lambda: _run(call, execution, values["device"])), as_json, _show_steps)
+    return start
 
 
 def _read(verb: str, values: dict[str, Any]) -> Execution:

@@ -13,7 +13,7 @@ from ..workflow.loader import describe_finding, judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import WorkflowFile, json_schema
 from .parser import Subcommand, argument, duration
-from .subcommand import JSON, ChildWork, show_drawn, timeout_option
+from .subcommand import JSON, looks, timeout_option
 
 
 def read_run_duration(text: str) -> int:
@@ -22,31 +22,23 @@ def read_run_duration(text: str) -> int:
     return parse_duration_ms(text, bare="ms" if is_plain else None)
 
 
-def check(flow: str, run_timeout: int | None, timeout: int) -> ChildWork:
-    return ChildWork("check", lambda: _check(flow, run_timeout), timeout, show=show_drawn)
-
-
-def _check(flow: str, timeout_ms: int | None) -> Outcome:
+def _check(flow: str, run_timeout_ms: int | None) -> Outcome:
     loaded = load_or_refuse(flow)
     if isinstance(loaded, Outcome):
         return loaded
-    findings = lint(loaded, timeout_ms=timeout_ms) + find_unset(loaded, os.environ)
+    findings = lint(loaded, timeout_ms=run_timeout_ms) + find_unset(loaded, os.environ)
     return judge(loaded, findings, {"findings": [describe_finding(loaded, finding) for finding in findings]})
 
 
-def plan(flow: str, run_timeout: int | None, timeout: int) -> ChildWork:
-    return ChildWork("plan", lambda: _plan(flow, run_timeout), timeout, show=show_drawn)
-
-
-def _plan(flow: str, timeout_ms: int | None) -> Outcome:
+def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
     loaded = load_or_refuse(flow)
     if isinstance(loaded, Outcome):
         return loaded
-    findings = lint(loaded, timeout_ms=timeout_ms)
+    findings = lint(loaded, timeout_ms=run_timeout_ms)
     data: dict[str, object] = {"findings": [describe_finding(loaded, finding) for finding in findings]}
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:
-        data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=timeout_ms))
+        data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=run_timeout_ms))
         data["repositories"] = _find_repositories(loaded.workflow, loaded.source.folder)
     return judge(loaded, findings, data)
 
@@ -90,8 +82,8 @@ def _describe_step(step: PlannedStep) -> dict[str, object]:
     }
 
 
-def schema(timeout: int) -> ChildWork:
-    return ChildWork("schema", lambda: Outcome(Ending.FINISHED, data=json_schema()), timeout, show=show_drawn)
+def _schema() -> Outcome:
+    return Outcome(Ending.FINISHED, data=json_schema())
 
 
 _OPTIONS = (
@@ -100,12 +92,13 @@ _OPTIONS = (
         "--run-timeout",
         "Assume this timeout of the run (5m; 1000 or more without a unit is milliseconds).",
         read=read_run_duration,
+        key="run_timeout_ms",
     ),
     JSON,
     timeout_option(),
 )
 COMMANDS = {
-    "check": Subcommand("check", options=_OPTIONS, run=check),
-    "plan": Subcommand("plan", options=_OPTIONS, run=plan),
-    "schema": Subcommand("schema", options=(JSON, timeout_option()), run=schema),
+    "check": Subcommand("check", options=_OPTIONS, run=looks("check", _check)),
+    "plan": Subcommand("plan", options=_OPTIONS, run=looks("plan", _plan)),
+    "schema": Subcommand("schema", options=(JSON, timeout_option()), run=looks("schema", _schema)),
 }
