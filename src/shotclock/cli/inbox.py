@@ -224,13 +224,14 @@ def _run_modify(proposal_id: str, file: str | None, notes: str, on: Address | No
         if found.problem is not None:
             return found
         proposal = _decidable(this, found)
-        with edit_proposal(proposal, file, notes) as edit:
-            confirmation = Confirmation(proposal.action_hash, _confirm(proposal, found))
-            outcome = _decide(this, proposal_id, edit.decision, confirmation)
-            edit.is_done = outcome.problem is None
-        if isinstance(outcome.problem, Problem) and edit.kept is not None:
-            context = {**(outcome.problem.context or {}), "edit": edit.kept}
-            message = f"{outcome.problem.message}; your text is in {edit.kept}"
+        decision, copy = edit_proposal(proposal, file, notes)
+        confirmation = Confirmation(proposal.action_hash, _confirm(proposal, found))
+        outcome = _decide(this, proposal_id, decision, confirmation)
+        if copy is not None and outcome.problem is None:
+            copy.unlink(missing_ok=True)
+        elif copy is not None and isinstance(outcome.problem, Problem):
+            context = {**(outcome.problem.context or {}), "edit": str(copy)}
+            message = f"{outcome.problem.message}; your text is in {copy}"
             outcome.problem = replace(outcome.problem, message=message, context=context)
         return outcome
 

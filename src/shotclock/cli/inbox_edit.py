@@ -14,7 +14,6 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +22,6 @@ from ..core.envelope import Problem, stop_problem
 from ..core.errors import Failure
 from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, refusal
 from ..core.proposal_checks import ARGUMENTS_LIMIT, FILE_LIMIT, problems_with_decision
-from ..core.value_types import record
 from ..core.visible_text import visible
 from ..inbox.proposal_json import Compared, arguments_text, parse_exact_arguments
 from ..process import forked
@@ -43,26 +41,17 @@ WHOLE_LINES = 1_000
 _AGAIN = "edit it again, or pass the new text with --file"
 
 
-@record
-class Edit:
-    decision: Decision
-    kept: str | None
-    is_done: bool = False
-
-
-@contextlib.contextmanager
-def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[Edit]:
-    """Yield the checked decision. The copy is removed once it `is_done`."""
+def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> tuple[Decision, Path | None]:
+    """Return the checked decision, and the copy that was edited. The caller removes it once that is decided."""
     _must_be_modifiable(proposal)
     if file is not None:
-        yield Edit(_decision(proposal, read_text(file, "file"), notes), None)
-        return
+        return _decision(proposal, read_text(file, "file"), notes), None
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout) and is_terminal(sys.stderr)):
         message = "there is no terminal for an editor here: pass the new text with --file"
         raise Failure("INPUT_REQUIRED", message, suggestion=f"shotclock inbox modify {proposal.id} --file FILE")
     copy = _new_copy(proposal)
     try:
-        made = Edit(_edit_until_right(proposal, copy, notes), str(copy))
+        return _edit_until_right(proposal, copy, notes), copy
     except Failure as failure:
         if not _was_touched(proposal, copy):
             copy.unlink(missing_ok=True)
@@ -70,9 +59,6 @@ def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> Iterator[
         message = f"{failure}; your text is in {copy}"
         hint = f"shotclock inbox modify {proposal.id} --file {shlex.quote(str(copy))}"
         raise Failure(failure.code, message, context={**failure.context, "edit": str(copy)}, suggestion=hint) from None
-    yield made
-    if made.is_done:
-        copy.unlink(missing_ok=True)
 
 
 def read_text(path: str, field: str) -> str:

@@ -8,6 +8,7 @@ names are never abbreviated, and every mistake is reported at once.
 from __future__ import annotations
 
 import textwrap
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -122,7 +123,6 @@ class Subcommand:
     usage: str = ""
     description: str = ""  # shown in its help instead of the summary
     epilogue: str = ""
-    heading: str = "Commands"
 
 
 @value
@@ -223,25 +223,23 @@ def read(command: Subcommand, words: list[str], *, hint: str) -> ParsedLine:
 
 class _LineReader:
     def __init__(self, command: Subcommand, words: list[str], hint: str) -> None:
-        self._command, self._words, self._hint = command, words, hint
+        self._command, self._rest, self._hint = command, deque(words), hint
         self._line = ParsedLine(command, words)
         self._options = {each.name: each for each in command.options if each.name[:2] == "--"}
         self._options |= {f"--no-{each.field}": each for each in command.options if each.negatable}
-        self._next = 0
 
     def read(self) -> ParsedLine:
         arguments: list[str] = []
-        while self._next < len(self._words):
-            word = self._words[self._next]
-            self._next += 1
+        while self._rest:
+            word = self._rest.popleft()
             if word == "--":
-                arguments += self._words[self._next :]
+                arguments += self._rest
                 break
             if not is_option(word):
-                if self._command.rest:
-                    arguments = self._words[self._next - 1 :]
-                    break
                 arguments.append(word)
+                if self._command.rest:
+                    arguments += self._rest
+                    break
                 continue
             name, equals, text = word.partition("=")
             if name in ("-h", "--help"):
@@ -277,10 +275,9 @@ class _LineReader:
 
     def _skip_value(self, nearest: Option | None) -> None:
         """Skip the value of an unknown option, or it would be taken for an argument."""
-        rest = self._words[self._next :]
-        takes_value = nearest is None or nearest.metavar
-        if takes_value and rest and not is_option(rest[0]) and (not self._command.rest or "--" in rest):
-            self._next += 1
+        takes_value = (nearest is None or nearest.metavar) and self._rest and not is_option(self._rest[0])
+        if takes_value and (not self._command.rest or "--" in self._rest):
+            self._rest.popleft()
 
     def _read_option(self, each: Option, name: str, text: str | None) -> None:
         if not each.metavar:
@@ -290,11 +287,10 @@ class _LineReader:
             self._store(each, name, is_true == (name == each.name))
             return
         if text is None:
-            if self._next == len(self._words) or self._words[self._next][:2] == "--":
+            if not self._rest or self._rest[0][:2] == "--":
                 self._line.refuse(each.field, each.missing or f"{name} needs a value")
                 return
-            text = self._words[self._next]
-            self._next += 1
+            text = self._rest.popleft()
         self._put(each, text)
 
     def _place(self, arguments: list[str]) -> None:
@@ -357,9 +353,7 @@ def nearest_of(name: str, known: Iterable[str]) -> str | None:
 
 
 def table_help(table: CommandTable) -> str:
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for command in table.commands:
-        sections.setdefault(command.heading, []).append((command.name, command.summary))
+    sections = {"Commands": [(command.name, command.summary) for command in table.commands]}
     sections["Options"] = [("-h, --help", "show help")]
     if table.has_version:
         sections["Options"].append(("--version", "show the version"))

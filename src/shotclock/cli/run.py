@@ -92,8 +92,7 @@ def _run(
     **values: Any,
 ) -> ChildWork | Callable[[bool], int]:
     if extend is not None or wind_down is not None:
-        on = values.pop("on")
-        return _control(extend, wind_down, flow, by, on, {**values, "input": input})
+        return _control(str(extend or wind_down), extend is not None, flow, by, {**values, "input": input})
     if by is not None:
         raise Mistaken({"by": "a duration after the file needs --extend RUN [STEP] D"})
     if (flow is None) == (values["resume"] is None):
@@ -105,31 +104,25 @@ def _run(
     return lambda as_json: main(options, as_json, envelope_only=json_only)
 
 
-def _control(
-    extend: str | None,
-    wind_down: str | None,
-    step: str | None,
-    by: int | None,
-    on: Address | None,
-    others: dict[str, Any],
-) -> ChildWork:
-    if extend is not None and by is None and step is not None:
+def _control(run_id: str, extends: bool, step: str | None, by: int | None, others: dict[str, Any]) -> ChildWork:
+    if extends and by is None and step is not None:
         with contextlib.suppress(ValueError):
             step, by = None, parse_duration_ms(step)
-    order = "--extend" if extend is not None else "--wind-down"
+    on = others.pop("on")
+    order = "--extend" if extends else "--wind-down"
     mistakes = {
         name.removesuffix("_ms").replace("_", "-"): f"cannot be combined with {order}"
         for name, value in others.items()
         if value
     }
-    if extend is not None and not by:
+    if extends and not by:
         mistakes["by"] = "--extend needs a duration, such as --extend RUN 30s or --extend RUN STEP 30s"
-    if extend is None and by is not None:
+    if not extends and by is not None:
         mistakes["by"] = "--wind-down RUN [STEP] takes no duration"
     if mistakes:
         raise Mistaken(mistakes)
     stop_early_zygote()  # no step runs here
-    return order_work("run", RunOrder(str(extend or wind_down), step, Principal.local().name, by), on)
+    return order_work("run", RunOrder(run_id, step, Principal.local().name, by), on)
 
 
 def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:
