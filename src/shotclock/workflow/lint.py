@@ -36,6 +36,7 @@ from .plan import (
     on_demand,
     overtime_of,
     plan_of,
+    reach,
     run_timeout_ms,
     step_timeout_ms,
     timeout_key,
@@ -45,6 +46,7 @@ from .schema import (
     ToolPart,
     WorkflowFile,
     ai_steps,
+    callers_of,
     calls_of,
     find_unset_variables,
     find_wrong_defaults,
@@ -339,18 +341,9 @@ def _path_in_words(names: Sequence[str]) -> str:
 
 def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
     """Yield the steps that only another step starts, where that one never starts either."""
-    calls: dict[str, list[str]] = {}
-    callers: dict[str, list[str]] = {}
-    for step_id, name in calls_of(workflow):
-        calls.setdefault(step_id, []).append(name)
-        callers.setdefault(name, []).append(step_id)
-    waiting = on_demand(workflow)
-    reached = {name for name in workflow.steps if name not in waiting}
-    left = list(reached)
-    while left:
-        new = [name for name in calls.get(left.pop(), ()) if name not in reached]
-        reached.update(new)
-        left += new
+    waiting, callers = on_demand(workflow), callers_of(workflow)
+    started = (name for name in workflow.steps if name not in waiting)
+    reached = reach(started, lambda name: calls_of(workflow, name) if name in workflow.steps else ())
     for name in workflow.steps:
         if name not in reached:
             by = ", ".join(list(dict.fromkeys(callers.get(name, [name])))[:5])

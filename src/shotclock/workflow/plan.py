@@ -7,7 +7,7 @@ and the number of items of a `for_each`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 
@@ -17,7 +17,7 @@ from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import value
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, StepPart, StepRetry, duration_ms
-from .schema import WorkflowFile
+from .schema import WorkflowFile, calls_of
 from .templates import mentions, texts_in
 
 Groups = tuple[tuple[str, ...], ...]  # one step of every group: `["A", "B|C"]` means A, and B or C
@@ -60,27 +60,23 @@ def _sorter(graph: Mapping[str, Groups]) -> TopologicalSorter[str]:
 
 
 def behind_all(graph: Mapping[str, Groups], names: Iterable[str]) -> set[str]:
-    """Return the steps that can never start if these do not."""
-    lost: set[str] = set()
-    behind: dict[str, list[tuple[str, int]]] = {}
-    left: dict[tuple[str, int], int] = {}
-    for name, groups in graph.items():
-        for number, group in enumerate(groups):
-            alternatives = set(group)
-            left[name, number] = len(alternatives)
-            for other in alternatives:
-                behind.setdefault(other, []).append((name, number))
-    fallen = list(names)
-    while fallen:
-        name = fallen.pop()
-        if name in lost:
-            continue
-        lost.add(name)
-        for follower in behind.get(name, ()):
-            left[follower] -= 1
-            if not left[follower]:
-                fallen.append(follower[0])
+    """Return the steps that can never start if these do not. The graph must have no cycle."""
+    lost = set(names)
+    for name in order_of(graph):
+        if any(group and lost.issuperset(group) for group in graph[name]):
+            lost.add(name)
     return lost
+
+
+def reach(starts: Iterable[str], following: Callable[[str], Iterable[str]]) -> dict[str, None]:
+    """Return these steps and all that follow them, in the order in which they are found."""
+    found = dict.fromkeys(starts)
+    left = list(found)
+    while left:
+        new = [name for name in following(left.pop()) if name not in found]
+        found |= dict.fromkeys(new)
+        left += new
+    return found
 
 
 AT_ONCE = 4096  # the bits of all steps of the largest files would take gigabytes
@@ -94,7 +90,9 @@ def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[st
     for earlier, later in pairs:
         if earlier not in before.get(later, ()):
             searched.setdefault(earlier, []).append(later)
-    order, names = _predecessors_first(before) if searched else [], list(searched)
+    names = list(searched)
+    # Steps on or behind a cycle come last.
+    order = dict.fromkeys([*order_of({name: (tuple(others),) for name, others in before.items()}), *before])
     missing: set[tuple[str, str]] = set()
     for start in range(0, len(names), AT_ONCE):
         bits = {name: 1 << number for number, name in enumerate(names[start : start + AT_ONCE])}
@@ -110,26 +108,6 @@ def not_before(before: Before, pairs: Iterable[tuple[str, str]]) -> set[tuple[st
                     above[name], has_changed = found, True
         missing |= {(name, later) for name, bit in bits.items() for later in searched[name] if not above[later] & bit}
     return missing
-
-
-def _predecessors_first(before: Before) -> list[str]:
-    """Return every step after its predecessors. Not recursive, because chains may be long."""
-    order: list[str] = []
-    seen: set[str] = set()
-    for start in before:
-        path = [] if start in seen else [(start, iter(before[start]))]
-        seen.add(start)
-        while path:
-            name, left = path[-1]
-            for other in left:
-                if other in before and other not in seen:
-                    seen.add(other)
-                    path.append((other, iter(before[other])))
-                    break
-            else:
-                order.append(name)
-                path.pop()
-    return order
 
 
 @value
@@ -188,19 +166,16 @@ def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile
     if unknown := [tag for tag in tags if tag not in known]:
         message = f"no step has the tag {unknown[0]!r}; the tags of this file: {', '.join(known) or 'none'}"
         raise Failure("ARG_ERROR", message, context={"errors": [{"field": "tags", "message": message}]})
-    left = [name for name, step in workflow.steps.items() if not set(tags).isdisjoint(step.tags)]
-    chosen: set[str] = set()
-    while left:
-        name = left.pop()
-        if name in chosen or name not in workflow.steps:
-            continue
-        chosen.add(name)
+
+    def find_needed(name: str) -> list[str]:
+        if name not in workflow.steps:
+            return []
         step = workflow.steps[name]
-        left += needs(groups_of(step.depends_on))
-        left += [each.name for text in texts_in(step.model_dump()) for each in mentions(text)]
-        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
-            left += [] if reaction is None else [*reaction.run, *([reaction.goto] if reaction.goto else [])]
-    return keep_steps(workflow, chosen)
+        mentioned = [each.name for text in texts_in(step.model_dump()) for each in mentions(text)]
+        return [*needs(groups_of(step.depends_on)), *mentioned, *calls_of(workflow, name)]
+
+    tagged = [name for name, step in workflow.steps.items() if not set(tags).isdisjoint(step.tags)]
+    return keep_steps(workflow, reach(tagged, find_needed))
 
 
 def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:

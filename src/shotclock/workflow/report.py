@@ -5,11 +5,10 @@ The functions are pure: the caller gives the time and whether the run's process 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from xml.etree import ElementTree as xml
 from xml.etree.ElementTree import Element
@@ -19,8 +18,8 @@ from ..core.validation import ValidationError
 from ..core.value_types import as_dict, replace, value
 from ..core.visible_text import one_line, visible
 from ..store.runs import StepRecord, StoredRun
-from .plan import Groups, Plan, PlannedStep, needs, plan_of
-from .schema import WorkflowFile, calls_of
+from .plan import Groups, PlannedStep, needs, plan_of
+from .schema import WorkflowFile, callers_of
 from .state import Reason, Status
 
 OUTPUT_SHOWN = 20_000  # characters of a step's output. All of it is in the envelope of the run
@@ -137,8 +136,7 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
 def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
     """`is_alive`: the process of an unfinished run still exists."""
     is_alive = is_alive and run.parked_at is None  # a parked run has no process
-    plan = _plan(run)
-    planned = {} if plan is None else {step.id: step for step in plan.steps}
+    planned, callers = _plan(run)
     names = dict.fromkeys([*_ids_of(run), *records])
     as_of = run.ended_at or now
     elapsed_ms = as_of.since_ms(run.created_at)
@@ -179,7 +177,7 @@ def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTim
         now,
         max(elapsed_ms, *(step.ended_ms or 0 for step in placed), 0),
         budget_ms,
-        _critical_path(steps, _callers(run)),
+        _critical_path(steps, callers),
         tuple(placed),
         error,
         data.get("outputs") if isinstance(data, dict) else None,
@@ -193,12 +191,13 @@ def unstarted(name: str, envelope: Mapping[str, Any], now: WallTime) -> Report:
     return Report("", name, name, Status.FAILED, why, None, now, now, 0, None, (), error=error)
 
 
-def _plan(run: StoredRun) -> Plan | None:
-    """Return the plan; None if another version stored a workflow that this one cannot read."""
+def _plan(run: StoredRun) -> tuple[Mapping[str, PlannedStep], Mapping[str, Collection[str]]]:
+    """Return the planned steps and the callers of each; none if another version stored an unreadable workflow."""
     try:
-        return plan_of(WorkflowFile.model_validate(run.workflow))
+        workflow = WorkflowFile.model_validate(run.workflow)
+        return {step.id: step for step in plan_of(workflow).steps}, callers_of(workflow)
     except (ValidationError, ValueError, KeyError):
-        return None
+        return {}, {}
 
 
 def _ids_of(run: StoredRun) -> list[str]:
@@ -262,16 +261,7 @@ def _find_position(step: ReportedStep, steps: Mapping[str, ReportedStep]) -> int
     return None if step.status is not Status.SKIPPED or cause is None else cause.ended_ms
 
 
-def _callers(run: StoredRun) -> dict[str, set[str]]:
-    """Return, by step, the steps whose `on_fail` or `on_success` calls it."""
-    callers: dict[str, set[str]] = {}
-    with contextlib.suppress(ValidationError, ValueError):
-        for name, called in calls_of(WorkflowFile.model_validate(run.workflow)):
-            callers.setdefault(called, set()).add(name)
-    return callers
-
-
-def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, set[str]]) -> tuple[str, ...]:
+def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     ran = {name: step for name, step in steps.items() if step.ended_ms is not None and step.attempts}
     path: list[str] = []
     last = max(ran.values(), key=lambda step: step.ended_ms or 0, default=None)

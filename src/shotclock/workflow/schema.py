@@ -122,12 +122,20 @@ class WorkflowFile(Part):
     """The name of its tool in a file that imports it."""
 
 
-def calls_of(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
-    """Yield each step with each step that its `on_fail` and `on_success` run or return to."""
-    for name, step in workflow.steps.items():
-        for reaction in (step.on_fail or workflow.defaults.on_fail, step.on_success):
-            if reaction is not None:
-                yield from ((name, called) for called in (*reaction.run, *([reaction.goto] if reaction.goto else ())))
+def calls_of(workflow: WorkflowFile, name: str) -> list[str]:
+    """Return the steps that `on_fail` and `on_success` of a step run or return to."""
+    step = workflow.steps[name]
+    reactions = [each for each in (step.on_fail or workflow.defaults.on_fail, step.on_success) if each is not None]
+    return [called for each in reactions for called in (*each.run, each.goto) if called is not None]
+
+
+def callers_of(workflow: WorkflowFile) -> dict[str, list[str]]:
+    """Return, by step, the steps that call it."""
+    callers: dict[str, list[str]] = {}
+    for name in workflow.steps:
+        for called in calls_of(workflow, name):
+            callers.setdefault(called, []).append(name)
+    return callers
 
 
 SHOWN_LIMIT = 200  # characters of a refused value in a message

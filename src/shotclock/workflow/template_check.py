@@ -15,7 +15,7 @@ from ..core.value_types import field, replace, value
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
-from .schema import CONDITIONS, WorkflowFile, calls_of, is_template
+from .schema import CONDITIONS, WorkflowFile, callers_of, is_template
 from .templates import (
     condition_expression,
     environment_for,
@@ -388,8 +388,8 @@ def _templates_in(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
 def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
     """Return, by step, the steps that have ended when it starts: those it waits for and those that call it."""
     before = {name: needs(groups) for name, groups in graph_of(workflow).items()}
-    for name, called in calls_of(workflow):
-        before.setdefault(called, set()).add(name)
+    for name, callers in callers_of(workflow).items():
+        before.setdefault(name, set()).update(callers)
     return before
 
 
