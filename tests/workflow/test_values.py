@@ -123,7 +123,7 @@ def test_a_block_that_makes_text_of_text_is_refused_in_a_command() -> None:
     ]:
         with row(template):
             with pytest.raises(templates.TemplateError, match="a command cannot use"):
-                templates.render_all([template], {"v": "x"}, marked=True)
+                templates.render_text(template, {"v": "x"}, marked=True)
             templates.environment_for(False).from_string(template)  # elsewhere it is a template like any other
             checked = check_template(template, VisibleNames({"v"}, (), (), is_command=True))
             assert "template/syntax" in [found.rule for found in checked.findings]
@@ -137,7 +137,7 @@ def test_data_that_looks_like_a_mark_of_ours_stays_data() -> None:
         ]:
             with row(forged, template):
                 scope = {"env": {"key": "sekret"}, "outputs": {"url": forged}}
-                ((text, values),) = templates.render_all([template], scope, marked=True)
+                text, values = templates.render_text(template, scope, marked=True)
                 command, variables = with_references(text, values)
                 ran = subprocess.run(["/bin/sh", "-c", command], env=variables, capture_output=True, timeout=20)
                 assert ran.stdout.decode() == f"sekret,{forged},"
@@ -153,7 +153,7 @@ def test_a_template_that_wants_all_the_memory_there_is_is_refused() -> None:
     for template in ["{{ 'a' * 9000000000 }}", "{{ ('%9000000000d' | format(1)) | length }}"]:
         with row(template):
             with pytest.raises(templates.TemplateError, match="512 MB of memory"):
-                templates.render_all([template], {})
+                templates.render_text(template, {})
             with pytest.raises(templates.TemplateError, match="512 MB of memory"):
                 templates.evaluate(template.strip("{} "), {})
 
@@ -196,7 +196,7 @@ def test_templates() -> None:
         with row(template, text):
             if templates.is_simple(template):
                 assert templates.render_simple(template, SCOPE).text == text
-            assert templates.render_all([template], SCOPE)[0][0] == text
+            assert templates.render_text(template, SCOPE)[0] == text
 
 
 def test_a_template_can_neither_break_out_nor_leave_a_gap() -> None:
@@ -213,4 +213,4 @@ def test_a_template_can_neither_break_out_nor_leave_a_gap() -> None:
     ]:
         with row(template):
             with pytest.raises(templates.TemplateError):
-                templates.render_all([template], SCOPE)
+                templates.render_text(template, SCOPE)

@@ -396,7 +396,7 @@ class StepExecutor:
                 await work.approval.compare_programs()
             if tool.workflow is None:
                 step = ToolStep(type="tool", tool=name)
-                rendered = await self.renderer.render_tool(step, arguments, work.scope)
+                rendered = await self.renderer.render_step(step, work.scope, arguments)
             else:
                 timeout = None if tool.timeout is None else f"{duration_ms(tool.timeout, 'ms')}ms"
                 step = WorkflowStep(type="workflow", workflow=tool.workflow, timeout=timeout)
@@ -437,11 +437,9 @@ class StepExecutor:
             except ValueError as error:
                 raise StepFailed("OUTPUT_INVALID", f"the output of transform: {error}", "step/output") from None
         if step.output_schema is not None:
+            schema, what = step.output_schema, "its output does not fit output_schema"
             limit_ms = self._left_for_output(step, state)
-            misfit = await self.renderer.find_misfit(step.output_schema, state.output, limit_ms)
-            if misfit is not None:
-                message = f"its output does not fit output_schema: {misfit.why}"
-                raise StepFailed("OUTPUT_INVALID", message, "step/output", misfit.ended)
+            await self.renderer.check_schema(schema, state.output, "OUTPUT_INVALID", what, "step/output", limit_ms)
         if step.for_each is True and not isinstance(state.output, list):
             message = f"`for_each: true` needs a list as output, and the output is {_kind_of(state.output)}"
             raise StepFailed("OUTPUT_INVALID", message, "step/for_each")

@@ -36,7 +36,7 @@ def _in_worker(name: str, module: str, function: str) -> Operation:
     return Operation(name, handler, isolation="process", mutates=False, idempotent=True, clocks=TEMPLATE_CLOCKS)
 
 
-_RENDER = _in_worker("template", "templates", "render_all")
+_RENDER = _in_worker("template", "templates", "render_text")
 _RENDER_VALUE = _in_worker("template", "templates", "render_value")
 _EVALUATE = _in_worker("condition", "templates", "evaluate")
 _FIND_MISFIT = _in_worker("schema", "templates", "find_misfit")
@@ -70,21 +70,17 @@ class RenderedStep(NamedTuple):
     folder: Path
 
 
-class SchemaMisfit(NamedTuple):
-    """Why a value does not fit a JSON Schema."""
-
-    why: str
-    ended: Envelope | None = None
-
-
 class StepRenderer:
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self._workflow = run.workflow
 
-    async def render_step(self, step: StepPart, scope: TemplateScope) -> RenderedStep:
+    async def render_step(
+        self, step: StepPart, scope: TemplateScope, arguments: Mapping[str, Any] | None = None
+    ) -> RenderedStep:
+        """Return the step as it runs. `arguments` replace those of a tool; templates in them are plain text."""
         env, folder = await self._render_surroundings(step, scope)
-        settings, values = await self._render_settings(step, _with_env(scope, env))
+        settings, values = await self._render_settings(step, _with_env(scope, env), arguments)
         if step.type == "git-checkout" and settings["repository"] is None:
             from ..providers.git import find_repository  # imports shutil: 4 ms of every run
 
@@ -92,34 +88,28 @@ class StepRenderer:
             settings = {**settings, "repository": repository}
         return RenderedStep(settings, values, env, folder)
 
-    async def _render_settings(self, step: StepPart, scope: TemplateScope) -> tuple[JsonObject, dict[str, str]]:
+    async def _render_settings(
+        self, step: StepPart, scope: TemplateScope, arguments: Mapping[str, Any] | None
+    ) -> tuple[JsonObject, dict[str, str]]:
         """Return the rendered keys of a step, and the variables of its shell command."""
         step_type = STEP_TYPES[step.type]
         written = {key: getattr(step, key) for key in step_type.own_keys}
         if isinstance(step, ToolStep):
-            return await self._render_tool_settings(step, await self.render(step.arguments, scope), scope)
+            given = await self.render(step.arguments, scope) if arguments is None else dict(arguments)
+            return await self._render_tool_settings(step, given, scope)
         if isinstance(step, CommandStep):
             return await self._render_command(step_type, written, scope)
         if isinstance(step, AiStep):
             return await self._render_ai(step, scope), {}
         return await self._render_keys(step_type, written, scope), {}
 
-    async def render_tool(self, step: ToolStep, arguments: Mapping[str, Any], scope: TemplateScope) -> RenderedStep:
-        """Return a tool with these arguments, in which templates are plain text."""
-        env, folder = await self._render_surroundings(step, scope)
-        settings, values = await self._render_tool_settings(step, dict(arguments), _with_env(scope, env))
-        return RenderedStep(settings, values, env, folder)
-
     async def _render_tool_settings(
         self, step: ToolStep, arguments: Any, scope: TemplateScope
     ) -> tuple[JsonObject, dict[str, str]]:
         tool = self._workflow.tools[step.tool]
-        if (
-            tool.input_schema is not None
-            and (misfit := await self.find_misfit(tool.input_schema, arguments)) is not None
-        ):
-            message = f"arguments do not fit input_schema: {misfit.why}"
-            raise StepFailed("STEP_INVALID", message, "step/arguments", misfit.ended)
+        if tool.input_schema is not None:
+            what = "arguments do not fit input_schema"
+            await self.check_schema(tool.input_schema, arguments, "STEP_INVALID", what, "step/arguments")
         scope = {**scope, "args": arguments, "arguments": arguments}
         written = {"exec": tool.exec, "stdin": tool.stdin, "shell": tool.shell}
         return await self._render_command(STEP_TYPES[step.type], written, scope)
@@ -243,11 +233,7 @@ class StepRenderer:
             return _look_up(name, template, scope)
         if templates.is_simple(template):
             return (await self._render_text(template, scope)).text
-        arguments = {"template": template, "scope": _plain_scope(scope, template)}
-        envelope = await self._run.runtime.call(_RENDER_VALUE, arguments, _limit_clocks(limit_ms))
-        if not envelope.ok:
-            raise _template_failure(envelope, template, scope)
-        return envelope.value
+        return await self._compute(_RENDER_VALUE, template, scope, limit_ms)
 
     async def _render_text(self, template: str, scope: TemplateScope, *, marked: bool = False) -> templates.Rendered:
         if templates.is_simple(template):
@@ -255,30 +241,38 @@ class StepRenderer:
                 return templates.render_simple(template, scope, marked=marked)
             except templates.TemplateError as error:
                 raise _template_failed(str(error), template, scope) from None
-        arguments = {"templates": [template], "scope": _plain_scope(scope, template), "marked": marked}
-        envelope = await self._run.runtime.call(_RENDER, arguments)
-        if not envelope.ok:
-            raise _template_failure(envelope, template, scope)
-        rendered = envelope.value
-        return templates.Rendered(*rendered[0])  # type: ignore[index]
+        return templates.Rendered(*await self._compute(_RENDER, template, scope, marked=marked))
 
     async def evaluate(self, written: str | bool, scope: TemplateScope, limit_ms: int | None = None) -> bool:
         if isinstance(written, bool):
             return written
         if (name := templates.sole_name(written)) is not None:
             return is_true(_look_up(name, written, scope))
-        arguments = {"condition": written, "scope": _plain_scope(scope, written)}
-        envelope = await self._run.runtime.call(_EVALUATE, arguments, _limit_clocks(limit_ms))
-        if not envelope.ok:
-            raise _template_failure(envelope, written, scope)
-        return bool(envelope.value)
+        return bool(await self._compute(_EVALUATE, written, scope, limit_ms))
 
-    async def find_misfit(self, schema: JsonObject, value: Any, limit_ms: int | None = None) -> SchemaMisfit | None:
+    async def _compute(
+        self, operation: Operation, template: str, scope: TemplateScope, limit_ms: int | None = None, **more: Any
+    ) -> Any:
+        arguments = {"template": template, "scope": _plain_scope(scope, template), **more}
+        envelope = await self._run.runtime.call(operation, arguments, _limit_clocks(limit_ms))
+        if envelope.ok:
+            return envelope.value
+        message = str((envelope.error or {}).get("message", ""))
+        if envelope.code in ("TIMEOUT", "NO_TIME_LEFT"):
+            raise StepFailed("TEMPLATE_TIMEOUT", f"{template[:100]!r}: {message}", "step/template", envelope)
+        raise _template_failed(message, template, scope, envelope)
+
+    async def check_schema(
+        self, schema: JsonObject, value: Any, code: str, what: str, rule: str, limit_ms: int | None = None
+    ) -> None:
+        """Raise StepFailed if a value does not fit a JSON Schema."""
         arguments = {"schema": schema, "value": value}
         envelope = await self._run.runtime.call(_FIND_MISFIT, arguments, _limit_clocks(limit_ms))
-        if envelope.ok:
-            return None if envelope.value is None else SchemaMisfit(str(envelope.value))
-        return SchemaMisfit(f"it could not be checked: {(envelope.error or {})['message']}", envelope)
+        if not envelope.ok:
+            why = f"it could not be checked: {(envelope.error or {})['message']}"
+            raise StepFailed(code, f"{what}: {why}", rule, envelope)
+        if envelope.value is not None:
+            raise StepFailed(code, f"{what}: {envelope.value}", rule)
 
 
 def _limit_clocks(limit_ms: int | None) -> Clocks | None:
@@ -329,10 +323,3 @@ def _plain_scope(scope: Mapping[str, Any], template: str) -> JsonObject:
             except KeyError:
                 continue
     return plain
-
-
-def _template_failure(envelope: Envelope, template: str, scope: Mapping[str, Any]) -> StepFailed:
-    message = str((envelope.error or {}).get("message", ""))
-    if envelope.code in ("TIMEOUT", "NO_TIME_LEFT"):
-        return StepFailed("TEMPLATE_TIMEOUT", f"{template[:100]!r}: {message}", "step/template", envelope)
-    return _template_failed(message, template, scope, envelope)

@@ -183,40 +183,56 @@ def texts_in(value: Any) -> list[str]:
     return []
 
 
-def render_all(templates: list[str], scope: dict[str, Any], marked: bool = False) -> list[list[Any]]:
-    """Render each template as text and the values of its marks. Runs in a worker; raises TemplateError."""
-    with bounded_memory():
-        return [list(_render(template, scope, marked)) for template in templates]
+@contextlib.contextmanager
+def _computing(template: str) -> Iterator[None]:
+    """Bound the memory of a computation. Every error in it becomes a TemplateError."""
+    try:
+        with bounded_memory():
+            yield
+    except TemplateError:
+        raise
+    except Exception as error:
+        raise TemplateError(_why(template, error)) from None
+
+
+def render_text(template: str, scope: dict[str, Any], marked: bool = False) -> list[Any]:
+    """Return the text of a template and the values of its marks. Runs in a worker; raises TemplateError."""
+    _refuse_marks(template)
+    environment = environment_for(marked)
+    environment.marked_values = []
+    with _computing(template):
+        tree = environment.parse(with_subscripts(template))
+        if marked and (block := find_text_block(tree)) is not None:
+            raise TemplateError(f"{template[:100]!r}: {refuse_text_block(block)}")
+        parts, size = [], 0
+        for part in environment.from_string(tree).generate(**scope):
+            size += len(part)
+            if size > OUTPUT_LIMIT:
+                raise TemplateError(f"a template made more than {OUTPUT_LIMIT} characters")
+            parts.append(part)
+        return ["".join(parts), environment.marked_values]
 
 
 def render_value(template: str, scope: dict[str, Any]) -> Any:
     """Return the value of one expression, the text of any other template. Runs in a worker; raises TemplateError."""
     expression = sole_expression(template)
     if expression is None:
-        ((text, _),) = render_all([template], scope)
-        return text
-    try:
-        with bounded_memory():
-            value = _require_json(_evaluate_expression(expression, scope, undefined_to_none=False))
-            if len(as_text(value)) > OUTPUT_LIMIT:
-                raise ValueError(f"a template made more than {OUTPUT_LIMIT} characters")
-    except Exception as error:
-        raise TemplateError(_why(template, error)) from None
-    return value
+        return render_text(template, scope)[0]
+    with _computing(template):
+        value = _require_json(_evaluate_expression(expression, scope, undefined_to_none=False))
+        if len(as_text(value)) > OUTPUT_LIMIT:
+            raise ValueError(f"a template made more than {OUTPUT_LIMIT} characters")
+        return value
 
 
-def evaluate(condition: str, scope: dict[str, Any]) -> bool:
+def evaluate(template: str, scope: dict[str, Any]) -> bool:
     """Return whether a condition holds, with or without braces. Runs in a worker; raises TemplateError."""
-    expression = condition_expression(condition)
+    expression = condition_expression(template)
     if expression is None:
-        ((text, _),) = render_all([condition.strip()], scope)
-        return is_true(text)
-    try:
-        with bounded_memory():
-            value = _evaluate_expression(expression, scope, undefined_to_none=True)
-            return is_true(list(value) if isinstance(value, Iterator) else value)
-    except Exception as error:
-        raise TemplateError(_why(condition, error)) from None
+        return is_true(render_text(template.strip(), scope)[0])
+    with _computing(template):
+        value = _evaluate_expression(expression, scope, undefined_to_none=True)
+        return is_true(list(value) if isinstance(value, Iterator) else value)
 
 
 def sole_expression(template: str) -> str | None:
@@ -260,27 +276,6 @@ def _why(template: str, error: Exception) -> str:
     if isinstance(error, TypeError) and "str" in str(error) and re.search(r"\b(int|float)\b", str(error)):
         why += "; the output of a command is text: write `| int` or `| float` after it, or `output_format: json`"
     return why
-
-
-def _render(template: str, scope: dict[str, Any], marked: bool) -> Rendered:
-    _refuse_marks(template)
-    environment = environment_for(marked)
-    environment.marked_values = []
-    try:
-        tree = environment.parse(with_subscripts(template))
-        if marked and (block := find_text_block(tree)) is not None:
-            raise TemplateError(f"{template[:100]!r}: {refuse_text_block(block)}")
-        parts, size = [], 0
-        for part in environment.from_string(tree).generate(**scope):
-            size += len(part)
-            if size > OUTPUT_LIMIT:
-                raise TemplateError(f"a template made more than {OUTPUT_LIMIT} characters")
-            parts.append(part)
-    except TemplateError:
-        raise
-    except Exception as error:
-        raise TemplateError(_why(template, error)) from None
-    return Rendered("".join(parts), environment.marked_values)
 
 
 def find_text_block(tree: Any) -> str | None:
