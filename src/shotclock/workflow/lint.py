@@ -22,7 +22,7 @@ from ..process.unsupervised import read_error_output
 from ..providers.command import SHELL, CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
-from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, load_file, suggest
+from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, suggest, try_load
 from .plan import (
     Plan,
     PlannedStep,
@@ -93,12 +93,11 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
 
 def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
     """Return a warning for each needed variable that is not set here: the file may run elsewhere."""
-    workflow = loaded.workflow or loaded.salvaged
-    if workflow is None:
+    if loaded.readable is None:
         return []
     return [
         Finding("env/unset", message, path, loaded.source.place_of(path), is_error=False)
-        for path, message in find_unset_variables(workflow, environment)
+        for path, message in find_unset_variables(loaded.readable, environment)
     ][:FINDINGS_LIMIT]
 
 
@@ -120,7 +119,7 @@ class _Nesting:
     checked_bytes: int = 0
 
     def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
-        workflow = loaded.workflow or loaded.salvaged
+        workflow = loaded.readable
         if workflow is None:
             return _sort([*loaded.findings])
         is_whole = loaded.workflow is not None
@@ -179,7 +178,7 @@ class _Nesting:
             return replace(loaded_before, path=path) if isinstance(loaded_before, Finding) else loaded_before
         if len(self.files) >= NESTED_FILES_LIMIT:
             return Finding("nested/files", f"runs more than {NESTED_FILES_LIMIT} other files", path)
-        loaded = _try_load(file)
+        loaded = try_load(file)
         if isinstance(loaded, Failure):
             rule = "nested/unreadable" if loaded.code == "FILE_UNREADABLE" else "nested/missing"
             hint = suggest(file.name, _files_in(file.parent)) if rule == "nested/missing" else None
@@ -204,17 +203,6 @@ def _circle_in_words(file: str, above: tuple[str, ...]) -> str:
     return f"files run each other: {' → '.join(os.path.basename(name) for name in names)}"
 
 
-def _try_load(file: Path) -> Loaded | Failure:
-    try:
-        return load_file(file)
-    except FileNotFoundError:
-        return Failure("FILE_NOT_FOUND", f"there is no file {str(file)!r}")
-    except OSError as error:
-        return Failure("FILE_UNREADABLE", f"{str(file)!r} cannot be read: {error.strerror}")
-    except ValueError:  # a NUL in its name
-        return Failure("FILE_NOT_FOUND", f"{str(file)!r} cannot be the name of a file")
-
-
 def _files_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
@@ -225,7 +213,7 @@ def _files_in(folder: Path) -> list[str]:
 
 def _limit_ms(workflow: WorkflowFile, step: StepPart, timeout_ms: int | None) -> int | None:
     """Return the longest time of a step, inside that of the run. None is no limit."""
-    run_ms = min((limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit), default=None)
+    run_ms = run_timeout_ms(workflow, timeout_ms)
     inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
     return min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
 
@@ -710,7 +698,7 @@ def digests_of(file: Path) -> dict[str, str]:
         if len(found) >= NESTED_FILES_LIMIT:  # which fails the step a moment later
             found["more files"] = "not read"
             break
-        loaded = _try_load(file)
+        loaded = try_load(file)
         if isinstance(loaded, Failure):
             found[name] = str(loaded)
             continue
@@ -730,7 +718,7 @@ def inner_workflow(file: Path, above: tuple[str, ...], *, unattended: bool) -> W
         raise Failure("DEPTH_EXCEEDED", _circle_in_words(own, above), suggestion="break the circle")
     if len(above) >= NESTING_LIMIT:
         raise Failure("DEPTH_EXCEEDED", f"workflows in workflows, more than {NESTING_LIMIT} deep")
-    loaded = _try_load(file)
+    loaded = try_load(file)
     if isinstance(loaded, Failure):
         raise loaded
     approved = approved_files.get().get(str(file.absolute()))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.envelope import Problem
-from ..core.errors import Ending
+from ..core.errors import Ending, Failure
 from ..core.validation import Part, ValidationError
 from ..core.value_types import field, value
 from ..providers.provider import STEP_TYPES, StepPart
@@ -72,9 +72,13 @@ class Source:
 @value
 class Loaded:
     source: Source
-    workflow: WorkflowFile | None
+    readable: WorkflowFile | None  # without the mistakes in its shape, to find others
     findings: tuple[Finding, ...] = ()
-    salvaged: WorkflowFile | None = None  # the file without the mistakes in its shape, to find others. It is never run
+
+    @property
+    def workflow(self) -> WorkflowFile | None:
+        """The file, if its shape has no mistake."""
+        return None if self.findings else self.readable
 
     def format_finding(self, found: Finding) -> str:
         """Return one line, as compilers write it."""
@@ -101,17 +105,24 @@ def load_file(path: Path) -> Loaded:
     return load_text(data, str(path), path.parent)
 
 
-def load_or_refuse(flow: str) -> Loaded | Outcome:
+def try_load(file: str | Path) -> Loaded | Failure:
+    name = str(file)
     try:
-        return load_file(Path(flow))
+        return load_file(Path(file))
     except FileNotFoundError:
-        problem = Problem("FILE_NOT_FOUND", f"there is no file {flow!r}", "validation")
+        return Failure("FILE_NOT_FOUND", f"there is no file {name!r}")
     except OSError as error:
         hint = None if isinstance(error, PermissionError) else "name a file that holds a workflow"
-        message = f"{flow!r} cannot be read: {error.strerror}"
-        problem = Problem("FILE_UNREADABLE", message, "validation", suggestion=hint)
-    except ValueError as error:  # a NUL in its name
-        problem = Problem("FILE_NOT_FOUND", f"{flow!r} is no name of a file: {error}", "validation")
+        return Failure("FILE_UNREADABLE", f"{name!r} cannot be read: {error.strerror}", suggestion=hint)
+    except ValueError:  # a NUL in its name
+        return Failure("FILE_NOT_FOUND", f"{name!r} cannot be the name of a file")
+
+
+def load_or_refuse(flow: str) -> Loaded | Outcome:
+    loaded = try_load(flow)
+    if isinstance(loaded, Loaded):
+        return loaded
+    problem = Problem(loaded.code, str(loaded), "validation", suggestion=loaded.suggestion)
     return Outcome(Ending.NOT_STARTED, problem)
 
 
@@ -168,10 +179,10 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
     plain = _with_types(_translate(tree.value, source.folder))
     try:
         workflow = WorkflowFile.model_validate(plain)
-        return Loaded(source, None if flaws else workflow, _sort(flaws), workflow if flaws else None)
+        return Loaded(source, workflow, _sort(flaws))
     except ValidationError as error:
         salvaged, more = _salvage(source, plain, error)
-        return Loaded(source, None, _sort([*flaws, *_findings(source, error), *more]), salvaged)
+        return Loaded(source, salvaged, _sort([*flaws, *_findings(source, error), *more]))
 
 
 def _with_types(plain: dict[str, Any]) -> dict[str, Any]:

@@ -193,9 +193,10 @@ def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
     return WorkflowFile.model_validate(written)
 
 
-def run_timeout_ms(workflow: WorkflowFile) -> int | None:
-    """Return the limit of the whole run. A bare number is seconds."""
-    return None if workflow.timeout is None else duration_ms(workflow.timeout, "s") or None
+def run_timeout_ms(workflow: WorkflowFile, caller_ms: int | None = None) -> int | None:
+    """Return the limit of the whole run: the shorter of the file's and the caller's. A bare number is seconds."""
+    own_ms = None if workflow.timeout is None else duration_ms(workflow.timeout, "s")
+    return min((limit for limit in (own_ms, caller_ms) if limit), default=None)
 
 
 def timeout_key(step: StepPart) -> str:
@@ -293,8 +294,7 @@ def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
 
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
     """Return the plan of a workflow. The shorter of `timeout_ms` and the file's limit holds."""
-    limits = [limit for limit in (run_timeout_ms(workflow), timeout_ms) if limit]
-    run_ms = min(limits) if limits else None
+    run_ms = run_timeout_ms(workflow, timeout_ms)
     kept_ms = 0 if run_ms is None else kept_for_clean_up_ms(workflow, run_ms)
     clean_up = clean_up_steps(workflow)
     graph = graph_of(workflow)

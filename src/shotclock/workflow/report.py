@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 
 from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
-from ..core.value_types import as_dict, replace, value
+from ..core.value_types import as_dict, field, fields_of, replace, value
 from ..core.visible_text import one_line, visible
 from ..store.runs import StepRecord, StoredRun
 from .plan import Groups, PlannedStep, needs, plan_of
@@ -52,25 +52,26 @@ class ReportedStep:
     id: str
     type: str
     status: Status
-    why: str  # an explanation, or nothing
     depends_on: Groups
-    at_ms: int | None  # on the timeline: its start, or the end of the step that caused it to be skipped
-    started_ms: int | None
-    duration_ms: int | None  # so far, of a running step
-    timeout_ms: int | None  # of one try; None if it has no limit of its own
-    budget_ms: int | None  # for all its tries, within the time that the run had left
-    attempts: int
     is_per_item: bool
-    loops: int
-    continues: bool  # the run continues after its failure
-    reason: str | None
-    cause: str | None
+    timeout_ms: int | None  # of one try; None if it has no limit of its own
     clock: FiredClock | None
-    error: dict[str, Any] | None
-    ending: str | None
-    warnings: tuple[dict[str, Any], ...]
-    output: Any
-    overtime: tuple[dict[str, Any], ...] = ()  # decisions about its time while it ran
+    why: str = ""  # an explanation, or nothing
+    at_ms: int | None = None  # on the timeline: its start, or the end of the step that caused it to be skipped
+    budget_ms: int | None = None  # for all its tries, within the time that the run had left
+    # From the record of the step.
+    started_ms: int | None = None
+    duration_ms: int | None = None  # so far, of a running step
+    attempts: int = 0
+    loops: int = 0
+    continues: bool = False  # the run continues after its failure
+    reason: str | None = None
+    cause: str | None = None
+    error: dict[str, Any] | None = None
+    ending: str | None = None
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    output: Any = None
+    overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
 
     @property
     def ended_ms(self) -> int | None:
@@ -125,8 +126,6 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
     made = as_dict(step) | {"depends_on": ["|".join(group) for group in step.depends_on]}
     made["status"] = step.status.value
     made["clock"] = None if step.clock is None else as_dict(step.clock)
-    made["warnings"] = list(step.warnings)
-    made["overtime"] = list(step.overtime)
     shown = step.output_text()
     if len(shown) > OUTPUT_SHOWN:  # it was cut
         made |= {"output": shown, "output_truncated": True}
@@ -218,30 +217,17 @@ def _make_step(name: str, record: Mapping[str, Any], planned: PlannedStep | None
     error = record.get("error")
     context = error.get("context") if isinstance(error, dict) else None
     clock = context.get("clock") if isinstance(context, dict) else None
-    return ReportedStep(
-        id=name,
-        type=str(record.get("type", "")) if planned is None else planned.type,
-        status=Status(record.get("status", Status.PENDING)),
-        why="",
-        depends_on=() if planned is None else planned.groups,
-        at_ms=None,
-        started_ms=record.get("started_ms"),
-        duration_ms=record.get("duration_ms"),
-        timeout_ms=record.get("timeout_ms") or None,
-        budget_ms=None,
-        attempts=record.get("attempts", 0),
-        is_per_item=planned is not None and planned.is_per_item,
-        loops=record.get("loops", 0),
-        continues=bool(record.get("continues")),
-        reason=record.get("reason"),
-        cause=record.get("cause"),
-        clock=_make_clock(clock) if isinstance(clock, dict) else None,
-        error=error,
-        ending=record.get("ending"),
-        warnings=tuple(record.get("warnings") or ()),
-        output=record.get("output"),
-        overtime=tuple(record.get("overtime") or ()),
-    )
+    recorded = {key: value for key, value in record.items() if key in fields_of(ReportedStep)}
+    own = {
+        "id": name,
+        "type": str(record.get("type", "")) if planned is None else planned.type,
+        "status": Status(record.get("status", Status.PENDING)),
+        "depends_on": () if planned is None else planned.groups,
+        "is_per_item": planned is not None and planned.is_per_item,
+        "timeout_ms": record.get("timeout_ms") or None,
+        "clock": _make_clock(clock) if isinstance(clock, dict) else None,
+    }
+    return ReportedStep(**(recorded | own))
 
 
 def _make_clock(clock: Mapping[str, Any]) -> FiredClock:

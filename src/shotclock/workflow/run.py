@@ -80,8 +80,7 @@ class RunRequest:
 
     @property
     def limit_ms(self) -> int:
-        limits = [limit for limit in (run_timeout_ms(self.workflow), self.timeout_ms) if limit]
-        return min(limits, default=0)
+        return run_timeout_ms(self.workflow, self.timeout_ms) or 0
 
 
 @value

@@ -302,10 +302,10 @@ class StepExecutor:
     async def _try(self, work: _Work) -> AnsweredTry:
         run, step, state = self._run, work.step, work.state
         rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
-        call = self._make_call(
+        call = self.make_call(
             work.name,
             rendered,
-            self._make_clocks(step),
+            self.make_clocks(step),
             work.item,
             key=f"{state.key_in(run.run_id)}.{state.attempts}",
             run_began_at=run.began_at,
@@ -313,7 +313,7 @@ class StepExecutor:
             parks=self._person_wait.budget_ms is not None,
             overtime=self._overtime_of(step, run.folder),
             min_time_ms=0 if step.min_time is None else duration_ms(step.min_time, STEP_TYPES[step.type].unit),
-            tools=_FileTools(self, work) if step.type == "ai" else None,
+            tools=_FileTools(self, run, work) if step.type == "ai" else None,
             used_ms=state.cut_off_ms,
             is_approved=work.approval is not None,
         )
@@ -339,7 +339,7 @@ class StepExecutor:
         finally:
             current_scope.reset(token)
 
-    def _make_call(
+    def make_call(
         self, step_id: str, rendered: RenderedStep, clocks: Clocks, item: tuple[int, int], **more: Any
     ) -> StepCall:
         run, (settings, values, own_env, folder) = self._run, rendered
@@ -388,39 +388,7 @@ class StepExecutor:
         limits = [limit for limit in (timeout_ms or None, left_ms) if limit is not None]
         return {**work.scope, "deadline": {"remaining": min(limits, default=None)}}
 
-    async def call_tool(self, work: _Work, name: str, arguments: Mapping[str, Any]) -> AnsweredTry:
-        run, tool, step_id = self._run, self._workflow.tools[name], f"{work.name} tool {name}"
-        step: StepPart
-        try:
-            if work.approval is not None:
-                await work.approval.compare_programs()
-            if tool.workflow is None:
-                step = ToolStep(type="tool", tool=name)
-                rendered = await self.renderer.render_step(step, work.scope, arguments)
-            else:
-                timeout = None if tool.timeout is None else f"{duration_ms(tool.timeout, 'ms')}ms"
-                step = WorkflowStep(type="workflow", workflow=tool.workflow, timeout=timeout)
-                rendered = await self.renderer.render_step(step, work.scope)
-                settings = {**rendered.settings, "inputs": dict(arguments)}
-                rendered = rendered._replace(settings=settings, folder=run.folder)
-                # Each try has its own name: a nested run of an agent is never resumed.
-                step_id = f"{work.name}.{name}" + (f".try{work.state.attempts}" if work.state.attempts > 1 else "")
-        except StepFailed as failed:
-            raise Failure(failed.error["code"], str(failed)) from None
-        # A tool is stopped together with its step, and has the same grace.
-        clocks = replace(self._make_clocks(step), grace_ms=self._make_clocks(work.step).grace_ms)
-        call = self._make_call(step_id, rendered, clocks, work.item)
-        return await try_step(run.providers[step.type], call, run.runtime)
-
-    async def describe_tool(self, name: str) -> FileTool:
-        tool = self._workflow.tools[name]
-        if tool.workflow is None:
-            return FileTool(name, tool.description or "", tool.input_schema or {"type": "object"})
-        file = self._run.folder / tool.workflow
-        inner = await asyncio.to_thread(inner_workflow, file, self._run.files, unattended=True)
-        return FileTool(name, tool.description or inner.description or inner.name or "", schema_of_inputs(inner))
-
-    def _make_clocks(self, step: StepPart) -> Clocks:
+    def make_clocks(self, step: StepPart) -> Clocks:
         others = {f"{name}_ms": step_clock_ms(self._workflow, step, name) for name in WORK_CLOCKS if name != "timeout"}
         clocks = Clocks(step_timeout_ms(self._workflow, step) or 0, **others)
         return self._clocks_of.setdefault(clocks, clocks)  # one object for the many steps with equal limits
@@ -557,16 +525,43 @@ class _Items:
 class _FileTools:
     """The tools of the file, for one try."""
 
-    def __init__(self, executor: StepExecutor, work: _Work) -> None:
-        self._executor, self._work = executor, work
+    def __init__(self, executor: StepExecutor, run: RunContext, work: _Work) -> None:
+        self._executor, self._run, self._work = executor, run, work
         self._approved_files = approved_files.get()  # another task than the try makes the calls
 
     async def describe(self, name: str) -> FileTool:
-        return await self._executor.describe_tool(name)
+        tool = self._run.workflow.tools[name]
+        if tool.workflow is None:
+            return FileTool(name, tool.description or "", tool.input_schema or {"type": "object"})
+        file = self._run.folder / tool.workflow
+        inner = await asyncio.to_thread(inner_workflow, file, self._run.files, unattended=True)
+        return FileTool(name, tool.description or inner.description or inner.name or "", schema_of_inputs(inner))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Envelope, Any]:
         approved_files.set(self._approved_files)
-        answered = await self._executor.call_tool(self._work, name, arguments)
+        run, work, executor = self._run, self._work, self._executor
+        tool, step_id = run.workflow.tools[name], f"{work.name} tool {name}"
+        step: StepPart
+        try:
+            if work.approval is not None:
+                await work.approval.compare_programs()
+            if tool.workflow is None:
+                step = ToolStep(type="tool", tool=name)
+                rendered = await executor.renderer.render_step(step, work.scope, arguments)
+            else:
+                timeout = None if tool.timeout is None else f"{duration_ms(tool.timeout, 'ms')}ms"
+                step = WorkflowStep(type="workflow", workflow=tool.workflow, timeout=timeout)
+                rendered = await executor.renderer.render_step(step, work.scope)
+                settings = {**rendered.settings, "inputs": dict(arguments)}
+                rendered = rendered._replace(settings=settings, folder=run.folder)
+                # Each try has its own name: a nested run of an agent is never resumed.
+                step_id = f"{work.name}.{name}" + (f".try{work.state.attempts}" if work.state.attempts > 1 else "")
+        except StepFailed as failed:
+            raise Failure(failed.error["code"], str(failed)) from None
+        # A tool is stopped together with its step, and has the same grace.
+        clocks = replace(executor.make_clocks(step), grace_ms=executor.make_clocks(work.step).grace_ms)
+        call = executor.make_call(step_id, rendered, clocks, work.item)
+        answered = await try_step(run.providers[step.type], call, run.runtime)
         return answered.envelope, answered.output
 
 
