@@ -26,9 +26,9 @@ from ..process.clock import wall_time
 from ..providers.provider import ForeignProposal, StepPart
 from ..store.store import Store
 from ..workflow.plan import items_come_from
-from ..workflow.schema import WorkflowFile
+from ..workflow.schema import WorkflowFile, texts_in
 from ..workflow.state import JsonObject, StepState
-from ..workflow.templates import mentions, texts_in
+from ..workflow.templates import mentions
 
 RUN_WORKFLOW = "shotclock-run"
 STEP_ACTIVITY = "shotclock-step"
@@ -118,7 +118,7 @@ def select_visible(
     workflow: WorkflowFile, step: StepPart | None, part: Mapping[str, Any], states: Mapping[str, StepState]
 ) -> dict[str, JsonObject]:
     """Return the states that the templates of a step or of the run's outputs name; all if they use the mapping."""
-    text = " ".join(texts_in(part))
+    text = " ".join(text for _, text in texts_in(part))
     # The prompt of a model may be in a file.
     if (step is not None and step.type == "ai") or re.search(r"\b(?:outputs|steps)\b(?!\.|\[['\"])", text):
         names = list(states)

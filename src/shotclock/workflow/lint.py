@@ -48,10 +48,10 @@ from .schema import (
     ai_steps,
     callers_of,
     calls_of,
+    envs_of,
     find_unset_variables,
     find_wrong_defaults,
     is_template,
-    uses_templates,
 )
 from .shell_quoting import Unsafe, find_refusals, find_unheard, find_variable_refusal, with_references
 from .template_check import check_templates
@@ -115,7 +115,7 @@ class _Nesting:
 
     unattended: bool
     seen: set[tuple[str, int | None]] = field(default_factory=set)
-    files: dict[str, Loaded | Finding] = field(default_factory=dict)
+    files: dict[str, Loaded | Failure] = field(default_factory=dict)
     checked_bytes: int = 0
 
     def findings(self, loaded: Loaded, timeout_ms: int | None, above: tuple[str, ...]) -> list[Finding]:
@@ -173,19 +173,16 @@ class _Nesting:
 
     def _load(self, file: Path, path: Path_) -> Loaded | Finding:
         key = str(file)
-        if key in self.files:
-            loaded_before = self.files[key]
-            return replace(loaded_before, path=path) if isinstance(loaded_before, Finding) else loaded_before
-        if len(self.files) >= NESTED_FILES_LIMIT:
-            return Finding("nested/files", f"runs more than {NESTED_FILES_LIMIT} other files", path)
-        loaded = try_load(file)
-        if isinstance(loaded, Failure):
-            rule = "nested/unreadable" if loaded.code == "FILE_UNREADABLE" else "nested/missing"
-            hint = suggest(file.name, _files_in(file.parent)) if rule == "nested/missing" else None
-            self.files[key] = Finding(rule, str(loaded), path, suggestion=hint)
-        else:
-            self.files[key] = loaded
-        return self.files[key]
+        if key not in self.files:
+            if len(self.files) >= NESTED_FILES_LIMIT:
+                return Finding("nested/files", f"runs more than {NESTED_FILES_LIMIT} other files", path)
+            self.files[key] = try_load(file)
+        loaded = self.files[key]
+        if isinstance(loaded, Loaded):
+            return loaded
+        rule = "nested/unreadable" if loaded.code == "FILE_UNREADABLE" else "nested/missing"
+        hint = suggest(file.name, _files_in(file.parent)) if rule == "nested/missing" else None
+        return Finding(rule, str(loaded), path, suggestion=hint)
 
 
 def _nested_files(workflow: WorkflowFile) -> Iterator[tuple[Path_, WorkflowStep]]:
@@ -259,8 +256,7 @@ def _check_file(
     yield from _check_questions(workflow, unattended)
     for name, why in find_wrong_defaults(workflow):
         yield Finding("input/default", why, ("inputs", name, "default"))
-    if uses_templates(workflow) or prompts:
-        yield from islice(check_templates(workflow, prompts=prompts), FINDINGS_LIMIT)
+    yield from islice(check_templates(workflow, prompts=prompts), FINDINGS_LIMIT)
     has_circle = any(finding.rule == "graph/cycle" for finding in graph)
     for finding in _check_budgets(workflow, plan_of(workflow, timeout_ms=timeout_ms)):
         if not has_circle or finding.rule not in _CHAIN_RULES:
@@ -559,13 +555,7 @@ def _scripts(workflow: WorkflowFile) -> Iterator[tuple[Path_, CommandStep | Tool
 
 def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
     """Yield the values that a step would refuse."""
-    parts: list[tuple[Path_, Mapping[str, object], str | None]] = [
-        (("env",), workflow.env, None),
-        (("defaults", "env"), workflow.defaults.env, None),
-        *((("tools", name, "env"), tool.env, tool.exec) for name, tool in workflow.tools.items()),
-        *((("steps", name, "env"), step.env, getattr(step, "exec", None)) for name, step in workflow.steps.items()),
-    ]
-    for path, env, command in parts:
+    for path, env, command in envs_of(workflow):
         for name, value in env.items():
             refusal = find_variable_refusal(name, command) if is_template(as_text(value)) else None
             if refusal is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.validation import Part, ValidationError
-from ..core.value_types import field, value
+from ..core.value_types import field, replace, value
 from ..providers.provider import STEP_TYPES, StepPart
 from ..runtime.call import Outcome
 from .schema import ToolPart, WorkflowFile
@@ -158,8 +158,7 @@ def describe_finding(loaded: Loaded, finding: Finding) -> dict[str, object]:
 
 
 def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = None) -> Loaded:
-    sha256 = hashlib.sha256(data).hexdigest()
-    source = Source(name, folder=folder or Path(), size=len(data), sha256=sha256)
+    source = Source(name, folder=folder or Path(), size=len(data), sha256=hashlib.sha256(data).hexdigest())
     if len(data) > SIZE_LIMIT:
         return Loaded(source, None, (Finding("file/size", f"is larger than {SIZE_LIMIT} bytes"),))
     try:
@@ -169,34 +168,20 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         place = SourcePosition(data.count(b"\n", 0, error.start) + 1, len(before) + 1)
         return Loaded(source, None, (Finding("file/encoding", "is not UTF-8", place=place),))
     tree = read_tree(text)
-    source = Source(name, tree.spots, folder or Path(), len(data), sha256)
+    source = replace(source, spots=tree.spots)
     flaws = [Finding(flaw.rule, flaw.message, (), flaw.place, flaw.suggestion) for flaw in tree.flaws]
     if tree.is_whole and not isinstance(tree.value, dict):
         content = "is empty" if tree.value is None else f"holds {_kind_of(tree.value)}"
         flaws.append(Finding("file/shape", f"{content}; a workflow is a mapping with `steps`", place=tree.spots.place))
     if not tree.is_whole or not isinstance(tree.value, dict):
         return Loaded(source, None, tuple(flaws))
-    plain = _with_types(_translate(tree.value, source.folder))
+    plain = _translate(tree.value, source.folder)
     try:
         workflow = WorkflowFile.model_validate(plain)
         return Loaded(source, workflow, _sort(flaws))
     except ValidationError as error:
         salvaged, more = _salvage(source, plain, error)
         return Loaded(source, salvaged, _sort([*flaws, *_findings(source, error), *more]))
-
-
-def _with_types(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the file without keys `x-…`, and with `type: command` on steps with `exec` and no type."""
-    typed = {key: value for key, value in plain.items() if not key.startswith("x-")}
-    for name in ("steps", "checks"):
-        if isinstance(steps := plain.get(name), dict):
-            typed[name] = {
-                step_id: {**step, "type": "command"}
-                if isinstance(step, dict) and step.get("type") is None and "exec" in step
-                else step
-                for step_id, step in steps.items()
-            }
-    return typed
 
 
 def _salvage(
@@ -258,8 +243,8 @@ _AI_KEYS = {
 
 
 def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the file in the schema's keys. Keys of another meaning stay, and are refused later."""
-    made = dict(plain)
+    """Return the file in the schema's keys, without `x-…`. Keys of another meaning stay, and are refused later."""
+    made = {key: value for key, value in plain.items() if not key.startswith("x-")}
     if isinstance(imports := made.get("imports"), list) and isinstance(made.get("tools", {}), dict):
         named = {_find_id(folder / file): {"workflow": file} for file in imports if isinstance(file, str)}
         if len(named) == len(imports):
@@ -278,6 +263,8 @@ def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _translate_step(step: Any, for_all: dict[str, Any]) -> Any:
+    if isinstance(step, dict) and step.get("type") is None and "exec" in step:
+        return {**step, "type": "command"}
     if not isinstance(step, dict) or step.get("type") != "ai" or not isinstance(step.get("ai", {}), dict):
         return step
     made, block = dict(step), {}

@@ -17,8 +17,8 @@ from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import value
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, StepPart, StepRetry, duration_ms
-from .schema import WorkflowFile, calls_of
-from .templates import mentions, texts_in
+from .schema import WorkflowFile, calls_of, texts_in
+from .templates import mentions
 
 Groups = tuple[tuple[str, ...], ...]  # one step of every group: `["A", "B|C"]` means A, and B or C
 
@@ -171,7 +171,7 @@ def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile
         if name not in workflow.steps:
             return []
         step = workflow.steps[name]
-        mentioned = [each.name for text in texts_in(step.model_dump()) for each in mentions(text)]
+        mentioned = [each.name for _, text in texts_in(step.model_dump()) for each in mentions(text)]
         return [*needs(groups_of(step.depends_on)), *mentioned, *calls_of(workflow, name)]
 
     tagged = [name for name, step in workflow.steps.items() if not set(tags).isdisjoint(step.tags)]
@@ -232,10 +232,8 @@ def step_clock_ms(workflow: WorkflowFile, step: StepPart, name: str) -> int | No
 
 
 def grace_ms(workflow: WorkflowFile, step: StepPart) -> int:
-    if step.grace is not None:
-        return duration_ms(step.grace, STEP_TYPES[step.type].unit)
-    written = workflow.defaults.grace
-    return DEFAULT_GRACE_MS if written is None else duration_ms(written, "s")
+    written_ms = step_clock_ms(workflow, step, "grace")
+    return DEFAULT_GRACE_MS if written_ms is None else written_ms
 
 
 # A run keeps the declared timeouts of its clean-up, up to 1/2 of its time, and 1/10 if none is declared.

@@ -122,7 +122,8 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
     except RunTaken:
         raise run_exists(request.run_id) from None
-    return await _Run(request, inputs, call, store, caller, _Beginning(began_at, call.started_ns), {}).carry_out()
+    request = replace(request, inputs=inputs)
+    return await _Run(request, call, store, caller, _Beginning(began_at, call.started_ns), {}).carry_out()
 
 
 def run_exists(run_id: str) -> Failure:
@@ -141,7 +142,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
     call = _admit(request, left_ms, TraceContext(run.trace_id))
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
-    return await _Run(request, run.inputs, call, store, caller, _Beginning.of(run), recorded).carry_out()
+    return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
 
 async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
@@ -297,7 +298,6 @@ def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = No
 @entity
 class _Run:
     request: RunRequest
-    inputs: Mapping[str, Any]
     call: Call
     store: Store
     caller: RunCaller
@@ -396,7 +396,7 @@ class _Run:
             context.workflow,
             execute=trace_steps(steps.execute, context.deadlines.of),
             record=record,
-            scope={"inputs": dict(self.inputs), "env": context.base_env, "run": run},
+            scope={"inputs": dict(self.request.inputs), "env": context.base_env, "run": run},
             on_change=context.on_change,
             on_skip=record_skipped_span,
             recorded=self.recorded,
@@ -655,7 +655,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
         message = f"{', '.join(uncleaned)} did not run: {refusal}"
         call.warnings += (warning("CLEAN_UP_MISSING", message, steps=uncleaned),)
     caller = RunCaller(stop, cleans_up=refusal is None)
-    return await _Run(request, run.inputs, call, store, caller, _Beginning.of(run), recorded).carry_out()
+    return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
 
 def _clean_up_of(workflow: WorkflowFile, states: Mapping[str, StepState]) -> list[str]:

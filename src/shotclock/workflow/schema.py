@@ -228,19 +228,20 @@ def is_template(text: str) -> bool:
     return "{{" in text or "{%" in text
 
 
-def holds_template(value: Any) -> bool:
-    """Return whether a value of JSON holds a template."""
+def texts_in(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield the path and text of every text in a value of JSON."""
     if isinstance(value, str):
-        return is_template(value)
-    if isinstance(value, dict):
-        return any(map(holds_template, value.values()))
-    return isinstance(value, list) and any(map(holds_template, value))
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from texts_in(item, (*path, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from texts_in(item, (*path, number))
 
 
-def uses_templates(workflow: WorkflowFile) -> bool:
-    """Return whether there is a template or a condition anywhere."""
-    conditions = [text for step in workflow.steps.values() for text in (step.if_, step.fail_if)]
-    return any(isinstance(text, str) for text in conditions) or holds_template(workflow.model_dump(exclude_unset=True))
+def holds_template(value: Any) -> bool:
+    return any(is_template(text) for _, text in texts_in(value))
 
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
@@ -292,38 +293,30 @@ EnvPath = tuple[str, ...]
 
 def find_unset_variables(workflow: WorkflowFile, environment: Mapping[str, str]) -> Iterator[tuple[EnvPath, str]]:
     """Yield the path and a message for each needed variable that is not set."""
-    for path, text in _env_texts(workflow):
-        for name, kind, _ in REFERENCE.findall(text):
-            if not kind and name not in environment:
-                yield path, unset_message(name)
+    tools = {step.tool for step in workflow.steps.values() if isinstance(step, ToolStep)}
+    tools |= {name for _, step in ai_steps(workflow) for name in step.ai.tools}
+    for path, env, _ in envs_of(workflow):
+        for key, text in env.items() if path[0] != "tools" or path[1] in tools else ():
+            for name, kind, _ in REFERENCE.findall(text) if isinstance(text, str) else ():
+                if not kind and name not in environment:
+                    yield (*path, key), unset_message(name)
 
 
 def unset_message(name: str) -> str:
     return f"the variable {name} is not set; set it, or write ${{{name}:-}} if it may be missing"
 
 
-def _env_texts(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, str]]:
-    """Yield the path and text of every variable in an `env`."""
-    tools = {step.tool for step in workflow.steps.values() if isinstance(step, ToolStep)}
-    tools |= {name for _, step in ai_steps(workflow) for name in step.ai.tools}
-    parts: list[tuple[EnvPath, Mapping[str, Scalar]]] = [
-        (("env",), workflow.env),
-        (("defaults", "env"), workflow.defaults.env),
-        *((("steps", name, "env"), step.env) for name, step in workflow.steps.items()),
-        *((("tools", name, "env"), tool.env) for name, tool in workflow.tools.items() if name in tools),
-        *_server_envs(workflow),
-    ]
-    for path, env in parts:
-        for name, value in env.items():
-            if isinstance(value, str):
-                yield (*path, name), value
-
-
-def _server_envs(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, Mapping[str, Scalar]]]:
-    """Yield the `env` of each MCP server of an `ai` step."""
-    for step_id, step in ai_steps(workflow):
-        for name, server in step.ai.mcp_servers.items():
-            yield ("steps", step_id, "ai", "mcp_servers", name, "env"), server.env
+def envs_of(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, Mapping[str, Scalar], str | None]]:
+    """Yield the path of each `env`, its variables, and the command that gets them, if there is one."""
+    yield ("env",), workflow.env, None
+    yield ("defaults", "env"), workflow.defaults.env, None
+    for name, step in workflow.steps.items():
+        yield ("steps", name, "env"), step.env, getattr(step, "exec", None)
+    for name, tool in workflow.tools.items():
+        yield ("tools", name, "env"), tool.env, tool.exec
+    for step_id, ai_step in ai_steps(workflow):
+        for name, server in ai_step.ai.mcp_servers.items():
+            yield ("steps", step_id, "ai", "mcp_servers", name, "env"), server.env, None
 
 
 def ai_steps(workflow: WorkflowFile) -> Iterator[tuple[str, AiStep]]:

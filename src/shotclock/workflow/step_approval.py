@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from ..core.clocks import Clocks, Deadline
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
@@ -47,11 +47,7 @@ from .shell_programs import ASSIGNED, AWK, RUNNERS, SHELL, find_script_files, fi
 from .shell_syntax import DEPTH_LIMIT, TooDeep, Word, read_script
 from .state import JsonObject
 from .step_renderer import RenderedStep, StepFailed
-
-
-class RefusedStep(NamedTuple):
-    envelope: Envelope
-    rule: str
+from .step_try import AnsweredTry
 
 
 class StepApproval:
@@ -67,7 +63,7 @@ class StepApproval:
 
     async def ask(
         self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int, deadline: Deadline | None
-    ) -> RenderedStep | RefusedStep:
+    ) -> RenderedStep | AnsweredTry:
         """Return the approved step, perhaps modified, or the end of a step that may not begin."""
         scope = current_scope.get()
         owner = "run" if scope is None else scope.name
@@ -77,11 +73,11 @@ class StepApproval:
         try:
             return await self._ask_and_use(step_id, step, rendered, tries, admission)
         except Failure as failure:
-            return RefusedStep(answer(admission, refusal_outcome(failure)), "approval/failed")
+            return AnsweredTry(answer(admission, refusal_outcome(failure)), rule="approval/failed")
 
     async def _ask_and_use(
         self, step_id: str, step: StepPart, written: RenderedStep, tries: int, admission: Call
-    ) -> RenderedStep | RefusedStep:
+    ) -> RenderedStep | AnsweredTry:
         # The step runs in the directory that was shown, even if a link leads elsewhere by then.
         rendered = await asyncio.to_thread(_with_real_paths, step, written)
         ask = await self._make_request(step_id, step, rendered, tries)
@@ -97,17 +93,17 @@ class StepApproval:
                 self.used = proposal.id
             return self._bind(rendered, {})
         if not proposal.status.allows:
-            return RefusedStep(answer(admission, waited.outcome()), f"approval/{proposal.status}")
+            return AnsweredTry(answer(admission, waited.outcome()), rule=f"approval/{proposal.status}")
         changed = _changes(ask, proposal, rendered.settings)
         if (wrong := _find_wrong(step, changed)) is not None:
             problem = Problem("ARG_ERROR", f"the operator's change does not fit: {wrong}", "validation")
-            return RefusedStep(answer(admission, Outcome(Ending.NOT_STARTED, problem)), "approval/modified")
+            return AnsweredTry(answer(admission, Outcome(Ending.NOT_STARTED, problem)), rule="approval/modified")
         now = await asyncio.to_thread(_with_real_paths, step, written)
         if (await self._make_request(step_id, step, now, tries)).action_hash != ask.action_hash:
             raise action_changed(proposal.id, {"proposal_id": proposal.id})
         if not await self._inbox.use(proposal.id, ask.action_hash):
             problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
-            return RefusedStep(answer(admission, Outcome(Ending.NOT_STARTED, problem)), "approval/used")
+            return AnsweredTry(answer(admission, Outcome(Ending.NOT_STARTED, problem)), rule="approval/used")
         self.used = proposal.id
         return self._bind(rendered, changed)
 

@@ -41,7 +41,7 @@ from .plan import (
 from .run_context import ParallelSlots, RunContext
 from .schema import schema_of_inputs
 from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of
-from .step_approval import RefusedStep, StepApproval
+from .step_approval import StepApproval
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
 
@@ -110,7 +110,8 @@ class StepExecutor:
             state.error = self._run.redaction.value(bug | {"phase": "execution", "context": context})
 
     def note_failure(self, state: StepState, failed: StepFailed) -> None:
-        state.status, state.error = Status.FAILED, failed.error_after(state.attempts)
+        phase = "execution" if state.attempts else "validation"
+        state.status, state.error = Status.FAILED, failed.error | {"phase": phase}
         self._note_cut_short(state, failed.fired)
 
     def _note_cut_short(self, state: StepState, fired: Fired | None) -> None:
@@ -162,8 +163,8 @@ class StepExecutor:
         rendered = await self.renderer.render_step(step, self._with_deadline(work))
         tries, deadline = most_tries(self._workflow, step), self._run.deadlines.of(work.name)
         approved = await approval.ask(state.id, step, rendered, tries, deadline)
-        if isinstance(approved, RefusedStep):
-            return self._record_try(step, state, AnsweredTry(approved.envelope, None, approved.rule))
+        if isinstance(approved, AnsweredTry):
+            return self._record_try(step, state, approved)
         state.proposal_id, work.approved, work.approval = approval.used, approved, approval
         error: StepError | None = {"code": "CANCELLED"}
         try:

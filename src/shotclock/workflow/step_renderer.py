@@ -58,10 +58,6 @@ class StepFailed(Exception):
             "context": context,
         }
 
-    def error_after(self, attempts: int) -> StepError:
-        """Return the error. Its phase is validation only if the step never began."""
-        return self.error | {"phase": "execution"} if attempts else self.error
-
 
 class RenderedStep(NamedTuple):
     settings: Mapping[str, Any]

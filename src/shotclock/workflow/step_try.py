@@ -180,22 +180,18 @@ def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, end
         "shotclock.step.status": status.value,
         "shotclock.step.attempts": state.attempts,
     }
-    if state.timeout_ms:
-        attributes["shotclock.timeout_ms"] = state.timeout_ms
-    if state.ending is not None:
-        attributes["shotclock.ending"] = state.ending
-    if state.reason is not None:
-        attributes["shotclock.step.reason"] = state.reason.value
-    if state.cause is not None:
-        attributes["shotclock.step.cause"] = state.cause
     # Without the reasons for overtime, which may quote secrets.
     granted_ms = [news["granted_ms"] for news in state.overtime if news["event"] == "overtime"]
-    if granted_ms:
-        attributes["shotclock.overtime.requests"] = len(granted_ms)
-        attributes["shotclock.overtime.granted_ms"] = sum(granted_ms)
-    wound_down_by = [str(news["by"]) for news in state.overtime if news["event"] == "wind_down"]
-    if wound_down_by:
-        attributes["shotclock.wind_down.by"] = wound_down_by[0]
+    optional = {
+        "shotclock.timeout_ms": state.timeout_ms or None,
+        "shotclock.ending": state.ending,
+        "shotclock.step.reason": None if state.reason is None else state.reason.value,
+        "shotclock.step.cause": state.cause,
+        "shotclock.overtime.requests": len(granted_ms) or None,
+        "shotclock.overtime.granted_ms": sum(granted_ms) if granted_ms else None,
+        "shotclock.wind_down.by": next((str(n["by"]) for n in state.overtime if n["event"] == "wind_down"), None),
+    }
+    attributes |= {name: each for name, each in optional.items() if each is not None}
     code, message = None, ""
     if status.is_bad:
         error = state.error or {}

@@ -15,7 +15,7 @@ from ..core.value_types import field, replace, value
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
-from .schema import CONDITIONS, WorkflowFile, callers_of, is_template
+from .schema import CONDITIONS, WorkflowFile, callers_of, is_template, texts_in
 from .templates import (
     condition_expression,
     environment_for,
@@ -374,15 +374,7 @@ def _texts(step: StepPart) -> Iterator[tuple[Path_, str]]:
 
 
 def _templates_in(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
-    if isinstance(value, str):
-        if is_template(value):
-            yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _templates_in((*path, key), item)
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _templates_in((*path, number), item)
+    return ((where, text) for where, text in texts_in(value, path) if is_template(text))
 
 
 def _before(workflow: WorkflowFile) -> dict[str, set[str]]:

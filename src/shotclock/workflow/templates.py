@@ -173,16 +173,6 @@ def mentions(template: str) -> list[Mention]:
     return [Mention(kind, dotted or quoted) for kind, dotted, quoted in _MENTIONED.findall(template)]
 
 
-def texts_in(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for each in value.values() for text in texts_in(each)]
-    if isinstance(value, list):
-        return [text for each in value for text in texts_in(each)]
-    return []
-
-
 @contextlib.contextmanager
 def _computing(template: str) -> Iterator[None]:
     """Bound the memory of a computation. Every error in it becomes a TemplateError."""
