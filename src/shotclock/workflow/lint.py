@@ -235,7 +235,7 @@ def _check_fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | 
 
 
 def _sort(findings: list[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: (not finding.is_error, finding.place.line, finding.place.column))
+    return sorted(findings, key=lambda finding: (not finding.is_error, finding.place))
 
 
 def _check_file(

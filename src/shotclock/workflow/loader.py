@@ -313,7 +313,7 @@ def _findings(source: Source, error: ValidationError) -> list[Finding]:
             problems[:] = [each for each in problems if each["type"] not in _WANTED]
             if not problems:
                 del by_path[path]
-    paths = sorted(by_path, key=lambda path: _order(source.place_of(path)))
+    paths = sorted(by_path, key=source.place_of)
     found = [_finding(source, path, by_path[path]) for path in paths[:FINDINGS_LIMIT]]
     if len(paths) > FINDINGS_LIMIT:
         rest = Finding("schema/more", f"and {len(paths) - FINDINGS_LIMIT} problems more", place=found[-1].place)
@@ -390,37 +390,32 @@ _WANTED = {
 _YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 # Keys of other tools, and the key here. Suggested where that key exists.
 _ELSEWHERE = {
-    "run": "exec",
-    "script": "exec",
-    "cmd": "exec",
-    "command": "exec",
-    "shell": "exec",
-    "uses": "type",
-    "when": "if",
-    "after": "depends_on",
-    "jobs": "steps",
-    "tasks": "steps",
-    "retry": "on_fail",
-    "retries": "on_fail",
-    "timeout_ms": "timeout",
-    "timeout_seconds": "timeout",
-    "question": "prompt",
-    "file": "workflow",
+    name: key
+    for key, names in {
+        "exec": "run script cmd command shell",
+        "type": "uses",
+        "if": "when",
+        "depends_on": "after",
+        "steps": "jobs tasks",
+        "on_fail": "retry retries",
+        "timeout": "timeout_ms timeout_seconds",
+        "prompt": "question",
+        "workflow": "file",
+    }.items()
+    for name in names.split()
 }
 _KINDS_ELSEWHERE = {
-    "http": "did you mean 'http_client'?",
-    "fetch": "did you mean 'http_client'?",
-    "bash": "did you mean 'command'? It has `shell: bash`",
-    "shell": "did you mean 'command'?",
-    "script": "did you mean 'command'?",
-    "exec": "did you mean 'command'?",
-    "log": "a 'command' with `exec: echo …` does that",
-    "logger": "a 'command' with `exec: echo …` does that",
-    "noop": "a 'command' with `exec: 'true'` does that",
-    "human": "did you mean 'human-input'?",
-    "input": "did you mean 'human-input'?",
-    "git": "did you mean 'git-checkout'?",
-    "checkout": "did you mean 'git-checkout'?",
+    name: hint
+    for hint, names in {
+        "did you mean 'http_client'?": "http fetch",
+        "did you mean 'command'? It has `shell: bash`": "bash",
+        "did you mean 'command'?": "shell script exec",
+        "a 'command' with `exec: echo …` does that": "log logger",
+        "a 'command' with `exec: 'true'` does that": "noop",
+        "did you mean 'human-input'?": "human input",
+        "did you mean 'git-checkout'?": "git checkout",
+    }.items()
+    for name in names.split()
 }
 
 
@@ -450,11 +445,7 @@ def _other_names(key: str) -> set[str]:
 
 
 def _sort(findings: list[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: _order(finding.place)))
-
-
-def _order(place: SourcePosition) -> tuple[int, int]:
-    return place.line, place.column
+    return tuple(sorted(findings, key=lambda finding: finding.place))
 
 
 def _kind_of(value: object) -> str:

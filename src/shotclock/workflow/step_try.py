@@ -153,24 +153,23 @@ def trace_steps(execute: Execute, deadline_of: Callable[[str], Deadline | None])
             await execute(name, step, state, scope)
         finally:
             current_scope.reset(token)
-            if spans.recorder is not None:
-                ended_ns = wall_ns()
-                span = _span(state, own, run.span_id, ended_ns - (monotonic_ns() - began_ns), ended_ns)
-                spans.recorder.tell(lambda: span)
+            ended_ns = wall_ns()
+            _record_span(state, own, run.span_id, ended_ns - (monotonic_ns() - began_ns), ended_ns)
 
     return execute_traced
 
 
 def record_skipped_span(state: StepState) -> None:
     outer = current_scope.get()
-    if spans.recorder is not None and outer is not None:
+    if outer is not None:
         run, now_ns = outer.span.trace, wall_ns()
-        span = _span(state, run.below(new_span_id()), run.span_id, now_ns, now_ns)
-        spans.recorder.tell(lambda: span)
+        _record_span(state, run.below(new_span_id()), run.span_id, now_ns, now_ns)
 
 
-def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, ended_ns: int) -> spans.Span:
-    """Return the span of a step, made at once because the state changes when the step runs again."""
+def _record_span(state: StepState, own: TraceContext, run_id: str, started_ns: int, ended_ns: int) -> None:
+    """Record the span of a step, made at once because the state changes when the step runs again."""
+    if spans.recorder is None:
+        return
     # A cancelled step may not be final yet.
     status = state.status if state.status.is_final else Status.CANCELLED
     attributes: dict[str, spans.Attribute] = {
@@ -197,7 +196,8 @@ def _span(state: StepState, own: TraceContext, run_id: str, started_ns: int, end
         error = state.error or {}
         code = str(error.get("code") or status.value.upper())
         message = str(error.get("message") or "")  # already redacted
-    return spans.Span(f"step {state.id}", own, run_id, started_ns, ended_ns, attributes, code, message)
+    span = spans.Span(f"step {state.id}", own, run_id, started_ns, ended_ns, attributes, code, message)
+    spans.recorder.tell(lambda: span)
 
 
 def scope_of_run() -> Scope:

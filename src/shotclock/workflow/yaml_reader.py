@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -42,8 +42,7 @@ _FLOAT = re.compile(
 )
 
 
-@value
-class SourcePosition:
+class SourcePosition(NamedTuple):
     """Lines and columns count from 1, in characters."""
 
     line: int = 1
