@@ -190,14 +190,9 @@ class RunWorkflow:
         data = describe_steps(self._input["run_id"], self._input["name"], self._scheduler.states)
         if ended_by is None and self._workflow.outputs and (outputs := await self._render_outputs()):
             data["outputs"] = outputs
-        outcome = judge_run(
-            self._call,
-            self._scheduler.states,
-            data,
-            ended_by or self._ended_by,
-            is_out_of_time=self._deadlines.have_fired,
-            find_fired=self._find_fired,
-        )
+        states, is_out_of_time = self._scheduler.states, self._deadlines.have_fired
+        ended_by = ended_by or self._ended_by
+        outcome = judge_run(self._call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(self._scheduler.notes)
         envelope = answer_at(self._call, outcome, workflow.time_ns()).to_dict()
         self._set_attributes(describe_end(envelope, [state.error for state in self._scheduler.states.values()]))

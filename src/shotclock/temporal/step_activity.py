@@ -48,7 +48,7 @@ from ..workflow.plan import run_timeout_ms
 from ..workflow.run import describe_news, move_steps, name_nested_run, read_envelope, render_outputs
 from ..workflow.run_context import Deadlines, ParallelSlots, PersonWait, RunContext
 from ..workflow.schema import WorkflowFile, check_inputs
-from ..workflow.state import JsonObject, OutputsView, StepState, StepsView, explain_limit, redaction_for
+from ..workflow.state import JsonObject, OutputsView, StepState, StepsView, redaction_for
 from ..workflow.step_executor import StepExecutor
 from ..workflow.step_renderer import StepRenderer
 from ..workflow.step_try import trace_steps
@@ -236,7 +236,7 @@ async def _open_context(
         base_env={name: value for name, value in environment.items() if not looks_secret(name)},
         redaction=redaction_for(workflow, {**environment, **services.own_variables}),
         call=call,
-        describe_limit=partial(_describe_fired_clock, call, deadlines),
+        find_fired=partial(_find_fired, call, deadlines),
         json_limit=JSON_LIMIT,
     )
     try:
@@ -246,10 +246,9 @@ async def _open_context(
         await providers.close()
 
 
-def _describe_fired_clock(run: Call, deadlines: Deadlines) -> tuple[str, Fired]:
+def _find_fired(run: Call, deadlines: Deadlines) -> Fired:
     fired = run.fired(ClockKind.TIMEOUT, monotonic_ns() - run.started_ns)
-    fired = replace(fired, kept_ms=deadlines.kept_ms)
-    return explain_limit(run, fired), fired
+    return replace(fired, kept_ms=deadlines.kept_ms)
 
 
 def _find_folder(of_file: str, here: Path | None) -> Path:

@@ -46,7 +46,6 @@ from .state import (
     StepState,
     TemplateScope,
     describe_steps,
-    explain_limit,
     judge_run,
     park_outcome,
     read_record,
@@ -368,7 +367,7 @@ class _Run:
                 base_env={name: value for name, value in environment.items() if not looks_secret(name)},
                 redaction=redaction_for(request.workflow, environment),
                 call=self.call,
-                describe_limit=self._describe_fired_clock,
+                find_fired=self._find_fired,
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 record_item=self._record_item,
@@ -450,14 +449,8 @@ class _Run:
         data = describe_steps(run_id, self.request.name, states)
         if outputs:
             data["outputs"] = outputs
-        outcome = judge_run(
-            self.call,
-            states,
-            data,
-            ended_by,
-            is_out_of_time=context.deadlines.have_fired,
-            find_fired=self._find_fired_clock,
-        )
+        is_out_of_time = context.deadlines.have_fired
+        outcome = judge_run(self.call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
         envelope = answer(self.call, outcome)
         try:
@@ -472,11 +465,7 @@ class _Run:
             await asyncio.to_thread(prune_in_passing, self.store, os.environ, wall_time(), is_alive)
         return envelope
 
-    def _describe_fired_clock(self) -> tuple[str, Fired]:
-        fired = self._find_fired_clock()
-        return explain_limit(self.call, fired), fired
-
-    def _find_fired_clock(self) -> Fired:
+    def _find_fired(self) -> Fired:
         """Return the limit that stopped the run, as it was set, not less a parent's reserve."""
         call, began = self.call, self.began
         if began.budget_ms is not None:

@@ -257,7 +257,7 @@ class RunContext:
     base_env: Mapping[str, str]  # without names that look secret
     redaction: Redaction
     call: Call
-    describe_limit: Callable[[], tuple[str, Fired]]
+    find_fired: Callable[[], Fired]  # the limit that stopped the run
     on_change: OnChange | None = None
     on_news: OnNews | None = None
     wound_down: set[str] = field(default_factory=set)  # none of their items or tries begins any more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
@@ -413,11 +413,14 @@ def judge_run(
     states: Mapping[str, StepState],
     data: dict[str, object],
     ended_by: str | Exception | None,
+    fired: Fired,
     *,
     is_out_of_time: bool,
-    find_fired: Callable[[], Fired],
 ) -> Outcome:
-    """Return the outcome of a run. `ended_by` is the signal, `CANCEL` or the error that ended it early."""
+    """Return the outcome of a run. `ended_by` is the signal, `CANCEL` or the error that ended it early.
+
+    `fired` is its limit, which has stopped it only if it is out of time.
+    """
     bad = [name for name, state in states.items() if state.status.is_bad and not state.continues]
     was_cut = any(state.reason is Reason.RUN_ENDED for state in states.values())
     partial = {**data, "partial": True}
@@ -429,7 +432,6 @@ def judge_run(
     elif call.winding_down is not None and (bad or was_cut):
         outcome = Outcome(Ending.CANCELLED, wound_down_problem(call), partial)
     elif is_out_of_time or any(state.is_cut_short for state in states.values()):
-        fired = find_fired()
         outcome = Outcome(Ending.KILLED, Problem("TIMEOUT", explain_limit(call, fired), fired=fired), data)
     elif bad:
         names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")

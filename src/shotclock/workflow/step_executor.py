@@ -40,7 +40,7 @@ from .plan import (
 )
 from .run_context import ParallelSlots, RunContext
 from .schema import schema_of_inputs
-from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of
+from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of, explain_limit
 from .step_approval import StepApproval
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
@@ -118,10 +118,11 @@ class StepExecutor:
         """Note whether the run's own timeout stopped a step. The error then names that limit."""
         state.is_cut_short = self._run.deadlines.note_fired(fired)
         if state.is_cut_short and state.error is not None:
-            limit, clock = self._run.describe_limit()
+            clock = self._run.find_fired()
             context = {**(state.error.get("context") or {}), "clock": clock.as_context()}
             # The error of a step that never began already names what it waited for.
-            message = f"stopped: {limit}" if state.error["code"] == "TIMEOUT" else state.error["message"]
+            limit = f"stopped: {explain_limit(self._run.call, clock)}"
+            message = limit if state.error["code"] == "TIMEOUT" else state.error["message"]
             state.error = {**state.error, "message": message, "context": context}
 
     def is_wound_down(self, name: str) -> bool:

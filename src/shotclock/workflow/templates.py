@@ -70,9 +70,12 @@ def find_misfit(schema: dict[str, Any], value: Any) -> str | None:
 OUTPUT_LIMIT = 10_000_000
 
 _PLACEHOLDER = re.compile(r"\{\{-?\s*([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\]|\['[^']*'\]|\[\"[^\"]*\"\])*)\s*-?\}\}")
-_OPENED = re.compile(r"\{\{|\{%")
-_EXPRESSION = re.compile(r"""\{\{(?:[^'"}]|'[^']*'|"[^"]*"|\}(?!\}))*\}\}""")
-_BLOCK = re.compile(r"""\{%(?:[^'"%]|'[^']*'|"[^"]*"|%(?!\}))*%\}""")
+# The last alternative is a tag without an end. It takes the rest, so that the search stays linear.
+_TAG = re.compile(
+    r"""(?P<expression>\{\{(?:[^'"}]|'[^']*'|"[^"]*"|\}(?!\}))*\}\})"""
+    r"""|(?P<block>\{%(?:[^'"%]|'[^']*'|"[^"]*"|%(?!\}))*%\})"""
+    r"""|\{[{%](?s:.*)"""
+)
 _PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
 _MENTIONED = re.compile(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
 _DASHED = re.compile(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
@@ -128,16 +131,8 @@ def render_simple(text: str, scope: Scope, *, marked: bool = False) -> Rendered:
 
 def with_marks(template: str) -> str:
     """Return a command before it is rendered: with marks for its values, and without its blocks."""
-    made: list[str] = []
-    position = 0
-    while (found := _OPENED.search(template, position)) is not None:
-        made.append(template[position : found.start()])
-        tag = (_EXPRESSION if found[0] == "{{" else _BLOCK).match(template, found.start())
-        if tag is None:  # it has no end
-            return template
-        made.append(mark(0) if found[0] == "{{" else "")
-        position = tag.end()
-    return "".join(made) + template[position:]
+    made = {"expression": mark(0), "block": ""}
+    return _TAG.sub(lambda tag: made.get(tag.lastgroup or "", tag[0]), template)
 
 
 def sole_name(text: str) -> str | None:
