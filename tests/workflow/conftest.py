@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import os
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -88,7 +89,8 @@ def run(tmp_path: Path, store: Store, validate_envelope: Callable[[dict[str, Any
                 stop = asyncio.get_running_loop().create_future()
                 asyncio.get_running_loop().call_later(stop_after, stop.set_result, "SIGTERM")
             async with asyncio.timeout(RUN_LIMIT_S):
-                return await start(request, store, RunCaller(stop, on_change, on_news, environment))
+                variables = os.environ if environment is None else environment
+                return await start(request, store, RunCaller(stop, on_change, on_news, variables))
 
         envelope = asyncio.run(main())
         validate_envelope(envelope.to_dict())

@@ -139,7 +139,7 @@ class TemporalEngine:
             "file": request.file,
             "folder": str(request.folder),
             "files": [identity(request.file)],
-            "workflow": write_workflow(request.workflow, inputs, caller.variables),
+            "workflow": write_workflow(request.workflow, inputs, caller.environment),
             "inputs": inputs,
             "trace_id": call.trace_id,
             "limit_ms": limit_ms,

@@ -295,10 +295,9 @@ def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
         for name in sorted(needs(groups)):
             if name not in graph:
                 yield _unknown_step(("steps", step_id, "depends_on"), name, graph, "graph/missing-dependency")
-        for key, reaction in _reactions(workflow.steps[step_id]):
-            yield from _check_targets(("steps", step_id, key), reaction, graph)
-    if workflow.defaults.on_fail is not None:
-        yield from _check_targets(("defaults", "on_fail"), workflow.defaults.on_fail, graph)
+        yield from _check_targets(("steps", step_id, "on_fail"), workflow.steps[step_id].on_fail, graph)
+        yield from _check_targets(("steps", step_id, "on_success"), workflow.steps[step_id].on_success, graph)
+    yield from _check_targets(("defaults", "on_fail"), workflow.defaults.on_fail, graph)
     yield from _find_uncalled(workflow)
     if circle is not None:
         return
@@ -336,18 +335,11 @@ def _find_uncalled(workflow: WorkflowFile) -> Iterator[Finding]:
             yield Finding("graph/never-called", message, ("steps", name), suggestion=hint)
 
 
-def _reactions(step: StepPart) -> Iterator[tuple[str, Reaction]]:
-    for key, reaction in (("on_fail", step.on_fail), ("on_success", step.on_success)):
-        if reaction is not None:
-            yield key, reaction
-
-
-def _check_targets(path: Path_, reaction: Reaction, steps: Collection[str]) -> Iterator[Finding]:
-    for name in reaction.run:
-        if name not in steps:
-            yield _unknown_step((*path, "run"), name, steps, "graph/unknown-target")
-    if reaction.goto is not None and reaction.goto not in steps:
-        yield _unknown_step((*path, "goto"), reaction.goto, steps, "graph/unknown-target")
+def _check_targets(path: Path_, reaction: Reaction | None, steps: Collection[str]) -> Iterator[Finding]:
+    targets = [] if reaction is None else [*(("run", name) for name in reaction.run), ("goto", reaction.goto)]
+    for key, name in targets:
+        if name is not None and name not in steps:
+            yield _unknown_step((*path, key), name, steps, "graph/unknown-target")
 
 
 def _unknown_step(path: Path_, name: str, steps: Collection[str], rule: str) -> Finding:

@@ -87,16 +87,12 @@ class RunCaller:
     stop: asyncio.Future[str] | None = None  # stops the run once it holds the name of a signal
     on_change: OnChange | None = None
     on_news: OnNews | None = None
-    environment: Mapping[str, str] | None = None  # None means those of this process
+    environment: Mapping[str, str] = os.environ
     aside: Aside = contextlib.nullcontext
     """Entered while a question is shown at the terminal, so that a live view stops drawing."""
     budget_ms: int | None = None  # how long the caller waits once only people can continue the run
     outer: RunContext | None = None
     cleans_up: bool = True  # whether clean-up steps can run in a run that is stopped at once
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        return os.environ if self.environment is None else self.environment
 
 
 DEFAULT_CALLER = RunCaller()
@@ -105,14 +101,14 @@ DEFAULT_CALLER = RunCaller()
 async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
     call = _admit(request, request.limit_ms)
     inputs = check_inputs(request.workflow, request.inputs)
-    _refuse_unset(request.workflow, caller.variables)
+    _refuse_unset(request.workflow, caller.environment)
     # Counted from the start of the call's clock, so that both deadlines are the same.
     began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - call.started_ns))
     new = NewRun(
         request.run_id,
         request.name,
         request.file,
-        record_workflow(request.workflow, caller.variables),
+        record_workflow(request.workflow, caller.environment),
         inputs,
         call.trace_id,
         None if call.bound.bell is None else began_at + call.bound.limit_ms,
@@ -136,7 +132,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
         return read_envelope(run.envelope)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     workflow = await asyncio.to_thread(restore_secrets, run, workflow)
-    _refuse_unset(workflow, caller.variables)
+    _refuse_unset(workflow, caller.environment)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
     call = _admit(request, left_ms, TraceContext(run.trace_id))
@@ -334,7 +330,7 @@ class _Run:
     @contextlib.asynccontextmanager
     async def _open_context(self) -> AsyncIterator[RunContext]:
         """Open the shared objects of the steps; a nested run uses those of the outer run."""
-        request, outer, environment = self.request, self.caller.outer, dict(self.caller.variables)
+        request, outer, environment = self.request, self.caller.outer, dict(self.caller.environment)
         async with contextlib.AsyncExitStack() as stack:
             if outer is None:
                 runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))

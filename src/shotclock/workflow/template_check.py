@@ -6,7 +6,7 @@ They are parsed and not compiled: the compiler computes constants, and `'a' * 99
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,6 @@ from .schema import CONDITIONS, WorkflowFile, callers_of, is_template, texts_in
 from .templates import (
     condition_expression,
     environment_for,
-    find_text_block,
     is_simple,
     names_in,
     refuse_text_block,
@@ -47,14 +46,22 @@ class Checked(NamedTuple):
     mentions: list[tuple[str, str]]  # `outputs` or `steps`, and the step
 
 
-def check_template(text: str, visible: VisibleNames) -> Checked:
-    if is_simple(text):
+def check_template(text: str, visible: VisibleNames, *, is_condition: bool = False) -> Checked:
+    if is_simple(text) and not is_condition:
         return _check_names(text, visible)
-    return _check_parsed(text, visible, _parse_template)
+    from jinja2 import TemplateSyntaxError
 
-
-def check_condition(text: str, visible: VisibleNames) -> Checked:
-    return _check_parsed(text, visible, _parse_condition)
+    try:
+        tree = _parse_condition(text) if is_condition else _parse_template(text)
+    except TemplateSyntaxError as error:
+        line = f" in line {error.lineno} of it" if error.lineno > 1 else ""
+        message = f"{_quote(text)} cannot be read{line}: {str(error.message).rstrip('.')}"
+        return Checked([_finding("template/syntax", message, _foreign(text))], [])
+    except RecursionError:
+        return Checked([_finding("template/syntax", f"{_quote(text)} is nested too deep")], [])
+    walk = _TreeCheck(visible)
+    walk.check(tree)
+    return Checked(walk.findings, walk.mentions)
 
 
 def _check_names(text: str, visible: VisibleNames) -> Checked:
@@ -68,22 +75,6 @@ def _check_names(text: str, visible: VisibleNames) -> Checked:
             findings += _check_member(head, parts[0], visible, mentions)
             findings += _check_step_member(head, parts)
     return Checked(findings, mentions)
-
-
-def _check_parsed(text: str, visible: VisibleNames, parse: Callable[[str], nodes.Node]) -> Checked:
-    from jinja2 import TemplateSyntaxError
-
-    try:
-        tree = parse(text)
-    except TemplateSyntaxError as error:
-        line = f" in line {error.lineno} of it" if error.lineno > 1 else ""
-        message = f"{_quote(text)} cannot be read{line}: {str(error.message).rstrip('.')}"
-        return Checked([_finding("template/syntax", message, _foreign(text))], [])
-    except RecursionError:
-        return Checked([_finding("template/syntax", f"{_quote(text)} is nested too deep")], [])
-    walk = _TreeCheck(visible)
-    walk.check(tree)
-    return Checked(walk.findings, walk.mentions)
 
 
 def _finding(rule: str, message: str, hint: str | None = None, *, is_error: bool = True) -> Finding:
@@ -149,8 +140,8 @@ class _TreeCheck:
         from jinja2 import nodes
 
         environment, found = environment_for(False), [tree, *_all_inside(tree)]
-        if self._visible.is_command and (block := find_text_block(tree)) is not None:
-            self.findings.append(_finding("template/syntax", refuse_text_block(block)))
+        if self._visible.is_command and (refusal := refuse_text_block(tree)) is not None:
+            self.findings.append(_finding("template/syntax", refusal))
         bound = {node.name for node in found if isinstance(node, nodes.Name) and node.ctx != "load"}
         bound |= {node.name for node in found if isinstance(node, nodes.Macro | nodes.NSRef)}
         called = {id(node.node) for node in found if isinstance(node, nodes.Call)}
@@ -287,7 +278,7 @@ class Written(NamedTuple):
 def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = MappingProxyType({})) -> Iterator[Finding]:
     """`prompts` are the texts of prompt files, by step."""
     checked = [
-        (each.path, (check_condition if each.is_condition else check_template)(each.text, each.visible))
+        (each.path, check_template(each.text, each.visible, is_condition=each.is_condition))
         for each in _find_templates(workflow, prompts)
     ]
     outputs = {

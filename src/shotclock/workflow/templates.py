@@ -187,8 +187,8 @@ def render_text(template: str, scope: dict[str, Any], marked: bool = False) -> l
     environment.marked_values = []
     with _computing(template):
         tree = environment.parse(with_subscripts(template))
-        if marked and (block := find_text_block(tree)) is not None:
-            raise TemplateError(f"{template[:100]!r}: {refuse_text_block(block)}")
+        if marked and (refusal := refuse_text_block(tree)) is not None:
+            raise TemplateError(f"{template[:100]!r}: {refusal}")
         parts, size = [], 0
         for part in environment.from_string(tree).generate(**scope):
             size += len(part)
@@ -263,8 +263,8 @@ def _why(template: str, error: Exception) -> str:
     return why
 
 
-def find_text_block(tree: Any) -> str | None:
-    """Return a block that makes text of other text, in which values would lose their marks; or None."""
+def refuse_text_block(tree: Any) -> str | None:
+    """Return why a command is refused: a block makes text of other text, in which values would lose their marks."""
     from jinja2 import nodes
 
     blocks = {
@@ -274,14 +274,11 @@ def find_text_block(tree: Any) -> str | None:
         nodes.AssignBlock: "set … %}…{% endset",
         nodes.Block: "block",
     }
-    found = next(tree.find_all(tuple(blocks)), None)
-    if found is None:
-        return "for … recursive" if any(loop.recursive for loop in tree.find_all(nodes.For)) else None
-    return blocks[type(found)]
-
-
-def refuse_text_block(block: str) -> str:
-    return f"a command cannot use {{% {block} %}}: write the command out, and filter each value itself"
+    found = [blocks[type(node)] for node in tree.find_all(tuple(blocks))]
+    found += ["for … recursive" for loop in tree.find_all(nodes.For) if loop.recursive]
+    if not found:
+        return None
+    return f"a command cannot use {{% {found[0]} %}}: write the command out, and filter each value itself"
 
 
 @lru_cache(maxsize=2)
