@@ -827,3 +827,10 @@ def test_what_other_languages_write_is_told_as_it_is_written_here(linted: Lint) 
 
 def test_a_template_is_read_and_not_computed(linted: Lint) -> None:
     assert linted("steps: {a: {exec: \"echo {{ 'a' * 9999999999 }}\"}}") == []
+
+
+def test_a_value_is_refused_in_a_variable_of_an_agents_server_that_would_run_it(linted: Lint) -> None:
+    server = "hands: {command: server, env: {LD_PRELOAD: '{{ inputs.x }}'}}"
+    text = f"inputs: {{x: {{}}}}\nsteps: {{a: {{type: ai, prompt: p, ai: {{mcp_servers: {{{server}}}}}}}}}"
+    (found,) = [each for each in linted(text) if each.rule == "shell/value-in-script"]
+    assert found.is_error and found.field == "steps.a.ai.mcp_servers.hands.env.LD_PRELOAD"

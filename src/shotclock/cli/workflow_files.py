@@ -9,7 +9,7 @@ from ..core.clocks import parse_duration_ms
 from ..core.errors import Ending
 from ..runtime.call import Outcome
 from ..workflow.lint import find_unset, lint
-from ..workflow.loader import describe_finding, judge, load_or_refuse
+from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import WorkflowFile, json_schema
 from .parser import Subcommand, argument, duration
@@ -27,7 +27,7 @@ def _check(flow: str, run_timeout_ms: int | None) -> Outcome:
     if isinstance(loaded, Outcome):
         return loaded
     findings = lint(loaded, timeout_ms=run_timeout_ms) + find_unset(loaded, os.environ)
-    return judge(loaded, findings, {"findings": [describe_finding(loaded, finding) for finding in findings]})
+    return judge(loaded, findings)
 
 
 def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
@@ -35,7 +35,7 @@ def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
     if isinstance(loaded, Outcome):
         return loaded
     findings = lint(loaded, timeout_ms=run_timeout_ms)
-    data: dict[str, object] = {"findings": [describe_finding(loaded, finding) for finding in findings]}
+    data: dict[str, object] = {}
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:
         data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=run_timeout_ms))

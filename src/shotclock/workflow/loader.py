@@ -129,20 +129,19 @@ def load_or_refuse(flow: str) -> Loaded | Outcome:
 def judge(
     loaded: Loaded, findings: list[Finding], data: dict[str, object] | None = None, *, may_be_tight: bool = False
 ) -> Outcome:
-    """Return the outcome of a check. With `may_be_tight`, clocks that cannot fit are no errors."""
+    """Return the outcome of a check, with `data`. With `may_be_tight`, clocks that cannot fit are no errors."""
     wrong = [finding for finding in findings if finding.is_error]
     if may_be_tight:
         wrong = [finding for finding in wrong if not finding.rule.startswith("budget/")]
-    if data is None:
-        data = {"findings": [describe_finding(loaded, finding) for finding in findings]}
-    data = {"file": loaded.source.name, **data}
+    described = [_describe_finding(loaded, finding) for finding in findings]
+    data = {"file": loaded.source.name, "findings": described, **(data or {})}
     if not wrong:
         return Outcome(Ending.FINISHED, data=data)
     message, errors = loaded.format_errors(wrong)
     return Outcome(Ending.FINISHED, Problem("WORKFLOW_INVALID", message, "validation", errors=errors), data)
 
 
-def describe_finding(loaded: Loaded, finding: Finding) -> dict[str, object]:
+def _describe_finding(loaded: Loaded, finding: Finding) -> dict[str, object]:
     shown: dict[str, object] = {
         "rule": finding.rule,
         "severity": "error" if finding.is_error else "warning",

@@ -275,8 +275,6 @@ class References:
 
     def put_in(self, text: str) -> str:
         """Put the values of the variables in place of the words."""
-        if self._word not in text:
-            return text
         return re.sub(rf"{self._word}(\d+)-", lambda found: self._values[int(found[1])], text)
 
 
