@@ -102,7 +102,7 @@ RULES = {
     # What reads and writes state goes through Store: another database is a change of store/ alone.
     "only store speaks SQL": (
         imported_names,
-        r"sqlite3(\..*)?|shotclock\.store\.(database|schema)(\..*)?",
+        r"sqlite3(\..*)?|shotclock\.store\.(database|rows|schema)(\..*)?",
         r"(?!store/).*",
     ),
     # All others speak SQL that any database understands: another one is a change of database.py, schema.py (its

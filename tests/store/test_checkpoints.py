@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shotclock.store import schema
+from shotclock.store import database
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, new_job
 
@@ -64,7 +64,7 @@ def test_what_is_no_json_is_refused_and_the_one_before_stays(store: Store, state
 
 
 def test_what_is_too_long_is_refused_before_it_keeps_anybody_waiting(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(schema, "LONGEST_JSON", 100)
+    monkeypatch.setattr(database, "LONGEST_JSON", 100)
     with pytest.raises(ValueError, match="too many"):
         store.checkpoints.save("k", "f", "x" * 99, NOW)
     store.checkpoints.save("k", "f", "x" * 98, NOW)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import LATEST_MS, ProcessIdentity, WallTime
 from shotclock.core.value_types import value
-from shotclock.store.database import RowMapper
-from shotclock.store.schema import encode
+from shotclock.store.database import encode
+from shotclock.store.rows import RowMapper
 from shotclock.store.store import Store
 from tests.rows import row
 

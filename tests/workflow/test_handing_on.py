@@ -10,7 +10,7 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.store import schema
+from shotclock.store import database
 from shotclock.store.store import Store
 from shotclock.workflow import step_executor
 
@@ -138,7 +138,7 @@ def test_what_a_run_ends_with_may_be_more_than_the_store_takes(
     run: Run, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step is small enough, and all that is made of them together is not."""
-    monkeypatch.setattr(schema, "LONGEST_JSON", 30_000)
+    monkeypatch.setattr(database, "LONGEST_JSON", 30_000)
     lines = "".join(f"  s{number}: {{exec: head -c 9000 /dev/zero | tr '\\0' x}}\n" for number in range(4))
     outputs = ", ".join(f"s{number}: '{{{{ outputs.s{number} }}}}!'" for number in range(4))
     envelope = run(f"outputs: {{{outputs}}}\nsteps:\n{lines}")

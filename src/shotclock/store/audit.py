@@ -15,8 +15,8 @@ from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.proposal import canonical, digest
 from ..core.value_types import as_dict, replace, value
-from .database import Codec, Database, RowMapper, Transaction
-from .schema import json_text
+from .database import Database, Transaction, json_text
+from .rows import Codec, RowMapper
 
 NOTHING_BEFORE = "0" * 64
 

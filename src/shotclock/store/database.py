@@ -1,4 +1,4 @@
-"""One connection to one SQLite file: opening, transactions, threads and forks; and the mapping of records to rows.
+"""One connection to one SQLite file: opening, transactions, threads and forks; and the values of columns.
 
 Write-ahead logging, so that readers never wait for a writer. A durable transaction is on the disk when it returns;
 others (a heartbeat, a lock) survive `kill -9`, but may be lost with the power, as their processes are.
@@ -22,14 +22,11 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.json_values import hints_of, of_json, to_json, without_none
 from ..core.value_types import value
 from .home import (
     FILE_MODE,
@@ -40,7 +37,6 @@ from .home import (
     make_private_directory,
     sync_directory,
 )
-from .schema import APPLICATION_ID, STATEMENTS, VERSION, Column, decode_process, decode_text, encode, json_text
 
 # SQLite waits this long for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
 # exhausts this.
@@ -59,6 +55,14 @@ LOG_KEPT_BYTES = 4 * 1024 * 1024
 _HEADER_BYTES = 100
 # auto_vacuum: unused pages are given back on request.
 _INCREMENTAL = 2
+
+# "SHOT": distinguishes the store from the SQLite databases of other programs.
+APPLICATION_ID = 0x53484F54
+# One value: 60 MB of text, the most that a step hands on, of which JSON escapes a byte with six at most; and the rest
+# of its record. SQLite would accept a gigabyte, and hold the writer's lock meanwhile.
+LONGEST_JSON = 400_000_000
+
+Column = str | int | bytes | None
 
 _FORKED = "the store was in use when this process was forked, and can only be opened after an exec"
 
@@ -95,6 +99,14 @@ _inherited: list[tuple[tuple[int, int], sqlite3.Connection]] = []
 _torn = False  # this process was forked while another thread was opening some store
 
 
+@value
+class Schema:
+    """Statements that create the tables, and the number of their version."""
+
+    version: int
+    statements: tuple[str, ...]
+
+
 class Transaction:
     """One transaction. It encodes times, processes, text and numbers."""
 
@@ -118,8 +130,9 @@ class Transaction:
 class Database:
     """One connection to the file, shared by the threads of this process and dropped before a fork."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
+        self._schema = schema
         # A thread that waits for the lock holds the queue lock, so that the last holder cannot overtake it: Python's
         # locks are not fair, and a fork would wait for ever behind a thread that writes in a loop.
         self._queue = threading.Lock()
@@ -154,7 +167,7 @@ class Database:
     def open_another(self) -> Database:
         """Open a connection of its own to the same file, for a thread that must not wait for others. The caller closes
         it."""
-        return Database(self.path)
+        return Database(self.path, self._schema)
 
     def shrink(self, pages: int | None = None) -> bool:
         """Give unused space back to the file system, so many pages or all. Return whether others allowed it."""
@@ -277,7 +290,7 @@ class Database:
         )
         try:
             self._synchronous = ""
-            _set_up(connection, self.path)
+            _set_up(connection, self.path, self._schema)
             self._busy_ms = -1  # set by the first transaction
         except BaseException:
             connection.close()
@@ -333,10 +346,10 @@ def _prepare_file(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _set_up(connection: sqlite3.Connection, path: Path) -> None:
-    version = check_version(connection, path)
-    if 0 < version < VERSION:
-        message = f"the store has an older format (version {version}, this Shotclock needs {VERSION})"
+def _set_up(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
+    version = _check_version(connection, path, schema)
+    if 0 < version < schema.version:
+        message = f"the store has an older format (version {version}, this Shotclock needs {schema.version})"
         raise StoreUnusable(f"{message}: run `shotclock prune --reset` to move it aside and start a new one", path)
     if version == 0:  # later this would need a copy of the whole file
         connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
@@ -349,15 +362,15 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA trusted_schema=OFF")
     connection.execute(f"PRAGMA journal_size_limit={LOG_KEPT_BYTES}")
     if version == 0:
-        _create_tables(connection)
+        _create_tables(connection, schema)
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> int:
+def _check_version(connection: sqlite3.Connection, path: Path, schema: Schema) -> int:
     """Return the version of a store; 0 for a new file. Raises StoreUnusable for a newer store and for other files."""
     version = _number(connection, "user_version")
-    if version > VERSION:
+    if version > schema.version:
         raise StoreUnusable(
-            f"the store was written by a newer Shotclock (version {version}, this one knows {VERSION})",
+            f"the store was written by a newer Shotclock (version {version}, this one knows {schema.version})",
             path,
             suggestion="upgrade shotclock, or set SHOTCLOCK_HOME to another directory",
         )
@@ -368,7 +381,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 @contextmanager
-def open_alone(path: Path) -> Iterator[tuple[Transaction, int]]:
+def open_alone(path: Path, schema: Schema) -> Iterator[tuple[Transaction, int]]:
     """Open a store of this or an older version, alone among all processes; yield a transaction and the version.
 
     Raises StoreBusy while another process has it open. Only for a process that has not opened it otherwise.
@@ -376,7 +389,7 @@ def open_alone(path: Path) -> Iterator[tuple[Transaction, int]]:
     _prepare_file(path)
     connection = sqlite3.connect(path, timeout=OPEN_STEP_MS / 1000, isolation_level=None)
     try:
-        version = check_version(connection, path)
+        version = _check_version(connection, path, schema)
         # Fails while another process has the file open, even if idle, and leaves no log beside it.
         connection.execute("PRAGMA journal_mode=DELETE")
         connection.execute("BEGIN EXCLUSIVE")
@@ -390,14 +403,14 @@ def open_alone(path: Path) -> Iterator[tuple[Transaction, int]]:
         connection.close()
 
 
-def _create_tables(connection: sqlite3.Connection) -> None:
+def _create_tables(connection: sqlite3.Connection, schema: Schema) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         if _number(connection, "user_version") == 0:  # otherwise another process was faster
-            for statement in STATEMENTS:
+            for statement in schema.statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={VERSION}")
+            connection.execute(f"PRAGMA user_version={schema.version}")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
@@ -435,79 +448,52 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
-T = TypeVar("T")
+# --- values of columns --------------------------------------------------------------------------------------------
 
 
-@value
-class Codec:
-    """Pair of functions that write the values of a field to a column and read them from it."""
-
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
-def _codec_of(declared: Any) -> Codec:
-    """Return the codec of a declared type: a plain column where there is one, else JSON."""
-    inner = without_none(declared)
-    if inner is str:
-        codec = Codec(encode, decode_text)
-    elif inner is ProcessIdentity:
-        codec = Codec(encode, decode_process)
-    elif inner in (int, bool, WallTime) or (isinstance(inner, type) and issubclass(inner, Enum)):
-        codec = Codec(encode, inner)
-    else:
-        codec = Codec(lambda value: json_text(to_json(value)), lambda column: of_json(inner, json.loads(column)))
-    if inner is declared:
-        return codec
-    return Codec(
-        lambda value: None if value is None else codec.encode(value),
-        lambda column: None if column is None else codec.decode(column),
-    )
+def encode(value: object) -> Column:
+    """Return a value as a column holds it. Raises TypeError for other types than text, numbers, times and processes."""
+    if isinstance(value, str):
+        text = str(value)  # of an enum, its value
+        try:
+            _ = text.isascii() or text.encode()
+        except UnicodeEncodeError:  # undecodable bytes (surrogates), which SQLite would refuse
+            return text.encode("utf-8", "surrogatepass")
+        return text
+    if value is None or isinstance(value, int | bytes):
+        return value
+    if isinstance(value, WallTime):
+        return value.ms
+    if isinstance(value, ProcessIdentity):  # one canonical text, so that equal processes are equal columns
+        return json_text([value.host, value.boot_id, value.pid, value.started, value.namespace])
+    raise TypeError(f"a column cannot hold {type(value).__name__}")
 
 
-class RowMapper(Generic[T]):
-    """Mapping of the rows of a table to records of one class and back, by the names and types of its fields."""
-
-    def __init__(self, kind: Callable[..., T], table: str, codecs: Mapping[str, Codec] | None = None) -> None:
-        """`codecs` has the fields that are written differently from what their type says."""
-        self._kind, self._table = kind, table
-        self._codecs = {name: (codecs or {}).get(name) or _codec_of(type) for name, type in hints_of(kind).items()}
-        self.columns = ", ".join(self._codecs)
-
-    def read(self, row: Sequence[Any]) -> T:
-        """Return the record of a row that has `columns`."""
-        pairs = zip(self._codecs.items(), row, strict=True)
-        return self._kind(**{name: codec.decode(column) for (name, codec), column in pairs})
-
-    def write(self, record: T, without: Sequence[str] = ()) -> dict[str, Column]:
-        """Return the columns of a record, by their names, without those of some fields."""
-        return {
-            name: codec.encode(getattr(record, name)) for name, codec in self._codecs.items() if name not in without
-        }
-
-    def list(self, transaction: Transaction, rest: str = "", values: Sequence[object] = ()) -> list[T]:
-        """Return the records of the rows that `rest` (WHERE, ORDER BY, LIMIT) selects."""
-        found = transaction.execute(f"SELECT {self.columns} FROM {self._table} {rest}", values)
-        return [self.read(row) for row in found.fetchall()]
-
-    def get(self, transaction: Transaction, rest: str, values: Sequence[object]) -> T | None:
-        """Return the record of the first row that `rest` selects, or None."""
-        row = transaction.execute(f"SELECT {self.columns} FROM {self._table} {rest}", values).fetchone()
-        return None if row is None else self.read(row)
-
-    def insert(self, transaction: Transaction, record: T, **more: object) -> None:
-        """Insert a row for a record, with `more` columns."""
-        insert_row(transaction, self._table, {**self.write(record), **more})
+def decode_text(column: str | bytes) -> str:
+    """Return the text of an encoded column."""
+    return column.decode("utf-8", "surrogatepass") if isinstance(column, bytes) else column
 
 
-def insert_row(transaction: Transaction, table: str, columns: Mapping[str, object]) -> None:
-    """Insert a row of these columns."""
-    marks = ", ".join("?" * len(columns))
-    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
-    transaction.execute(statement, tuple(columns.values()))
+def decode_process(column: str) -> ProcessIdentity:
+    """Return the process of an encoded column."""
+    return ProcessIdentity(*json.loads(column))
 
 
-def update_row(transaction: Transaction, table: str, columns: Mapping[str, object], id: str) -> None:
-    """Set these columns of the row with this id."""
-    settings = ", ".join(f"{name} = ?" for name in columns)
-    transaction.execute(f"UPDATE {table} SET {settings} WHERE id = ?", (*columns.values(), id))
+def json_text(value: object) -> str:
+    """Return JSON text. Raises ValueError or TypeError for other values, and for those too deep or too long."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        raise ValueError("nested too deep to be stored") from None
+    if len(text) > LONGEST_JSON:
+        raise ValueError(f"{len(text)} characters of JSON are too many to be stored: {LONGEST_JSON} at most")
+    return text
+
+
+def check_count(count: int, name: str) -> int:
+    """Return the number. Raises TypeError or ValueError unless it is a whole one from 0 up that fits into a column."""
+    if type(count) is not int:
+        raise TypeError(f"{name} must be a whole number, not {count!r}")
+    if not 0 <= count < 2**63:
+        raise ValueError(f"{name} must be a whole number from 0 up, not {count}")
+    return count

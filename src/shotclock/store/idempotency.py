@@ -22,8 +22,8 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Database, RowMapper, Transaction
-from .schema import check_count, decode_process, json_text
+from .database import Database, Transaction, check_count, decode_process, json_text
+from .rows import RowMapper
 
 
 @value
@@ -70,7 +70,7 @@ Beginning = Fresh | CallInProgress | Interrupted | Finished | Mismatch
 
 
 @value
-class _Reply:
+class Reply:
     """Row of a key: its call, and the answer to it."""
 
     digest: str
@@ -81,7 +81,7 @@ class _Reply:
     envelope: dict[str, Any] | None = None
 
 
-_REPLIES = RowMapper(_Reply, "replies")
+_REPLIES = RowMapper(Reply, "replies")
 
 
 class IdempotencyKeys:
@@ -106,7 +106,7 @@ class IdempotencyKeys:
         with self._database.write() as transaction:
             first = _REPLIES.get(transaction, "WHERE scope = ? AND key = ?", (scope, key))
             if first is None:
-                _REPLIES.insert(transaction, _Reply(digest, "running", holder, now), scope=scope, key=key)
+                _REPLIES.insert(transaction, Reply(digest, "running", holder, now), scope=scope, key=key)
                 return Fresh()
             if first.digest != digest:
                 return Mismatch(first.began_at, first.digest)

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Database, RowMapper, Transaction, insert_row
-from .schema import check_count, json_text
+from .database import Database, Transaction, check_count, json_text
+from .rows import RowMapper, insert_row
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
 # exhausts this.

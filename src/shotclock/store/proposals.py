@@ -38,8 +38,8 @@ from ..core.proposal import (
 )
 from ..core.value_types import replace, value
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
-from .database import Database, RowMapper, Transaction, insert_row, update_row
-from .schema import check_count, decode_text, json_text
+from .database import Database, Transaction, check_count, decode_text, json_text
+from .rows import RowMapper, insert_row, update_row
 
 # Proposals that one transaction expires or reminds of.
 AT_ONCE = 200

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import as_dict, value
-from .database import Database, RowMapper, Transaction
-from .schema import check_count, decode_process, decode_text, json_text
+from .database import Database, Transaction, check_count, decode_process, decode_text, json_text
+from .rows import RowMapper
 
 
 @value

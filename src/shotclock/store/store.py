@@ -23,13 +23,13 @@ from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import as_dict, replace, value
 from .audit import Audit, Tokens
-from .database import Database, Transaction, open_alone
+from .database import Database, Transaction, decode_process, open_alone
 from .home import StoreBusy, StoreUnusable, make_private_directory, state_home
 from .idempotency import IdempotencyKeys, Locks
 from .jobs import Checkpoints, Jobs
 from .proposals import Proposals
 from .runs import Runs, belongs_to
-from .schema import VERSION, decode_process
+from .schema import SCHEMA, VERSION
 
 FILE_NAME = "shotclock.db"
 AUDIT_FILE_NAME = "audit.jsonl"
@@ -57,7 +57,7 @@ class Store:
     def __init__(self, home: Path) -> None:
         """Open the store of this directory, which must be absolute. Use `Store.open`."""
         self.home = home
-        database = Database(home / FILE_NAME)
+        database = Database(home / FILE_NAME, SCHEMA)
         self._database = database
         self.audit = Audit(database)
         self.checkpoints = Checkpoints(database)
@@ -225,7 +225,7 @@ def move_aside(home: Path, now: WallTime, is_alive: Callable[[ProcessIdentity], 
     path = home / FILE_NAME
     if not path.exists():
         raise StoreUnusable("there is no store to move aside", path)
-    with open_alone(path) as (transaction, version):
+    with open_alone(path, SCHEMA) as (transaction, version):
         if work := _list_work(transaction, version, is_alive):
             raise StoreBusy(f"the store cannot be moved aside while work runs ({', '.join(work)})", path)
         target = home / f"store-{version}-{now.iso().replace(':', '').replace('.', '')}"
