@@ -71,7 +71,7 @@ def test_what_is_too_long_is_refused_before_it_keeps_anybody_waiting(store: Stor
 
 
 def test_old_ones_are_forgotten_the_oldest_first_but_not_those_of_active_jobs(store: Store):
-    store.jobs.attach_or_create(new_job(key="busy"), NOW, all_alive)
+    store.jobs.attach_or_create(new_job(key="busy"), all_alive)
     for n, key in enumerate(["busy", "a", "b", "c"]):
         store.checkpoints.save(key, "f", n, NOW + n)
     assert store.checkpoints.forget_saved_before(NOW + 3, limit=1) == 1

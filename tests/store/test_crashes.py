@@ -27,7 +27,7 @@ from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, holder, new_job
 
 store = Store.open(Path(sys.argv[1]))
-store.jobs.attach_or_create(new_job(), NOW, all_alive)
+store.jobs.attach_or_create(new_job(), all_alive)
 number = 0
 while True:
     number += 1

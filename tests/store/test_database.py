@@ -1,5 +1,6 @@
 """The file: opened by many at once, created once, never used when it is wrong, never held for long."""
 
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -12,7 +13,7 @@ import pytest
 
 from shotclock.store import database
 from shotclock.store.home import StoreBusy, StoreUnusable
-from shotclock.store.schema import VERSION
+from shotclock.store.schema import SCHEMA, VERSION
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, appears, holder, in_children, new_job
 
@@ -276,7 +277,7 @@ def test_a_full_disk_is_said_loses_nothing_and_is_over_when_there_is_room(home: 
             assert saved > 10
             assert [store.checkpoints.load(f"k{n}") is not None for n in range(saved + 1)] == [True] * saved + [False]
             with pytest.raises(StoreUnusable, match="full"):
-                store.jobs.attach_or_create(new_job(arguments="x" * 900_000), NOW, all_alive)
+                store.jobs.attach_or_create(new_job(arguments="x" * 900_000), all_alive)
             assert store.jobs.list() == ()
             subprocess.run(["mount", "-o", "remount,size=8m", home], timeout=MOUNT_WITHIN_S, check=True)
             store.checkpoints.save("more", "f", "x" * 10_000, NOW)
@@ -302,3 +303,8 @@ def test_a_disk_that_is_full_from_the_start_is_a_clear_error(home: Path):
         assert str(home) in str(caught.value)
     finally:
         subprocess.run(["umount", home], timeout=MOUNT_WITHIN_S, check=True)
+
+
+def test_another_field_of_a_stored_record_needs_a_new_version_of_the_tables():
+    digest = hashlib.sha256("\n".join(SCHEMA.statements).encode()).hexdigest()
+    assert (VERSION, digest[:16]) == (12, "dfd450cbf749ad09")

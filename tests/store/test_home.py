@@ -193,7 +193,7 @@ def test_a_read_only_home_is_a_clear_error(home: Path, already_there: bool):
     try:
         if already_there:
             with Store.open(home) as store:
-                store.jobs.attach_or_create(new_job(), NOW, lambda _: True)
+                store.jobs.attach_or_create(new_job(), lambda _: True)
         subprocess.run(["mount", "-o", "remount,ro", home], timeout=CHILD_WITHIN_S, check=True)
         with pytest.raises(StoreUnusable, match="cannot be") as caught:
             Store.open(home)

@@ -21,7 +21,7 @@ ENVELOPE = {"ok": True, "data": [1, {"ü": None}]}
 
 
 def begun(store: Store, id: str = "job1", **given: Any) -> Job:
-    job, created = store.jobs.attach_or_create(new_job(id, **given), NOW, all_alive)
+    job, created = store.jobs.attach_or_create(new_job(id, **given), all_alive)
     assert created
     return job
 
@@ -45,7 +45,7 @@ def test_everything_that_is_given_comes_back(store: Store):
         stdin_path="/s",
         deadline_at=NOW + 5,
     )
-    job, created = store.jobs.attach_or_create(new, NOW, all_alive)
+    job, created = store.jobs.attach_or_create(new, all_alive)
     assert created and job == store.jobs.get("job1")
     for field in ("id", "key", "app", "command", "arguments", "cwd", "program", "tool_version", "idempotency_key",
                   "spec", "log_path", "stdin_path", "deadline_at", "max_lifetime_ms", "idle_timeout_ms"):  # fmt: skip
@@ -56,10 +56,10 @@ def test_everything_that_is_given_comes_back(store: Store):
 
 def test_the_identical_invocation_attaches_while_the_job_starts_and_while_its_runner_lives(store: Store):
     begun(store)
-    again = new_job("job2")
-    assert store.jobs.attach_or_create(again, NOW + STARTING_LIMIT_MS - 1, all_dead)[1] is False
+    again = new_job("job2", at=NOW + STARTING_LIMIT_MS - 1)
+    assert store.jobs.attach_or_create(again, all_dead)[1] is False
     job = store.jobs.take_charge("job1", holder(1), NOW)
-    assert store.jobs.attach_or_create(again, NOW + 10 * STARTING_LIMIT_MS, all_alive) == (job, False)
+    assert store.jobs.attach_or_create(new_job("job2", at=NOW + 10 * STARTING_LIMIT_MS), all_alive) == (job, False)
     assert store.jobs.get("job2") is None
 
 
@@ -71,19 +71,19 @@ def test_another_invocation_is_another_job(store: Store):
 def test_a_result_nobody_was_told_is_kept_for_the_next_who_asks_and_then_the_work_is_done_anew(store: Store):
     running(store)
     store.jobs.finish("job1", ENVELOPE, NOW + 1)
-    job, created = store.jobs.attach_or_create(new_job("job2"), NOW + 2, all_alive)
+    job, created = store.jobs.attach_or_create(new_job("job2", at=NOW + 2), all_alive)
     assert not created and job.envelope == ENVELOPE
     assert store.jobs.deliver("job1", NOW + 3) and not store.jobs.deliver("job1", NOW + 4)
     assert store.jobs.get("job1").delivered_at == NOW + 3
-    job, created = store.jobs.attach_or_create(new_job("job2"), NOW + 5, all_alive)
+    job, created = store.jobs.attach_or_create(new_job("job2", at=NOW + 5), all_alive)
     assert created and job.id == "job2" and job.attempt == 1
 
 
 def test_a_result_nobody_was_told_is_not_given_out_when_it_is_older_than_the_retention(store: Store):
     running(store)
     store.jobs.finish("job1", ENVELOPE, NOW)
-    assert not store.jobs.attach_or_create(new_job("job2"), NOW + RETENTION_MS - 1, all_alive)[1]
-    assert store.jobs.attach_or_create(new_job("job2"), NOW + RETENTION_MS, all_alive)[1]
+    assert not store.jobs.attach_or_create(new_job("job2", at=NOW + RETENTION_MS - 1), all_alive)[1]
+    assert store.jobs.attach_or_create(new_job("job2", at=NOW + RETENTION_MS), all_alive)[1]
 
 
 @pytest.mark.parametrize("ended", ["finished", "lost"])
@@ -91,24 +91,25 @@ def test_with_an_idempotency_key_the_answer_stays_the_same_for_as_long_as_it_is_
     running(store, idempotency_key="once")
     (store.jobs.finish if ended == "finished" else store.jobs.mark_lost)("job1", ENVELOPE, NOW)
     store.jobs.deliver("job1", NOW)
-    again = new_job("job2", idempotency_key="once")
     for after in (1, RETENTION_MS - 1):
-        job, created = store.jobs.attach_or_create(again, NOW + after, all_alive)
+        again = new_job("job2", at=NOW + after, idempotency_key="once")
+        job, created = store.jobs.attach_or_create(again, all_alive)
         assert not created and job.id == "job1" and job.envelope == ENVELOPE
-    assert store.jobs.attach_or_create(again, NOW + RETENTION_MS, all_alive)[1]
+    again = new_job("job2", at=NOW + RETENTION_MS, idempotency_key="once")
+    assert store.jobs.attach_or_create(again, all_alive)[1]
 
 
 def test_a_job_whose_runner_died_is_said_to_be_lost_once_and_then_done_anew(store: Store):
     running(store)
-    job, created = store.jobs.attach_or_create(new_job("job2"), NOW + 9, all_dead)
+    job, created = store.jobs.attach_or_create(new_job("job2", at=NOW + 9), all_dead)
     assert (created, job.id, job.state, job.ended_at, job.envelope) == (False, "job1", JobState.LOST, NOW + 9, None)
     # Whoever found it writes down what to say about it. The first words stay.
     assert store.jobs.mark_lost("job1", ENVELOPE, NOW + 10)
     assert not store.jobs.mark_lost("job1", {}, NOW + 11)
-    job, created = store.jobs.attach_or_create(new_job("job2"), NOW + 12, all_dead)
+    job, created = store.jobs.attach_or_create(new_job("job2", at=NOW + 12), all_dead)
     assert not created and job.envelope == ENVELOPE and job.ended_at == NOW + 9
     store.jobs.deliver("job1", NOW + 13)
-    assert store.jobs.attach_or_create(new_job("job2"), NOW + 14, all_dead)[0].id == "job2"
+    assert store.jobs.attach_or_create(new_job("job2", at=NOW + 14), all_dead)[0].id == "job2"
 
 
 @pytest.mark.parametrize("found_before", [False, True])
@@ -123,8 +124,8 @@ def test_a_lost_job_is_taken_up_again_under_its_id_with_its_progress(
         store.jobs.mark_lost("job1", ENVELOPE, NOW + 3)
         if told_before:
             store.jobs.deliver("job1", NOW + 3)
-    again = new_job("job2", resume=True, log_path="/log2", stdin_path="/in2", deadline_at=NOW + 99, max_lifetime_ms=7)
-    job, created = store.jobs.attach_or_create(again, NOW + 4, all_dead)
+    again = new_job("job2", at=NOW + 4, log_path="/log2", stdin_path="/in2", deadline_at=NOW + 99, max_lifetime_ms=7)
+    job, created = store.jobs.attach_or_create(again, all_dead, resume=True)
     assert created
     assert (job.id, job.attempt, job.state, job.created_at, job.attempt_at) == (
         "job1", 2, JobState.STARTING, NOW, NOW + 4,
@@ -134,28 +135,28 @@ def test_a_lost_job_is_taken_up_again_under_its_id_with_its_progress(
     assert job.runner is job.heartbeat_at is job.cancel_requested_at is job.ended_at is job.envelope is None
     assert store.jobs.get("job2") is None
     # It is starting again, so the next one attaches.
-    assert store.jobs.attach_or_create(new_job("job3", resume=True), NOW + 5, all_dead) == (job, False)
+    assert store.jobs.attach_or_create(new_job("job3", at=NOW + 5), all_dead, resume=True) == (job, False)
 
 
 def test_one_that_never_got_a_runner_counts_as_lost_after_a_while(store: Store):
     begun(store)
     at = NOW + STARTING_LIMIT_MS
-    assert store.jobs.attach_or_create(new_job("job2", resume=True), at, all_alive)[0].attempt == 2
+    assert store.jobs.attach_or_create(new_job("job2", at=at), all_alive, resume=True)[0].attempt == 2
     # A further attempt has the whole time again.
-    assert store.jobs.attach_or_create(new_job("job2"), at + STARTING_LIMIT_MS - 1, all_alive)[0].state == "starting"
-    job, created = store.jobs.attach_or_create(new_job("job2"), at + STARTING_LIMIT_MS, all_alive)
+    assert store.jobs.attach_or_create(new_job("job2", at=at + STARTING_LIMIT_MS - 1), all_alive)[0].state == "starting"
+    job, created = store.jobs.attach_or_create(new_job("job2", at=at + STARTING_LIMIT_MS), all_alive)
     assert (created, job.state, job.id) == (False, JobState.LOST, "job1")
 
 
 def test_a_clock_that_was_set_back_keeps_no_job_starting_for_ever(store: Store):
     begun(store)
-    assert not store.jobs.attach_or_create(new_job("job2", resume=True), NOW - 1000, all_alive)[1]
-    assert store.jobs.attach_or_create(new_job("job2", resume=True), NOW - STARTING_LIMIT_MS, all_alive)[1]
+    assert not store.jobs.attach_or_create(new_job("job2", at=NOW - 1000), all_alive, resume=True)[1]
+    assert store.jobs.attach_or_create(new_job("job2", at=NOW - STARTING_LIMIT_MS), all_alive, resume=True)[1]
 
 
 def test_an_earlier_attempt_has_nothing_more_to_say(store: Store):
     running(store)
-    store.jobs.attach_or_create(new_job("job2", resume=True), NOW, all_dead)
+    store.jobs.attach_or_create(new_job("job2"), all_dead, resume=True)
     job = store.jobs.take_charge("job1", holder(2), NOW)
     assert job is not None and job.attempt == 2
     assert not store.jobs.beat("job1", NOW + 5, attempt=1)
@@ -316,7 +317,7 @@ def test_among_a_hundred_thousand_jobs_every_question_is_answered_from_an_index(
     assert len(store.jobs.list(app="app0", active_only=True, limit=1000)) == 100
     assert store.jobs.get(f"{5:08x}") is not None
     assert isinstance(store.jobs.find("0000"), Ambiguous)
-    assert store.jobs.attach_or_create(new_job(key="k77"), WallTime(10**9), all_alive)[1]
+    assert store.jobs.attach_or_create(new_job(key="k77", at=WallTime(10**9)), all_alive)[1]
     assert len(store.jobs.forget_ended_before(WallTime(50))) == 49
     connection.set_trace_callback(None)
 
@@ -336,7 +337,7 @@ def test_among_a_hundred_thousand_jobs_every_question_is_answered_from_an_index(
 
 def attach(number: int, home: Path, resume: bool) -> tuple[str, bool, int]:
     with Store.open(home) as store:
-        job, created = store.jobs.attach_or_create(new_job(f"by{number}", resume=resume), NOW + 1, all_dead)
+        job, created = store.jobs.attach_or_create(new_job(f"by{number}", at=NOW + 1), all_dead, resume=resume)
         return job.id, created, job.attempt
 
 
@@ -397,8 +398,8 @@ class JobsAgainstAModel(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS), idempotent=st.booleans(), resume=st.booleans())
     def is_asked_for(self, key: str, idempotent: bool, resume: bool) -> None:
         self.made += 1
-        new = new_job(f"j{self.made}", key, idempotency_key="i" if idempotent else None, resume=resume)
-        got, created = self.store.jobs.attach_or_create(new, self.now, self.lives)
+        new = new_job(f"j{self.made}", key, at=self.now, idempotency_key="i" if idempotent else None)
+        got, created = self.store.jobs.attach_or_create(new, self.lives, resume=resume)
         mine = [job for job in self.model if job.key == key]
         last = mine[-1] if mine else None
         lost = False

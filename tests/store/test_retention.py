@@ -18,7 +18,7 @@ from shotclock.inbox.audit_file import AuditFile
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.home import StoreBusy, StoreUnusable
 from shotclock.store.proposals import NewProposal
-from shotclock.store.runs import NewRun, StepRecord
+from shotclock.store.runs import StepRecord, StoredRun
 from shotclock.store.schema import VERSION
 from shotclock.store.store import (
     DAY_MS,
@@ -48,7 +48,7 @@ def ago(days: float) -> WallTime:
 
 
 def begin(store: Store, id: str, at: WallTime = NOW, holder: ProcessIdentity = ME) -> None:
-    store.runs.begin(NewRun(id, "flow", "/flow.yaml", {"steps": {}}, {}, "t"), holder, at)
+    store.runs.begin(StoredRun(id, "flow", "/flow.yaml", {"steps": {}}, {}, "t", holder, at))
 
 
 def envelope_of(steps: dict[str, Any]) -> dict[str, Any]:

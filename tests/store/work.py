@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shotclock.core.clocks import ProcessIdentity, WallTime
-from shotclock.store.jobs import NewJob
+from shotclock.store.jobs import Job
 
 NOW = WallTime(1_800_000_000_000)
 CHILDREN_WITHIN_S = 60  # twenty children, each waiting for the others' transactions; a hung one would run this out
@@ -31,7 +31,7 @@ def all_dead(_: ProcessIdentity) -> bool:
     return False
 
 
-def new_job(id: str = "job1", key: str = "key", **fields: Any) -> NewJob:
+def new_job(id: str = "job1", key: str = "key", at: WallTime = NOW, **fields: Any) -> Job:
     given: dict[str, Any] = {
         "id": id,
         "key": key,
@@ -44,8 +44,10 @@ def new_job(id: str = "job1", key: str = "key", **fields: Any) -> NewJob:
         "spec": {"steps": []},
         "max_lifetime_ms": 3_600_000,
         "idle_timeout_ms": 300_000,
+        "created_at": at,
+        "attempt_at": at,
     }
-    return NewJob(**{**given, **fields})
+    return Job(**{**given, **fields})
 
 
 def appears(path: Path) -> None:

@@ -27,7 +27,7 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ..store.jobs import NewJob
+    from ..store.jobs import Job
     from ..store.store import Store
 
 # The largest checkpoint: it is read and written whole.
@@ -65,12 +65,16 @@ class Invocation:
             self.catalogue, self.spec.name, self.arguments, self.idempotency_key, self.stdin, self.owner
         )
 
-    def as_new_job(self, log_path: str, job_id: str, now: WallTime) -> NewJob:
+    @property
+    def resumes(self) -> bool:
+        return self.spec.interruption is not None and self.spec.interruption.resume
+
+    def as_job(self, log_path: str, job_id: str, now: WallTime) -> Job:
         interruption = self.spec.interruption
         assert interruption is not None
-        from ..store.jobs import NewJob  # imports sqlite3, which few commands need
+        from ..store.jobs import Job  # imports sqlite3, which few commands need
 
-        return NewJob(
+        return Job(
             id=job_id,
             key=self.key(),
             app=self.catalogue.name,
@@ -87,11 +91,12 @@ class Invocation:
             },
             max_lifetime_ms=interruption.max_lifetime_ms,
             idle_timeout_ms=interruption.idle_timeout_ms,
+            created_at=now,
+            attempt_at=now,
             idempotency_key=self.idempotency_key,
             log_path=log_path,
             stdin_path=None if self.stdin is None else f"{log_path.removesuffix('.log')}.stdin",
             deadline_at=now + self.timeout_ms if self.timeout_ms else None,
-            resume=interruption.resume,
             owner=self.owner,
         )
 

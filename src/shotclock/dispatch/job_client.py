@@ -101,9 +101,8 @@ class JobClient:
         self.forget_old()
         job_id = secrets.token_hex(8)
         log = self._store.folder(JOBS_FOLDER) / f"{job_id}.log"
-        job, ours = self._store.jobs.attach_or_create(
-            invocation.as_new_job(str(log), job_id, wall_time()), wall_time(), is_alive
-        )
+        new = invocation.as_job(str(log), job_id, wall_time())
+        job, ours = self._store.jobs.attach_or_create(new, is_alive, resume=invocation.resumes)
         if ours:
             if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
                 os.close(create_private_file(Path(job.stdin_path)))
@@ -113,7 +112,7 @@ class JobClient:
 
     def find_attached(self, invocation: Invocation) -> Job | None:
         """Return the running or undelivered job of this work."""
-        return self._store.jobs.find_answer(invocation.as_new_job("", "unstarted", wall_time()), wall_time(), is_alive)
+        return self._store.jobs.find_answer(invocation.key(), wall_time(), is_alive, resume=invocation.resumes)
 
     def _start_runner(self, job: Job, trace: TraceContext) -> None:
         assert job.log_path is not None

@@ -35,7 +35,16 @@ class JobState(StrEnum):
 
 
 @value
-class NewJob:
+class JobProgress:
+    done: int
+    total: int | None
+    unit: str | None
+    at: WallTime
+    """When `done` last grew."""
+
+
+@value
+class Job:
     id: str
     """Letters, digits, - and _. The files of the job are named after it."""
     key: str
@@ -49,58 +58,27 @@ class NewJob:
     spec: Any
     max_lifetime_ms: int
     idle_timeout_ms: int
+    created_at: WallTime
+    attempt_at: WallTime
     idempotency_key: str | None = None
     log_path: str | None = None
     stdin_path: str | None = None
     deadline_at: WallTime | None = None
     owner: str | None = None
     """None: the user of the store."""
-    resume: bool = False
-    """Whether a lost job of the same key gets a further attempt instead of being reported."""
-
-
-@value
-class JobProgress:
-    done: int
-    total: int | None
-    unit: str | None
-    at: WallTime
-    """When `done` last grew."""
-
-
-@value
-class Job:
-    id: str
-    key: str
-    app: str
-    command: str
-    arguments: Any
-    cwd: str
-    program: Any
-    tool_version: str
-    idempotency_key: str | None
-    spec: Any
-    log_path: str | None
-    stdin_path: str | None
-    state: JobState
-    attempt: int
-    runner: ProcessIdentity | None
-    progress_done: int | None
-    progress_total: int | None
-    progress_unit: str | None
-    progress_at: WallTime | None
-    heartbeat_at: WallTime | None
+    state: JobState = JobState.STARTING
+    attempt: int = 1
+    runner: ProcessIdentity | None = None
+    progress_done: int | None = None
+    progress_total: int | None = None
+    progress_unit: str | None = None
+    progress_at: WallTime | None = None
+    heartbeat_at: WallTime | None = None
     """The last sign of life of this attempt."""
-    created_at: WallTime
-    attempt_at: WallTime
-    deadline_at: WallTime | None
-    max_lifetime_ms: int
-    idle_timeout_ms: int
-    cancel_requested_at: WallTime | None
-    ended_at: WallTime | None
-    envelope: dict[str, Any] | None
-    delivered_at: WallTime | None
-    owner: str | None
+    cancel_requested_at: WallTime | None = None
+    ended_at: WallTime | None = None
+    envelope: dict[str, Any] | None = None
+    delivered_at: WallTime | None = None
 
     @property
     def is_active(self) -> bool:
@@ -132,7 +110,6 @@ class Ambiguous:
 
 
 _JOBS = RowMapper(Job, "jobs")
-_NEW_JOBS = RowMapper(NewJob, "jobs")
 _CHECKPOINTS = RowMapper(Checkpoint, "checkpoints")
 # A writer may name the attempt it belongs to.
 _SAME_ATTEMPT = "attempt = coalesce(?, attempt)"
@@ -145,27 +122,28 @@ class Jobs:
         self._database = database
 
     def attach_or_create(
-        self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]
+        self, new: Job, is_alive: Callable[[ProcessIdentity], bool], *, resume: bool = False
     ) -> tuple[Job, bool]:
-        """Return the job of this work, and whether this caller must start its job runner.
+        """Return the job of this work, and whether this caller must start its job runner. `new` is created now.
 
         Of several callers at once, one must. The others get that job, running, or ended and not yet delivered. With
-        `new.resume` a lost one gets a further attempt under its id (progress, log and input are kept); otherwise it
+        `resume` a lost one gets a further attempt under its id (progress, log and input are kept); otherwise it
         ends as lost. `is_alive` must not use the store.
         """
         if not _ID.fullmatch(new.id):
             raise ValueError(f"{new.id!r} cannot be the id of a job: letters, digits, - and _ only")
+        now = new.created_at
         # Nearly every look finds a living job, and does not have to wait for writers.
-        if (job := self.find_answer(new, now, is_alive)) is not None:
+        if (job := self.find_answer(new.key, now, is_alive, resume=resume)) is not None:
             return job, False
         check_count(new.max_lifetime_ms, "max_lifetime_ms")
         check_count(new.idle_timeout_ms, "idle_timeout_ms")
-        row = _NEW_JOBS.write(new, without=("resume",))
+        row = _JOBS.write(new)
         with self._database.write() as transaction:
             job = _get_latest(transaction, new.key)
-            if job is not None and _answers(job, new, now, is_alive):
+            if job is not None and _answers(job, now, is_alive, resume):
                 return job, False
-            if job is not None and job.state is not JobState.FINISHED and new.resume:
+            if job is not None and job.state is not JobState.FINISHED and resume:
                 _take_up_again(transaction, job.id, row, now)
                 return _get_existing(transaction, job.id), True
             if job is not None and job.is_active:
@@ -173,15 +151,16 @@ class Jobs:
                 return _get_existing(transaction, job.id), False
             if _get(transaction, new.id) is not None:
                 raise ValueError(f"there is another job of the id {new.id!r}")
-            beginning = {"state": JobState.STARTING, "attempt": 1, "created_at": now, "attempt_at": now}
-            insert_row(transaction, "jobs", {**row, **beginning})
+            insert_row(transaction, "jobs", row)
             return _get_existing(transaction, new.id), True
 
-    def find_answer(self, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
+    def find_answer(
+        self, key: str, now: WallTime, is_alive: Callable[[ProcessIdentity], bool], *, resume: bool = False
+    ) -> Job | None:
         """Return the job that does this work, or has done it and is not delivered; None if there is none."""
         with self._database.read() as transaction:
-            job = _get_latest(transaction, new.key)
-        return job if job is not None and _answers(job, new, now, is_alive) else None
+            job = _get_latest(transaction, key)
+        return job if job is not None and _answers(job, now, is_alive, resume) else None
 
     def get(self, id: str) -> Job | None:
         with self._database.read() as transaction:
@@ -335,14 +314,14 @@ class Checkpoints:
             ).rowcount
 
 
-def _answers(job: Job, new: NewJob, now: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> bool:
-    """Return whether this job answers the invocation."""
+def _answers(job: Job, now: WallTime, is_alive: Callable[[ProcessIdentity], bool], resume: bool) -> bool:
+    """Return whether this job answers an invocation of the same work."""
     if job.state is JobState.STARTING:
         # `abs`, so that a clock that was set back does not keep a job starting until it has caught up.
         return abs(now - job.attempt_at) < STARTING_LIMIT_MS
     if job.state is JobState.RUNNING:
         return job.runner is not None and is_alive(job.runner)
-    if job.ended_at is None or (job.state is JobState.LOST and new.resume):
+    if job.ended_at is None or (job.state is JobState.LOST and resume):
         return False
     is_wanted = job.delivered_at is None or job.idempotency_key is not None
     return is_wanted and now - job.ended_at < RETENTION_MS

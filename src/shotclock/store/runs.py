@@ -11,21 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import as_dict, value
+from ..core.value_types import value
 from .database import Database, Transaction, check_count, decode_process, decode_text, json_text
 from .rows import RowMapper
-
-
-@value
-class NewRun:
-    id: str
-    name: str
-    file: str
-    workflow: Any
-    """The file as it was when the run began. A resumed run uses it."""
-    inputs: Any
-    trace_id: str
-    deadline_at: WallTime | None = None
 
 
 @value
@@ -34,6 +22,7 @@ class StoredRun:
     name: str
     file: str
     workflow: Any
+    """The file as it was when the run began. A resumed run uses it."""
     inputs: Any
     trace_id: str
     holder: ProcessIdentity
@@ -71,7 +60,6 @@ class RunTaken(Exception):
 
 
 _RUNS = RowMapper(StoredRun, "runs")
-_NEW_RUNS = RowMapper(NewRun, "runs")
 _STEPS = RowMapper(StepRecord, "steps")
 # Status of steps whose items are still needed, unless the record of the step has them as `parts`.
 _OPEN = ("pending", "running")
@@ -83,13 +71,12 @@ class Runs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(self, new: NewRun, holder: ProcessIdentity, now: WallTime) -> StoredRun:
+    def begin(self, run: StoredRun) -> None:
         """Record a new run. Raises RunTaken if there is one of that id already."""
         with self._database.write() as transaction:
-            if (there := _get(transaction, new.id)) is not None:
+            if (there := _get(transaction, run.id)) is not None:
                 raise RunTaken(there)
-            _NEW_RUNS.insert(transaction, new, holder=holder, created_at=now)
-        return StoredRun(**as_dict(new), holder=holder, created_at=now)
+            _RUNS.insert(transaction, run)
 
     def take_up(
         self, run_id: str, holder: ProcessIdentity, is_alive: Callable[[ProcessIdentity], bool]

@@ -32,7 +32,7 @@ from ..runtime.control_channel import runs as running_runs
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
-from ..store.runs import NewRun, RunTaken, StepRecord, StoredRun
+from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Store, prune_in_passing
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, run_timeout_ms
@@ -104,17 +104,19 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     _refuse_unset(request.workflow, caller.environment)
     # Counted from the start of the call's clock, so that both deadlines are the same.
     began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - call.started_ns))
-    new = NewRun(
+    new = StoredRun(
         request.run_id,
         request.name,
         request.file,
         record_workflow(request.workflow, caller.environment),
         inputs,
         call.trace_id,
+        this_process(),
+        began_at,
         None if call.bound.bell is None else began_at + call.bound.limit_ms,
     )
     try:
-        await asyncio.to_thread(store.runs.begin, new, this_process(), began_at)
+        await asyncio.to_thread(store.runs.begin, new)
     except RunTaken:
         raise run_exists(request.run_id) from None
     request = replace(request, inputs=inputs)
