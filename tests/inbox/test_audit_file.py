@@ -142,7 +142,7 @@ def test_whatever_is_done_to_the_file_is_named(home: Path, file: Path):
             (copy / file.name).write_bytes(b"".join(tamper(lines_of(file))))
             if continues:  # and is not mended or hidden by what is appended
                 with Store.open(copy) as store:
-                    store.proposals.attach_or_create(NewProposal("p-more", operation(9), "agent"), wall_now())
+                    store.proposals.attach_or_create_all([NewProposal("p-more", operation(9), "agent")], wall_now())
                     AuditFile(store).catch_up()
                 if name == "one invented":
                     expected = "entry 9 (line 9) was changed"
@@ -302,7 +302,7 @@ def test_what_others_decide_while_it_is_verified_is_no_alarm(home: Path, file: P
             for each in others.proposals.list(status=ProposalStatus.PENDING):
                 others.proposals.decide(each.id, REJECT, "bob", wall_now())
             new = NewProposal(f"p-m{len(looked)}", operation(200 + len(looked)), "agent")
-            others.proposals.attach_or_create(new, wall_now())
+            others.proposals.attach_or_create_all([new], wall_now())
             return look(id)
 
         monkeypatch.setattr(store.proposals, "with_entries", meanwhile)
@@ -317,7 +317,9 @@ def unfiled(home: Path, count: int) -> None:
     """Changes of a process that was killed before it came to the file."""
     with Store.open(home) as store:
         for number in range(count):
-            store.proposals.attach_or_create(NewProposal(f"p-u{number}", operation(100 + number), "agent"), wall_now())
+            store.proposals.attach_or_create_all(
+                [NewProposal(f"p-u{number}", operation(100 + number), "agent")], wall_now()
+            )
 
 
 @pytest.mark.parametrize("kept", [0, 1, 30, 400, 700, 10_000])
@@ -351,7 +353,7 @@ def catch_up_again(number: int, home: Path) -> None:
     with Store.open(home) as store:
         for round in range(15):
             id = f"p-{number}x{round}"
-            store.proposals.attach_or_create(NewProposal(id, operation(round), f"agent{number}"), wall_now())
+            store.proposals.attach_or_create_all([NewProposal(id, operation(round), f"agent{number}")], wall_now())
             AuditFile(store).catch_up()
 
 

@@ -112,7 +112,7 @@ def test_what_is_too_old_goes_when_the_inbox_has_run_for_a_while_or_ends(home: P
     with Store.open(home) as store:
         for name in ("first", "second"):
             long_ago = wall_now() - 1000 * DAY_MS
-            store.proposals.attach_or_create(NewProposal(name, operation(ttl_ms=1000), name), long_ago)
+            store.proposals.attach_or_create_all([NewProposal(name, operation(ttl_ms=1000), name)], long_ago)
             store.proposals.end_due(long_ago + 2000)
 
     async def work():
@@ -126,7 +126,7 @@ def test_what_is_too_old_goes_when_the_inbox_has_run_for_a_while_or_ends(home: P
     assert bounded(work) == (["second", "first"], []), "not with the first call, but at the end"
     with Store.open(home) as store:
         assert store.begin_pruning(wall_now(), 0)
-        store.proposals.attach_or_create(NewProposal("third", operation(2, ttl_ms=1000), "x"), long_ago)
+        store.proposals.attach_or_create_all([NewProposal("third", operation(2, ttl_ms=1000), "x")], long_ago)
         store.proposals.end_due(long_ago + 2000)
         store.prune_again_in(wall_now(), DAY_MS, 0)
     monkeypatch.setattr(inbox_module, "PRUNE_AFTER_MS", 0)

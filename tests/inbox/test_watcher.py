@@ -121,12 +121,12 @@ def test_no_decision_is_missed_in_the_moment_somebody_begins_to_wait(home: Path)
             for number in range(60):
                 ask = operation(number)
                 (found,) = store.proposals.attach_or_create_all([NewProposal(f"p-{number}", ask, "agent")], wall_now())
-                waiting = asyncio.create_task(inbox.wait(found.proposal.id, 10_000))
+                waiting = asyncio.create_task(inbox.wait(found.id, 10_000))
                 for _ in range(number % 6):  # anywhere between before it is registered and after it has read
                     await asyncio.sleep(0)
-                withdrawing = asyncio.to_thread(elsewhere.proposals.withdraw, found.proposal.id, "agent", wall_now())
+                withdrawing = asyncio.to_thread(elsewhere.proposals.withdraw, found.id, "agent", wall_now())
                 ended, _ = await asyncio.gather(waiting, withdrawing)
-                assert ended == replace(found.proposal, status=ProposalStatus.WITHDRAWN, seq=ended.seq)
+                assert ended == replace(found, status=ProposalStatus.WITHDRAWN, seq=ended.seq)
             await inbox.close()
 
     bounded(work)

@@ -28,7 +28,7 @@ def test_other_arguments_under_the_same_key_are_a_mismatch_whatever_became_of_th
     mismatch = Mismatch(NOW, "d")
     assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_alive) == mismatch
     assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
-    assert store.idempotency.begin("a", "k", "d", holder(2), NOW + 1, all_dead) == Interrupted(holder(1), NOW, NOW + 1)
+    assert store.idempotency.begin("a", "k", "d", holder(2), NOW + 1, all_dead) == Interrupted(holder(1), NOW)
     assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
     store.idempotency.finish("a", "k", ENVELOPE, NOW)
     assert store.idempotency.begin("a", "k", "other", holder(2), NOW, all_dead) == mismatch
@@ -36,7 +36,7 @@ def test_other_arguments_under_the_same_key_are_a_mismatch_whatever_became_of_th
 
 def test_after_a_death_nobody_runs_it_again_until_somebody_settles_it(store: Store):
     store.idempotency.begin("a", "k", "d", holder(1), NOW, all_alive)
-    interrupted = Interrupted(holder(1), NOW, NOW + 5)
+    interrupted = Interrupted(holder(1), NOW)
     assert store.idempotency.begin("a", "k", "d", holder(2), NOW + 5, all_dead) == interrupted
     # Whoever asks meanwhile hears the same, even if a new process has the pid of the dead one.
     assert store.idempotency.begin("a", "k", "d", holder(3), NOW + 6, all_alive) == interrupted

@@ -49,8 +49,10 @@ def propose(
     limits: InboxLimits | None = None,
 ) -> tuple[Proposal, bool]:
     new = NewProposal(f"p-{os.getpid()}-{next(_numbers)}", ask, by, key)
-    attached = store.proposals.attach_or_create(new, now, limits)
-    return attached.proposal, attached.was_made
+    (found,) = store.proposals.attach_or_create_all([new], now, limits)
+    if isinstance(found, Failure):
+        raise found
+    return found, found.id == new.id
 
 
 def code_of(attempt: Any, *arguments: Any, **named: Any) -> str:
@@ -117,8 +119,8 @@ def test_among_many_at_once_each_gets_its_own_answer(store: Store):
         [(ASK, None), (ASK, None), (ASK, "k"), (OTHER, "k"), (OTHER, None)]
     )]  # fmt: skip
     first, same, keyed, reused, other = store.proposals.attach_or_create_all(asked, NOW)
-    assert (first.was_made, same.was_made, keyed.was_made, other.was_made) == (True, False, True, True)
-    assert same.proposal == first.proposal
+    assert [each.id for each in (first, same, keyed, other)] == ["p-m0", "p-m0", "p-m2", "p-m4"]
+    assert same == first
     assert isinstance(reused, Failure) and reused.code == "KEY_REUSED"
     assert len(store.proposals.list()) == 3
 
@@ -320,7 +322,7 @@ def test_what_has_ended_makes_room(store: Store, end: str):
 def test_of_many_at_once_those_that_fit_are_made(store: Store):
     asked = [NewProposal(f"p-f{n}", number(n % 4), "a") for n in range(8)]
     found = store.proposals.attach_or_create_all(asked, NOW, InboxLimits(each=3, all=9))
-    codes = [each.code if isinstance(each, Failure) else each.proposal.id for each in found]
+    codes = [each.code if isinstance(each, Failure) else each.id for each in found]
     assert codes == ["p-f0", "p-f1", "p-f2", "INBOX_FULL"] * 2
 
 
@@ -446,7 +448,7 @@ def propose_the_same(number: int, home: Path) -> list[str]:
         found = []
         for round in range(20):
             new = NewProposal(f"p-{number}x{round}", replace(ASK, arguments={"n": round}), "agent")
-            found.append(store.proposals.attach_or_create(new, NOW).proposal.id)
+            found.append(store.proposals.attach_or_create_all([new], NOW)[0].id)
         return found
 
 

@@ -147,7 +147,7 @@ def propose(
     store: Store, name: str, at: WallTime, key: str | None = None, decided: bool = True, ttl_days: int = 1
 ) -> None:
     ask = replace(ASK, arguments={"name": name}, policy=Policy(ttl_ms=ttl_days * DAY_MS))
-    store.proposals.attach_or_create(NewProposal(name, ask, "agent", key), at)
+    store.proposals.attach_or_create_all([NewProposal(name, ask, "agent", key)], at)
     if decided:
         store.proposals.decide(name, YES, "anna", at)
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 from .clocks import Clocks
+from .json_values import of_json, to_json
 from .proposal import Policy
-from .value_types import as_dict, entity, field, fields_of, value
+from .value_types import entity, field, value
 
 Isolation = Literal["auto", "process", "shared", "inline"]
 RunsIn = Literal["process", "shared", "inline"]
@@ -145,12 +146,6 @@ class CommandSpec:
         """Return whether the caller must confirm it. Where a person decides, that person confirms."""
         return self.destructive and self.approval is None and self.requires_person is None
 
-    def to_plain(self) -> dict[str, Any]:
-        parts = (self.handler, self.clocks, self.interruption, self.approval, self.approved_file)
-        names = ("handler", "clocks", "interruption", "approval", "approved_file")
-        plain = {name: part and as_dict(part) for name, part in zip(names, parts, strict=True)}
-        return {**as_dict(self), **plain}
-
     def operation(self) -> Operation:
         return Operation(
             self.name,
@@ -189,31 +184,13 @@ class Catalogue:
         return semantic_version(self.version)
 
     def to_plain(self) -> dict[str, Any]:
-        commands = [command.to_plain() for command in self.commands]
-        return {**as_dict(self), "commands": commands, "clocks": as_dict(self.clocks)}
+        plain: dict[str, Any] = to_json(self)
+        return plain
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        commands = []
-        for spec in plain["commands"]:
-            interruption, approval, approved_file = spec["interruption"], spec["approval"], spec["approved_file"]
-            commands.append(
-                CommandSpec(
-                    **{
-                        **spec,
-                        "handler": HandlerReference(**spec["handler"]),
-                        "clocks": Clocks(**spec["clocks"]),
-                        "interruption": None if interruption is None else Interruption(**interruption),
-                        "approval": None
-                        if approval is None
-                        else Policy(**{**approval, "deciders": tuple(approval["deciders"])}),
-                        "approved_file": None if approved_file is None else ApprovedFile(**approved_file),
-                        **{name: tuple(spec[name]) for name in ("positionals", "steps", "error_codes")},
-                    }
-                )
-            )
-        known = {name: plain[name] for name in fields_of(cls) if name in plain}
-        return cls(**{**known, "commands": tuple(commands), "clocks": Clocks(**plain.get("clocks", {}))})
+        catalogue: Self = of_json(cls, plain)
+        return catalogue
 
     def find(self, name: str) -> CommandSpec | None:
         meant = hyphenate(name)

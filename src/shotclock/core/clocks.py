@@ -264,29 +264,12 @@ class Clocks:
     wind_down_ms: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        timeout: object = None,
-        *,
-        soft: object = None,
-        idle: object = None,
-        queue: object = None,
-        grace: object = None,
-        reserve: object = None,
-        wind_down: object = None,
-    ) -> Clocks:
-        """Make clocks from durations. Raises DurationError that names the clock."""
-        durations = {
-            "timeout": timeout,
-            "soft": soft,
-            "idle": idle,
-            "queue": queue,
-            "grace": grace,
-            "reserve": reserve,
-            "wind_down": wind_down,
-        }
+    def of(cls, timeout: object = None, **others: object) -> Clocks:
+        """Make clocks from durations, by the names in CLOCK_NAMES. Raises DurationError that names the clock."""
         limits: dict[str, int | None] = {}
-        for name, written in durations.items():
+        for name, written in {"timeout": timeout, **others}.items():
+            if name not in CLOCK_NAMES:
+                raise TypeError(f"there is no clock {name!r}; the clocks are {', '.join(CLOCK_NAMES)}")
             try:
                 limits[f"{name}_ms"] = None if written is None else parse_duration_ms(written)
             except DurationError as error:

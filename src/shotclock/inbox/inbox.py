@@ -327,11 +327,11 @@ class Inbox:
                     answer.set_exception(error)
             return
         self._announce_change()
-        for (_, answer), attached in zip(valid, found, strict=True):
-            if isinstance(attached, Failure):
-                answer.set_exception(attached)
+        for (_, answer), answered in zip(valid, found, strict=True):
+            if isinstance(answered, Failure):
+                answer.set_exception(answered)
             else:
-                answer.set_result(attached.proposal)
+                answer.set_result(answered)
 
     async def _change(self, work: Callable[[], Proposal]) -> Proposal:
         def changing() -> Proposal:

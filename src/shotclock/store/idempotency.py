@@ -45,7 +45,6 @@ class Interrupted:
 
     holder: ProcessIdentity
     began_at: WallTime
-    found_at: WallTime
 
 
 @value
@@ -117,11 +116,10 @@ class IdempotencyKeys:
                     "UPDATE replies SET state = 'interrupted', ended_at = ? WHERE scope = ? AND key = ?",
                     (now, scope, key),
                 )
-                return Interrupted(first.holder, first.began_at, now)
-            ended_at = first.ended_at or now
+                return Interrupted(first.holder, first.began_at)
             if first.envelope is None:
-                return Interrupted(first.holder, first.began_at, ended_at)
-            return Finished(first.envelope, first.began_at, ended_at)
+                return Interrupted(first.holder, first.began_at)
+            return Finished(first.envelope, first.began_at, first.ended_at or now)
 
     def is_known(self, scope: str, key: str) -> bool:
         """Return whether the key was used before."""

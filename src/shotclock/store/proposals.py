@@ -70,14 +70,6 @@ class NewProposal:
 
 
 @value
-class Attached:
-    """The proposal that answers a request, and whether it was made for it."""
-
-    proposal: Proposal
-    was_made: bool
-
-
-@value
 class StoredProposal:
     """All rows of one proposal, for the check of the audit trail."""
 
@@ -96,21 +88,15 @@ class Proposals:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def attach_or_create(self, new: NewProposal, now: WallTime, limits: InboxLimits | None = None) -> Attached:
-        """Return the proposal that answers this call. Raises Failure if the key belongs to another action (KEY_REUSED),
-        or if too many are open (INBOX_FULL).
-
-        An identical proposal has the same key or, without a key, the same action without a key, by the same agent.
-        """
-        (found,) = self.attach_or_create_all([new], now, limits)
-        if isinstance(found, Failure):
-            raise found
-        return found
-
     def attach_or_create_all(
         self, asked: Sequence[NewProposal], now: WallTime, limits: InboxLimits | None = None
-    ) -> list[Attached | Failure]:
-        """Do the same for many proposals in one transaction, in order. Without `limits` any number may be open."""
+    ) -> list[Proposal | Failure]:
+        """Return the proposals that answer these calls, in one transaction and in order. Without `limits` any number
+        may be open.
+
+        An identical proposal has the same key or, without a key, the same action without a key, by the same agent. A
+        call gets a Failure if its key belongs to another action (KEY_REUSED), or if too many are open (INBOX_FULL).
+        """
         texts = [json_text(new.ask.as_json()) for new in asked]
         with self._database.write() as transaction:
             left = _LimitsLeft(transaction, now, limits)
@@ -456,7 +442,7 @@ class _LimitsLeft:
 
 def _attach_or_create(
     transaction: Transaction, new: NewProposal, text: str, now: WallTime, left: _LimitsLeft
-) -> Attached | Failure:
+) -> Proposal | Failure:
     ask, action_hash = new.ask, new.ask.action_hash
     old = _find_identical(transaction, new, action_hash)
     if old is not None and old.is_due(now):
@@ -467,7 +453,7 @@ def _attach_or_create(
             return Failure("KEY_REUSED", message, context={"proposal_id": old.id})
     # An approval is valid for one run, also where the work of a run continues later.
     elif old is not None and (old.answers(now) or (new.since is not None and old.is_unused)):
-        return Attached(old, was_made=False)
+        return old
     if (refusal := left.refusal(new.asked_by)) is not None:
         return refusal
     left.take(new.asked_by)
@@ -485,7 +471,7 @@ def _attach_or_create(
     made = Proposal(new.id, ask, new.asked_by, new.key, action_hash, status, now, expires_at, seq=seq)
     _insert(transaction, made, text)
     _append(transaction, now, "proposed", new.id, new.asked_by, details)
-    return Attached(made, was_made=True)
+    return made
 
 
 def _find_identical(transaction: Transaction, new: NewProposal, action_hash: str) -> Proposal | None:
