@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -141,28 +141,22 @@ class Database:
         self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
-        self._synchronous = ""
-        self._busy_ms = -1
         self._let_go_by = 0
         self._closed = False
         with self._hold_lock():
             self._connect()
         _open.add(self)
 
-    @contextmanager
-    def read(self) -> Iterator[Transaction]:
+    def read(self) -> AbstractContextManager[Transaction]:
         """Open a transaction for reading. It sees the state of one instant."""
-        with self._transaction("BEGIN") as connection:
-            yield Transaction(connection)
+        return self._transaction("BEGIN")
 
-    @contextmanager
-    def write(self, *, durable: bool = True, may_wait: bool = True) -> Iterator[Transaction]:
+    def write(self, *, durable: bool = True, may_wait: bool = True) -> AbstractContextManager[Transaction]:
         """Open a transaction for reading and writing that excludes other writers.
 
         `may_wait=False` is for an event loop: it raises StoreBusy instead of waiting for another thread or process.
         """
-        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait) as connection:
-            yield Transaction(connection)
+        return self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait)
 
     def open_another(self) -> Database:
         """Open a connection of its own to the same file, for a thread that must not wait for others. The caller closes
@@ -176,7 +170,6 @@ class Database:
             connection = self._connection or self._connect()
             try:
                 connection.execute(f"PRAGMA busy_timeout={OPEN_STEP_MS if pages is not None else BUSY_TIMEOUT_MS}")
-                self._busy_ms = -1
                 # A script, because it steps once for each page, and `execute` would stop after the first.
                 connection.executescript(f"PRAGMA incremental_vacuum({pages or 0})")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -195,26 +188,18 @@ class Database:
     # --- transactions -----------------------------------------------------------------------------
 
     @contextmanager
-    def _transaction(self, begin: str, synchronous: str = "", may_wait: bool = True) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str, synchronous: str = "FULL", may_wait: bool = True) -> Iterator[Transaction]:
         with self._hold_lock(THREAD_WAIT_S if may_wait else 0):
             self._check_file()
             if self._connection is None and not may_wait:
                 raise StoreBusy("the store has to be opened again", self.path)
             connection = self._connection or self._connect()
             try:
-                if (busy_ms := BUSY_TIMEOUT_MS if may_wait else 0) != self._busy_ms:
-                    connection.execute(f"PRAGMA busy_timeout={busy_ms}")
-                    self._busy_ms = busy_ms
-                if synchronous and synchronous != self._synchronous:
-                    connection.execute(f"PRAGMA synchronous={synchronous}")
-                    self._synchronous = synchronous
+                connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS if may_wait else 0}")
+                connection.execute(f"PRAGMA synchronous={synchronous}")
                 connection.execute(begin)
-                try:
-                    yield connection
-                    connection.execute("COMMIT")
-                finally:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
+                with connection:  # commits, or rolls back
+                    yield Transaction(connection)
             except sqlite3.Error as error:
                 raise translate_error(error, self.path) from error
 
@@ -289,9 +274,7 @@ class Database:
             self.path, timeout=OPEN_STEP_MS / 1000, isolation_level=None, check_same_thread=False
         )
         try:
-            self._synchronous = ""
             _set_up(connection, self.path, self._schema)
-            self._busy_ms = -1  # set by the first transaction
         except BaseException:
             connection.close()
             raise
@@ -405,16 +388,12 @@ def open_alone(path: Path, schema: Schema) -> Iterator[tuple[Transaction, int]]:
 
 def _create_tables(connection: sqlite3.Connection, schema: Schema) -> None:
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:
         if _number(connection, "user_version") == 0:  # otherwise another process was faster
             for statement in schema.statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={schema.version}")
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:

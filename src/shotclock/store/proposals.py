@@ -99,9 +99,8 @@ class Proposals:
         """
         texts = [json_text(new.ask.as_json()) for new in asked]
         with self._database.write() as transaction:
-            left = _LimitsLeft(transaction, now, limits)
             pairs = zip(asked, texts, strict=True)
-            return [_attach_or_create(transaction, new, text, now, left) for new, text in pairs]
+            return [_attach_or_create(transaction, new, text, now, limits) for new, text in pairs]
 
     # --- changes --------------------------------------------------------------------------------------------
 
@@ -404,44 +403,24 @@ class Feed:
         self._database.close()
 
 
-class _LimitsLeft:
-    """Count of the proposals that may still be opened, for one transaction."""
+def _find_full(transaction: Transaction, asker: str, now: WallTime, limits: InboxLimits) -> Failure | None:
+    """Return the Failure for one more proposal of this agent; None if it may be opened.
 
-    def __init__(self, transaction: Transaction, now: WallTime, limits: InboxLimits | None) -> None:
-        self._transaction = transaction
-        self._now = now
-        self._limits = limits
-        self._open: dict[str | None, int] = {}
-
-    def refusal(self, asker: str) -> Failure | None:
-        """Return the Failure for one more proposal of this agent; None if it may be opened."""
-        if self._limits is None:
-            return None
-        for name, most in ((asker, self._limits.each), (None, self._limits.all)):
-            if (count := self._count(name)) >= most:
-                owner = f"{count} proposals are open" if name is None else f"{name} has {count} proposals open"
-                context = {"asked_by": name, "open": count, "limit": most}
-                return Failure("INBOX_FULL", f"{owner}, and no more than {most} may be", context=context)
-        return None
-
-    def take(self, asker: str) -> None:
-        for name in (asker, None):
-            self._open[name] = self._count(name) + 1
-
-    def _count(self, asker: str | None) -> int:
-        """Count the open proposals of an agent, or of all, without those past their end that are not expired yet."""
-        if asker not in self._open:
-            query = "SELECT count(*) FROM proposals WHERE status = 'pending' AND expires_at > ?"
-            values: list[object] = [self._now]
-            if asker is not None:
-                query += " AND asked_by = ?"
-                values.append(asker)
-            self._open[asker] = int(self._transaction.execute(query, values).fetchone()[0])
-        return self._open[asker]
+    Proposals past their end that are not expired yet do not count.
+    """
+    query = "SELECT count(*) FROM proposals WHERE status = 'pending' AND expires_at > ?"
+    for name, most, whose in ((asker, limits.each, " AND asked_by = ?"), (None, limits.all, "")):
+        values = (now,) if name is None else (now, name)
+        count = transaction.execute(query + whose, values).fetchone()[0]
+        if count >= most:
+            owner = f"{count} proposals are open" if name is None else f"{name} has {count} proposals open"
+            context = {"asked_by": name, "open": count, "limit": most}
+            return Failure("INBOX_FULL", f"{owner}, and no more than {most} may be", context=context)
+    return None
 
 
 def _attach_or_create(
-    transaction: Transaction, new: NewProposal, text: str, now: WallTime, left: _LimitsLeft
+    transaction: Transaction, new: NewProposal, text: str, now: WallTime, limits: InboxLimits | None
 ) -> Proposal | Failure:
     ask, action_hash = new.ask, new.ask.action_hash
     old = _find_identical(transaction, new, action_hash)
@@ -454,9 +433,8 @@ def _attach_or_create(
     # An approval is valid for one run, also where the work of a run continues later.
     elif old is not None and (old.answers(now) or (new.since is not None and old.is_unused)):
         return old
-    if (refusal := left.refusal(new.asked_by)) is not None:
+    if limits is not None and (refusal := _find_full(transaction, new.asked_by, now, limits)) is not None:
         return refusal
-    left.take(new.asked_by)
     expires_at = now + ask.policy.ttl_ms if ask.policy.ttl_ms else WallTime(LATEST_MS)
     details = {
         "kind": ask.kind.value,
