@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
-from shotclock.core.json_values import of_json
+from shotclock.core.json_values import of_json, to_json
 from shotclock.core.proposal import (
     STILL_QUEUED,
     Confirmation,
@@ -258,7 +258,7 @@ def test_an_ask_comes_back_from_json_whole():
     for ask in table:
         with row(ask):
             ask = replace(ask, policy=Policy(5000, 100, "reject", ("ann", "bob"), True))
-            back = of_json(ProposalRequest, json.loads(json.dumps(ask.as_json())))
+            back = of_json(ProposalRequest, json.loads(json.dumps(to_json(ask))))
             assert back == ask and back.action_hash == ask.action_hash
 
 

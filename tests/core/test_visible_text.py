@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.core.json_values import of_json
+from shotclock.core.json_values import of_json, to_json
 from shotclock.core.proposal import Kind, ProposalRequest, ProposedFile
 from shotclock.core.proposal_checks import problems_with
 from shotclock.core.value_types import replace
@@ -166,7 +166,7 @@ def test_another_text_path_or_command_is_another_file() -> None:
 def test_what_is_stored_has_the_text_and_the_hash_it_had(ask: ProposalRequest) -> None:
     if problems_with(ask):
         return
-    again = of_json(ProposalRequest, json.loads(json.dumps(ask.as_json())))
+    again = of_json(ProposalRequest, json.loads(json.dumps(to_json(ask))))
     assert (again.text, again.action_hash) == (ask.text, ask.action_hash)
 
 

@@ -18,7 +18,6 @@ from typing import Any, Literal
 from .clocks import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .envelope import join_problems
 from .errors import Failure
-from .json_values import of_json, to_json
 from .value_types import as_dict, fields_of, replace, value
 from .visible_text import text_of
 
@@ -141,10 +140,6 @@ class ProposalRequest:
         """Return the text to be typed before a destructive action is approved."""
         return " ".join((self.operation or self.title).split())
 
-    def as_json(self) -> dict[str, JSON]:
-        plain: dict[str, JSON] = to_json(self)
-        return plain
-
 
 @value
 class Decision:
@@ -157,16 +152,6 @@ class Decision:
     """The text of a modified file."""
     answer: JSON = None
     """The answer to a question, which is approved with it."""
-
-    def as_json(self) -> dict[str, JSON]:
-        plain: dict[str, JSON] = to_json(self)
-        return plain
-
-    @classmethod
-    def of_json(cls, plain: Mapping[str, JSON]) -> Decision:
-        """Return the decision that `as_json` gave this for."""
-        decision: Decision = of_json(cls, plain)
-        return decision
 
 
 @value

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
+from ..core.json_values import to_json
 from ..core.proposal import Proposal, ProposalStatus, canonical, digest
 from ..core.value_types import value
 from ..process.clock import pause
@@ -329,7 +330,7 @@ class _ProposalHistory:
 
     def fits(self, stored: StoredProposal, proposal: Proposal) -> bool:
         """Return whether the proposal is in this state."""
-        decision = None if proposal.decision is None else digest(proposal.decision.as_json())
+        decision = None if proposal.decision is None else digest(to_json(proposal.decision))
         return (
             self.status is proposal.status
             and self.action_hash == proposal.action_hash == proposal.ask.action_hash

@@ -283,11 +283,11 @@ def whole(proposal: Proposal, principal: Principal, compared: Compared | None = 
         shown["modified"] = modified_text(ask, decision)
     return {
         **about,
-        **ask.as_json(),
+        **to_json(ask),
         "arguments_text": arguments_text(ask.arguments),
         "action_hash": proposal.action_hash,
         "confirmation": confirmation,
-        "decision": None if decision is None else decision.as_json(),
+        "decision": to_json(decision),
         "shown": shown,
         "form": form(ask, ask.arguments or {}),
         "_source": "external",

@@ -15,7 +15,7 @@ from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.proposal import canonical, digest
 from ..core.value_types import as_dict, replace, value
-from .database import Database, Transaction, json_text
+from .database import Table, Transaction, json_text
 from .rows import Codec, RowMapper
 
 NOTHING_BEFORE = "0" * 64
@@ -86,11 +86,8 @@ def digest_of_row(row: Sequence[object]) -> str:
     return digest([value.hex() if isinstance(value, bytes) else value for value in row])
 
 
-class Audit:
+class Audit(Table):
     """Table of the audit trail."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def entries(self, after_seq: int = 0, limit: int = 500) -> list[Entry]:
         """Return the entries after this number, the oldest first."""
@@ -119,8 +116,7 @@ class Audit:
 
     def mark_filed(self, seq: int) -> None:
         """Record that the entries up to this one are in the file, and on the disk."""
-        with self._database.write(durable=False) as transaction:
-            transaction.execute("UPDATE audit_filed SET seq = ? WHERE seq < ?", (seq, seq))
+        self._execute("UPDATE audit_filed SET seq = ? WHERE seq < ?", (seq, seq), durable=False)
 
 
 def entries_of(transaction: Transaction, proposal_id: str, limit: int | None = None) -> list[Entry]:
@@ -161,15 +157,12 @@ class Token:
 _TOKENS = RowMapper(Token, "tokens")
 
 
-class Tokens:
+class Tokens(Table):
     """Table of tokens of agents and operators, and of browser sessions that were ended. Only a token's hash is stored.
 
     A token is active until it is revoked or expires. A name is unique among active tokens, because proposals belong to
     a name; a token that follows a revoked one of the same name owns its proposals.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, token: Token, by: str) -> None:
         """Record a token. Raises Failure if an active one has that name."""

@@ -306,6 +306,18 @@ class Database:
             _inherited.append((self._file, self._connection))
 
 
+class Table:
+    """Table of a database, with methods that are one short transaction each."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def _execute(self, statement: str, values: Sequence[object], *, durable: bool = True, may_wait: bool = True) -> int:
+        """Execute one statement in a transaction of its own. Return the number of changed rows."""
+        with self._database.write(durable=durable, may_wait=may_wait) as transaction:
+            return transaction.execute(statement, values).rowcount
+
+
 def _prepare_file(path: Path) -> tuple[int, int]:
     """Make the file if it is missing, check that it is a regular one, ours and private, and return its identity."""
     try:

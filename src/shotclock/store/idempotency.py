@@ -22,7 +22,7 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Database, Transaction, check_count, decode_process, json_text
+from .database import Table, Transaction, check_count, decode_process, json_text
 from .rows import RowMapper
 
 
@@ -83,11 +83,8 @@ class Reply:
 _REPLIES = RowMapper(Reply, "replies")
 
 
-class IdempotencyKeys:
+class IdempotencyKeys(Table):
     """Table of idempotency keys and the answers under them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def begin(
         self,
@@ -129,19 +126,15 @@ class IdempotencyKeys:
 
     def finish(self, scope: str, key: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
         """Record the answer, unless there is one, and return whether it was recorded."""
-        text = json_text(envelope)
-        with self._database.write() as transaction:
-            finished = transaction.execute(
-                "UPDATE replies SET state = 'finished', envelope = ?, ended_at = ? "
-                "WHERE scope = ? AND key = ? AND state <> 'finished'",
-                (text, now, scope, key),
-            )
-            return finished.rowcount > 0
+        query = (
+            "UPDATE replies SET state = 'finished', envelope = ?, ended_at = ? "
+            "WHERE scope = ? AND key = ? AND state <> 'finished'"
+        )
+        return self._execute(query, (json_text(envelope), now, scope, key)) > 0
 
     def drop(self, scope: str, key: str) -> bool:
         """Delete the key of a call that never began or may be repeated. Return whether there was one."""
-        with self._database.write() as transaction:
-            return transaction.execute("DELETE FROM replies WHERE scope = ? AND key = ?", (scope, key)).rowcount > 0
+        return self._execute("DELETE FROM replies WHERE scope = ? AND key = ?", (scope, key)) > 0
 
     def forget_begun_before(
         self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool], limit: int = 500
@@ -184,16 +177,13 @@ class Lock:
 _LOCKS = RowMapper(Lock, "locks")
 
 
-class Locks:
+class Locks(Table):
     """Table of locks with a number of slots, between all processes that share the store.
 
     A lock belongs to a token and to a process; when the process is dead, the next caller takes its slot in the same
     transaction. There is no waiting here: the caller decides how long to retry. Locks need not survive a power loss
     (nor would their holders), so acquiring one does not wait for the disk.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def acquire(
         self,
@@ -238,8 +228,7 @@ class Locks:
 
     def release(self, token: str) -> bool:
         """Release the slot of this token and return whether it was held."""
-        with self._database.write(durable=False) as transaction:
-            return transaction.execute("DELETE FROM locks WHERE token = ?", (token,)).rowcount > 0
+        return self._execute("DELETE FROM locks WHERE token = ?", (token,), durable=False) > 0
 
     def list(self, name: str | None = None) -> tuple[Lock, ...]:
         """Return the locks, the oldest first, including those of dead holders."""

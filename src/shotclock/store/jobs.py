@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Database, Transaction, check_count, json_text
+from .database import Table, Transaction, check_count, json_text
 from .rows import RowMapper, insert_row
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
@@ -115,11 +115,8 @@ _CHECKPOINTS = RowMapper(Checkpoint, "checkpoints")
 _SAME_ATTEMPT = "attempt = coalesce(?, attempt)"
 
 
-class Jobs:
+class Jobs(Table):
     """Table of jobs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def attach_or_create(
         self, new: Job, is_alive: Callable[[ProcessIdentity], bool], *, resume: bool = False
@@ -229,9 +226,8 @@ class Jobs:
 
     def beat(self, id: str, now: WallTime, *, attempt: int | None = None) -> bool:
         """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
-        with self._database.write(durable=False) as transaction:
-            query = f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
-            return transaction.execute(query, (now, id, attempt)).rowcount > 0
+        query = f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
+        return self._execute(query, (now, id, attempt), durable=False) > 0
 
     def request_cancel(self, id: str, now: WallTime) -> Job | None:
         """Record a request to cancel the job, unless it has ended, and return it. The first request counts."""
@@ -264,9 +260,8 @@ class Jobs:
 
     def deliver(self, id: str, now: WallTime) -> bool:
         """Record the delivery of the envelope. Return whether that was the first one."""
-        with self._database.write() as transaction:
-            query = "UPDATE jobs SET delivered_at = ? WHERE id = ? AND ended_at IS NOT NULL AND delivered_at IS NULL"
-            return transaction.execute(query, (now, id)).rowcount > 0
+        query = "UPDATE jobs SET delivered_at = ? WHERE id = ? AND ended_at IS NOT NULL AND delivered_at IS NULL"
+        return self._execute(query, (now, id)) > 0
 
     def forget_ended_before(self, before: WallTime, limit: int = 500) -> tuple[Job, ...]:
         """Delete the oldest jobs that ended before then, `limit` at most so that other writers do not wait long, and
@@ -277,22 +272,17 @@ class Jobs:
         return jobs
 
 
-class Checkpoints:
+class Checkpoints(Table):
     """Table of checkpoints, one for each key. A saved one is on the disk."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def save(self, key: str, fingerprint: str, state: object, now: WallTime) -> None:
         """Replace the checkpoint of this key. `state` is any JSON value."""
-        text = json_text(state)
-        with self._database.write() as transaction:
-            transaction.execute(
-                "INSERT INTO checkpoints (key, fingerprint, state, saved_at) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, "
-                "saved_at = excluded.saved_at",
-                (key, fingerprint, text, now),
-            )
+        self._execute(
+            "INSERT INTO checkpoints (key, fingerprint, state, saved_at) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, "
+            "saved_at = excluded.saved_at",
+            (key, fingerprint, json_text(state), now),
+        )
 
     def load(self, key: str) -> Checkpoint | None:
         """Return the checkpoint of this key, or None."""
@@ -301,17 +291,15 @@ class Checkpoints:
 
     def clear(self, key: str) -> bool:
         """Delete the checkpoint of this key. Return whether there was one."""
-        with self._database.write() as transaction:
-            return transaction.execute("DELETE FROM checkpoints WHERE key = ?", (key,)).rowcount > 0
+        return self._execute("DELETE FROM checkpoints WHERE key = ?", (key,)) > 0
 
     def forget_saved_before(self, before: WallTime, limit: int = 500) -> int:
         """Delete the oldest checkpoints, `limit` at most, and return their number. Those of active jobs stay."""
-        with self._database.write() as transaction:
-            return transaction.execute(
-                "DELETE FROM checkpoints WHERE key IN (SELECT key FROM checkpoints WHERE saved_at < ? AND key NOT IN "
-                "(SELECT key FROM jobs WHERE ended_at IS NULL) ORDER BY saved_at LIMIT ?)",
-                (before, check_count(limit, "limit")),
-            ).rowcount
+        return self._execute(
+            "DELETE FROM checkpoints WHERE key IN (SELECT key FROM checkpoints WHERE saved_at < ? AND key NOT IN "
+            "(SELECT key FROM jobs WHERE ended_at IS NULL) ORDER BY saved_at LIMIT ?)",
+            (before, check_count(limit, "limit")),
+        )
 
 
 def _answers(job: Job, now: WallTime, is_alive: Callable[[ProcessIdentity], bool], resume: bool) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..core.clocks import LATEST_MS, WallTime
 from ..core.errors import Failure
+from ..core.json_values import to_json
 from ..core.proposal import (
     UNCONFIRMED,
     ActionOutcome,
@@ -38,7 +39,7 @@ from ..core.proposal import (
 )
 from ..core.value_types import replace, value
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
-from .database import Database, Transaction, check_count, decode_text, json_text
+from .database import Database, Table, Transaction, check_count, decode_text, json_text
 from .rows import RowMapper, insert_row, update_row
 
 # Proposals that one transaction expires or reminds of.
@@ -82,11 +83,8 @@ class StoredProposal:
     entries: list[Entry]
 
 
-class Proposals:
+class Proposals(Table):
     """Table of proposals. Every change is one transaction, with its entry in the audit trail."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def attach_or_create_all(
         self, asked: Sequence[NewProposal], now: WallTime, limits: InboxLimits | None = None
@@ -97,7 +95,7 @@ class Proposals:
         An identical proposal has the same key or, without a key, the same action without a key, by the same agent. A
         call gets a Failure if its key belongs to another action (KEY_REUSED), or if too many are open (INBOX_FULL).
         """
-        texts = [json_text(new.ask.as_json()) for new in asked]
+        texts = [json_text(to_json(new.ask)) for new in asked]
         with self._database.write() as transaction:
             pairs = zip(asked, texts, strict=True)
             return [_attach_or_create(transaction, new, text, now, limits) for new, text in pairs]
@@ -115,7 +113,7 @@ class Proposals:
         confirmation: Confirmation = UNCONFIRMED,
     ) -> Proposal:
         """Record a checked decision. Raises Failure unless the proposal was open until now."""
-        details = {"notes": decision.notes, "decision": digest(decision.as_json()), **({"via": via} if via else {})}
+        details = {"notes": decision.notes, "decision": digest(to_json(decision)), **({"via": via} if via else {})}
 
         def step(proposal: Proposal) -> Proposal:
             return apply_decision(proposal, decision, by, now, via=via, confirmation=confirmation)
@@ -224,7 +222,7 @@ class Proposals:
                 "action_hash": taken.action_hash,
                 "expires_at": taken.expires_at.iso(),
                 "ask": digest(str(exported["ask"])),
-                "decision": None if taken.decision is None else digest(taken.decision.as_json()),
+                "decision": None if taken.decision is None else digest(to_json(taken.decision)),
                 "used": taken.used_at is not None,
             }
             _append(transaction, now, "taken-over", taken.id, taken.decided_by or taken.asked_by, details)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Database, Transaction, check_count, decode_process, decode_text, json_text
+from .database import Table, Transaction, check_count, decode_process, decode_text, json_text
 from .rows import RowMapper
 
 
@@ -65,11 +65,8 @@ _STEPS = RowMapper(StepRecord, "steps")
 _OPEN = ("pending", "running")
 
 
-class Runs:
+class Runs(Table):
     """Table of runs and their steps."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def begin(self, run: StoredRun) -> None:
         """Record a new run. Raises RunTaken if there is one of that id already."""
@@ -96,18 +93,13 @@ class Runs:
 
     def park(self, run_id: str, holder: ProcessIdentity, now: WallTime) -> None:
         """Record that the run has no process until it is taken up again."""
-        with self._database.write() as transaction:
-            transaction.execute(
-                "UPDATE runs SET parked_at = ? WHERE id = ? AND holder = ? AND ended_at IS NULL",
-                (now, run_id, holder),
-            )
+        query = "UPDATE runs SET parked_at = ? WHERE id = ? AND holder = ? AND ended_at IS NULL"
+        self._execute(query, (now, run_id, holder))
 
     def extend(self, run_id: str, deadline_at: WallTime, *, may_wait: bool = True) -> None:
         """Record a later deadline of a run. `may_wait`: see Database.write."""
-        with self._database.write(durable=False, may_wait=may_wait) as transaction:
-            transaction.execute(
-                "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL", (deadline_at, run_id)
-            )
+        query = "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL"
+        self._execute(query, (deadline_at, run_id), durable=False, may_wait=may_wait)
 
     def record(self, run_id: str, steps: Sequence[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
         """Record the state of these steps, all of them or none. `may_wait`: see Database.write.
@@ -127,13 +119,11 @@ class Runs:
 
     def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, may_wait: bool = True) -> None:
         """Record the state of one item of a running step. `may_wait`: see Database.write."""
-        row = (run_id, step_id, number, json_text(record))
-        with self._database.write(durable=False, may_wait=may_wait) as transaction:
-            transaction.execute(
-                "INSERT INTO items (run, step, number, record) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (run, step, number) DO UPDATE SET record = excluded.record",
-                row,
-            )
+        query = (
+            "INSERT INTO items (run, step, number, record) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (run, step, number) DO UPDATE SET record = excluded.record"
+        )
+        self._execute(query, (run_id, step_id, number, json_text(record)), durable=False, may_wait=may_wait)
 
     def items(self, run_id: str, step_id: str) -> dict[int, Any]:
         """Return the record of each begun item of a step, by its number."""
