@@ -241,7 +241,7 @@ def test_an_anchor_elsewhere_tells_of_a_tail_that_was_cut_and_of_a_trail_that_wa
     with Store.open(home) as store:
         trail = AuditFile(store)
         head = trail.anchor(anchor, wall_now())
-        assert head == trail.head() and head.seq == ENTRIES
+        assert head == store.audit.head() and head.seq == ENTRIES
         assert trail.check_anchor(anchor) == []
         # The last rejection never happened: all of it is taken away, and nothing in here misses it.
         connection = sqlite3.connect(home / "shotclock.db")

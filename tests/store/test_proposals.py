@@ -148,7 +148,7 @@ def test_whether_anything_was_run_under_a_key_is_known_also_where_nobody_answere
     assert store.proposals.is_unused("agent", "k") and not store.proposals.was_used("agent", "k")
     store.proposals.end_due(END)
     assert store.proposals.is_unused("agent", "k") and not store.proposals.was_used("agent", "k")
-    store.proposals.continue_unanswered(made.id, made.action_hash, Runner(this_process()), END)
+    store.proposals.use(made.id, made.action_hash, END, Runner(this_process()), unanswered=True)
     assert store.proposals.was_used("agent", "k") and not store.proposals.is_unused("agent", "k")
     assert not store.proposals.is_unused("agent", "other") and not store.proposals.was_used("agent", "other")
 

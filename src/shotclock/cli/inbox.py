@@ -169,8 +169,8 @@ def _run_audit(proposal_id: str | None, verify: bool, head: bool, anchor: str | 
             if verify:
                 return _describe_problems(trail.verify() + ([] if file is None else trail.check_anchor(file)))
             if head or file is not None:
-                end = trail.head() if file is None else trail.anchor(file, wall_time())
-                return Outcome(Ending.FINISHED, data={"head": {"seq": end.seq, "hash": end.hash}})
+                end = store.audit.head() if file is None else trail.anchor(file, wall_time())
+                return Outcome(Ending.FINISHED, data={"head": end._asdict()})
             entries = _last_entries(store, limit) if not proposal_id else store.audit.of(proposal_id)[-limit:]
             if proposal_id and not entries:
                 raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {proposal_id!r}")

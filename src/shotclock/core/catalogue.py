@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 from .clocks import Clocks
 from .json_values import of_json, to_json
 from .proposal import Policy
-from .value_types import entity, field, value
+from .value_types import entity, field, fields_of, value
 
 Isolation = Literal["auto", "process", "shared", "inline"]
 RunsIn = Literal["process", "shared", "inline"]
@@ -147,16 +147,7 @@ class CommandSpec:
         return self.destructive and self.approval is None and self.requires_person is None
 
     def operation(self) -> Operation:
-        return Operation(
-            self.name,
-            self.handler,
-            isolation=self.isolation,
-            mutates=self.mutates,
-            idempotent=self.idempotent,
-            clocks=self.clocks,
-            overtime=self.overtime,
-            min_time_ms=self.min_time_ms,
-        )
+        return Operation(**{name: getattr(self, name) for name in fields_of(Operation)})
 
 
 def semantic_version(written: str) -> str | None:

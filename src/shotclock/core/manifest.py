@@ -8,6 +8,7 @@ import re
 
 from .catalogue import BUDGET_VARIABLE, CONFIRMATION, Catalogue, CommandSpec, JsonSchema
 from .errors import RAISED_CODES, SideEffects, error_entry
+from .value_types import as_dict
 
 SCHEMA_VERSION = "3.21"
 CONFIRM_FLAG = CONFIRMATION.replace("_", "-")
@@ -136,14 +137,8 @@ def _command(spec: CommandSpec) -> JsonSchema:
     if spec.steps:
         entry["steps"] = list(spec.steps)
     if spec.interruption is not None:
-        interruption = spec.interruption
-        entry["interruption"] = {
-            "detach": interruption.detach,
-            "resume": interruption.resume,
-            "idle_timeout_ms": interruption.idle_timeout_ms,
-            "max_lifetime_ms": interruption.max_lifetime_ms,
-        }
-        entry["spawns_background_process"] = interruption.detach
+        entry["interruption"] = as_dict(spec.interruption)
+        entry["spawns_background_process"] = spec.interruption.detach
         entry["cleanup_command"] = "job cancel"
     if spec.needs_confirmation:
         entry["confirm_flag"] = CONFIRM_FLAG

@@ -366,27 +366,24 @@ def apply_extension(proposal: Proposal, by_ms: int, by: str) -> Proposal:
     return replace(proposal, expires_at=expires_at, reminded_at=None)
 
 
-def apply_use(proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
-    """Return it used. Raises Failure unless this is an unused approval of exactly that action."""
-    if not proposal.status.allows:
+def apply_use(
+    proposal: Proposal, action_hash: str, now: WallTime, runner: Runner | None = None, *, unanswered: bool = False
+) -> Proposal:
+    """Return it used. Raises Failure unless this is an unused approval of exactly that action.
+
+    `unanswered`: it expired instead, and its policy continues without an answer.
+    """
+    if unanswered and (proposal.status is not ProposalStatus.EXPIRED or proposal.ask.policy.when_expired != "default"):
+        raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and its policy needs an answer")
+    if not unanswered and not proposal.status.allows:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, not approved")
     if action_hash != proposal.action_hash:
-        raise Failure("ACTION_CHANGED", f"{proposal.id} approves another action")
+        raise Failure("ACTION_CHANGED", f"{proposal.id} proposes another action")
     if proposal.used_at is not None:
         raise Failure("ALREADY_DECIDED", f"the approval {proposal.id} was used at {proposal.used_at}")
-    return replace(proposal, used_at=now, runner=runner)
-
-
-def apply_continuation(proposal: Proposal, action_hash: str, runner: Runner) -> Proposal:
-    """Return it continued without an answer. Raises Failure unless its policy says so, for this action, and it was not
-    continued before."""
-    if proposal.status is not ProposalStatus.EXPIRED or proposal.ask.policy.when_expired != "default":
-        raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and its policy needs an answer")
-    if action_hash != proposal.action_hash:
-        raise Failure("ACTION_CHANGED", f"{proposal.id} proposes another action")
     if proposal.runner is not None:
         raise Failure("ALREADY_DECIDED", f"the action of {proposal.id} was started before")
-    return replace(proposal, runner=runner)
+    return replace(proposal, used_at=None if unanswered else now, runner=runner)
 
 
 def apply_outcome(proposal: Proposal, outcome: ActionOutcome) -> Proposal:

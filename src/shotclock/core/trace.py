@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from .value_types import value
@@ -14,7 +15,8 @@ TRACESTATE = "tracestate"
 
 # Longer ones may be cut on the way (W3C §3.3.1.5) and are left out.
 LONGEST_STATE = 512
-_HEX = frozenset("0123456789abcdef")
+# Version, trace id, span id, flags, and further fields of later versions.
+_PARENT = r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 
 
 @value
@@ -52,21 +54,10 @@ def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext 
     if not isinstance(traceparent, str):
         return None
     text = traceparent.strip(" \t")
-    fields = text.split("-")
-    if len(fields) < 4 or len(text) > LONGEST_STATE:
+    found = re.fullmatch(_PARENT, text) if len(text) <= LONGEST_STATE else None
+    if found is None or (found[1] == "00" and found[5] is not None):
         return None
-    version, trace_id, span_id, flags = fields[:4]
-    is_well_formed = (
-        _is_hex(version, 2)
-        and version != "ff"
-        and (version != "00" or len(fields) == 4)
-        and _is_hex(trace_id, 32)
-        and _is_hex(span_id, 16)
-        and _is_hex(flags, 2)
-    )
-    if not is_well_formed or not trace_id.strip("0") or not span_id.strip("0"):
-        return None
-    return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1), _state(tracestate))
+    return TraceContext(found[2], found[3], bool(int(found[4], 16) & 1), _state(tracestate))
 
 
 def span_id_of(request_id: str) -> str:
@@ -79,10 +70,6 @@ def span_id_of(request_id: str) -> str:
 
 def trace_from_variables(environment: Mapping[str, str]) -> TraceContext | None:
     return parse_trace(environment.get(TRACEPARENT_VARIABLE), environment.get(TRACESTATE_VARIABLE))
-
-
-def _is_hex(text: str, length: int) -> bool:
-    return len(text) == length and _HEX.issuperset(text)
 
 
 def _state(written: object) -> str:

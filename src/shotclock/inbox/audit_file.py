@@ -22,7 +22,7 @@ from ..core.json_values import to_json
 from ..core.proposal import Proposal, ProposalStatus, canonical, digest
 from ..core.value_types import value
 from ..process.clock import pause
-from ..store.audit import NOTHING_BEFORE, Entry
+from ..store.audit import NOTHING_BEFORE, Entry, Head
 from ..store.home import StoreUnusable, create_private_file, sync_directory
 from ..store.proposals import StoredProposal
 from ..store.store import AUDIT_FILE_NAME, Store
@@ -34,15 +34,6 @@ LOCK_ATTEMPTS = 250
 LOCK_PAUSE_S = 0.02
 # The size of a file of anchors: a hundred thousand of them.
 ANCHOR_LIMIT = 16_000_000
-
-
-@value
-class Head:
-    """The last entry of the trail."""
-
-    seq: int
-    """The number of entries."""
-    hash: str
 
 
 @value
@@ -112,7 +103,7 @@ class AuditFile:
 
     def anchor(self, anchor: Path, now: WallTime) -> Head:
         """Append the head of the trail to a file that is kept elsewhere. Raises Failure if it cannot be written."""
-        head = self.head()
+        head = self._store.audit.head()
         line = canonical({"at": now.iso(), "seq": head.seq, "hash": head.hash}) + "\n"
         try:
             descriptor = os.open(anchor, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
@@ -125,9 +116,6 @@ class AuditFile:
         except OSError as error:
             raise Failure("FILE_UNWRITABLE", f"{anchor}: {error.strerror}") from None
         return head
-
-    def head(self) -> Head:
-        return Head(*self._store.audit.head())
 
     # --- appending ------------------------------------------------------------------------------------------
 

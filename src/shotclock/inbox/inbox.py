@@ -193,10 +193,7 @@ class Inbox:
         def work() -> bool:
             runner = Runner(this_process())
             try:
-                if unanswered:
-                    self._proposals.continue_unanswered(proposal_id, action_hash, runner, wall_time())
-                else:
-                    self._proposals.use(proposal_id, action_hash, wall_time(), runner)
+                self._proposals.use(proposal_id, action_hash, wall_time(), runner, unanswered=unanswered)
             except Failure as failure:
                 if failure.code in ("ALREADY_DECIDED", "ACTION_CHANGED", "NOT_ALLOWED"):
                     return False

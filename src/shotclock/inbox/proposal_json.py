@@ -77,18 +77,10 @@ def read_request(body: dict[str, Any]) -> ProposalRequest:
     file, policy = _read_file(body.get("file"), problems), _read_policy(body.get("policy"), problems)
     if problems:
         raise refusal(problems)
-    return ProposalRequest(
-        Kind(kind),
-        body.get("title") or "",
-        body.get("justification") or "",
-        operation=body.get("operation"),
-        arguments=body.get("arguments"),
-        file=file,
-        choices=_as_tuple(body.get("choices")),
-        default=body.get("default"),
-        input_schema=body.get("input_schema"),
-        policy=policy,
-    )
+    written = {name: each for name, each in body.items() if each is not None}
+    choices = _as_tuple(body.get("choices"))
+    parts = {"kind": Kind(kind), "file": file, "policy": policy, "choices": choices}
+    return ProposalRequest(**{"title": "", **written, **parts})
 
 
 def _read_file(body: object, problems: Problems) -> ProposedFile | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
@@ -65,25 +65,32 @@ def append(
     details: Mapping[str, Any],
 ) -> int:
     """Append an entry and return its number. Only inside a writing transaction, which excludes other writers."""
-    last, previous = _read_last(transaction)
-    entry = Entry(last + 1, now, action, proposal, by, dict(details), previous, "")
+    last = _read_last(transaction)
+    entry = Entry(last.seq + 1, now, action, proposal, by, dict(details), last.hash, "")
     _ENTRIES.insert(transaction, replace(entry, hash=digest(entry.content())))
     return entry.seq
 
 
 def next_seq(transaction: Transaction) -> int:
     """Return the number of the next entry. Only inside a writing transaction."""
-    return _read_last(transaction)[0] + 1
+    return _read_last(transaction).seq + 1
 
 
-def _read_last(transaction: Transaction) -> tuple[int, str]:
+def _read_last(transaction: Transaction) -> Head:
     last = transaction.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
-    return (0, NOTHING_BEFORE) if last is None else (last[0], last[1])
+    return Head(0, NOTHING_BEFORE) if last is None else Head(*last)
 
 
 def digest_of_row(row: Sequence[object]) -> str:
     """Return the digest of a row, as the entry of its last change has it."""
     return digest([value.hex() if isinstance(value, bytes) else value for value in row])
+
+
+class Head(NamedTuple):
+    """The number and the hash of the last entry."""
+
+    seq: int
+    hash: str
 
 
 class Audit(Table):
@@ -99,8 +106,8 @@ class Audit(Table):
         with self._database.read() as transaction:
             return entries_of(transaction, proposal_id, limit)
 
-    def head(self) -> tuple[int, str]:
-        """Return the number and the hash of the last entry, to be anchored elsewhere."""
+    def head(self) -> Head:
+        """Return the last entry, to be anchored elsewhere."""
         with self._database.read() as transaction:
             return _read_last(transaction)
 

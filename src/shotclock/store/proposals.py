@@ -28,7 +28,6 @@ from ..core.proposal import (
     ProposalStatus,
     Runner,
     Summary,
-    apply_continuation,
     apply_decision,
     apply_expiry,
     apply_extension,
@@ -132,15 +131,15 @@ class Proposals(Table):
 
         return self._change(id, now, lambda proposal: apply_extension(proposal, by_ms, by), "extended", details, by)
 
-    def use(self, id: str, action_hash: str, now: WallTime, runner: Runner | None = None) -> Proposal:
-        """Record the use of an approval. Raises Failure unless it is an unused approval of that action."""
-        details = {"action_hash": action_hash}
-        return self._change(id, now, lambda old: apply_use(old, action_hash, now, runner), "used", details)
+    def use(
+        self, id: str, action_hash: str, now: WallTime, runner: Runner | None = None, *, unanswered: bool = False
+    ) -> Proposal:
+        """Record the use of an approval, or that the work continues `unanswered`. Raises Failure: see `apply_use`."""
 
-    def continue_unanswered(self, id: str, action_hash: str, runner: Runner, now: WallTime) -> Proposal:
-        """Record that the work continues without an answer. Raises Failure unless the policy says so."""
-        details = {"action_hash": action_hash}
-        return self._change(id, now, lambda old: apply_continuation(old, action_hash, runner), "went-on", details)
+        def step(proposal: Proposal) -> Proposal:
+            return apply_use(proposal, action_hash, now, runner, unanswered=unanswered)
+
+        return self._change(id, now, step, "went-on" if unanswered else "used", {"action_hash": action_hash})
 
     def hand_to_job(self, id: str, runner: Runner, now: WallTime) -> Proposal:
         """Record that a job runner runs the approved action."""
