@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_an_earlier_attempt_has_nothing_more_to_say(store: Store):
     job = store.jobs.take_charge("job1", holder(2), NOW)
     assert job is not None and job.attempt == 2
     assert not store.jobs.beat("job1", NOW + 5, attempt=1)
-    assert store.jobs.progress("job1", 5, None, None, NOW + 5, attempt=1) is None
+    store.jobs.progress("job1", 5, None, None, NOW + 5, attempt=1)
     assert not store.jobs.finish("job1", ENVELOPE, NOW + 5, attempt=1)
     assert not store.jobs.mark_lost("job1", ENVELOPE, NOW + 5, attempt=1)
     assert store.jobs.get("job1") == job
@@ -190,9 +191,15 @@ def test_one_runner_takes_charge_and_may_do_so_again(store: Store):
     assert store.jobs.take_charge("nobody", holder(1), NOW + 4) is None
 
 
+def progressed(store: Store, id: str, done: int, total: int | None, unit: str | None, at: WallTime) -> Any:
+    store.jobs.progress(id, done, total, unit, at)
+    job = store.jobs.get(id)
+    return None if job is None else job.progress
+
+
 def test_progress_never_decreases_and_what_is_kept_is_said(store: Store):
     running(store)
-    say = store.jobs.progress
+    say = partial(progressed, store)
     assert say("job1", 5, None, None, NOW + 1) == JobProgress(5, None, None, NOW + 1)
     assert say("job1", 3, 10, "rows", NOW + 2) == JobProgress(5, 10, "rows", NOW + 1)
     assert say("job1", 5, None, None, NOW + 3) == JobProgress(5, 10, "rows", NOW + 1)
@@ -205,7 +212,7 @@ def test_progress_never_decreases_and_what_is_kept_is_said(store: Store):
 
 def test_progress_of_nothing_is_progress(store: Store):
     running(store)
-    assert store.jobs.progress("job1", 0, None, None, NOW + 1) == JobProgress(0, None, None, NOW + 1)
+    assert progressed(store, "job1", 0, None, None, NOW + 1) == JobProgress(0, None, None, NOW + 1)
 
 
 @pytest.mark.parametrize("done", [-1, 2**63, 1.5, True, float("nan"), "1", None])
@@ -255,7 +262,7 @@ def test_a_prefix_finds_its_job_if_it_is_the_only_one(store: Store):
     for id in ("abc1", "abc2", "abd", "ab", "z", "Z_-"):
         begun(store, id, key=id)
     found = {prefix: store.jobs.find(prefix) for prefix in ("abc", "abc1", "ab", "abd", "z", "Z", "q", "", "%", "ab%")}
-    assert found["abc"] == Ambiguous("abc", ("abc1", "abc2"))
+    assert found["abc"] == Ambiguous(("abc1", "abc2"))
     assert {p: job.id for p, job in found.items() if isinstance(job, Job)} == {
         "abc1": "abc1", "ab": "ab", "abd": "abd", "z": "z", "Z": "Z_-",
     }  # fmt: skip
@@ -444,7 +451,7 @@ class JobsAgainstAModel(RuleBasedStateMachine):
     def makes_progress(self, index: int, done: int, total: int | None) -> None:
         if (job := self.pick(index)) is None:
             return
-        got = self.store.jobs.progress(job.id, done, total, None, self.now)
+        got = progressed(self.store, job.id, done, total, None, self.now)
         if job.is_active:
             before = job.progress or JobProgress(-1, None, None, self.now)
             grew = done > before.done

@@ -145,12 +145,12 @@ def test_an_approval_that_was_used_answers_nobody_again(store: Store):
 def test_whether_anything_was_run_under_a_key_is_known_also_where_nobody_answered(store: Store):
     ask = replace(ASK, policy=Policy(ttl_ms=1000, when_expired="default"))
     made, _ = propose(store, ask, key="k")
-    assert store.proposals.is_unused("agent", "k") and not store.proposals.was_used("agent", "k")
+    assert store.proposals.was_used("agent", "k") is False
     store.proposals.end_due(END)
-    assert store.proposals.is_unused("agent", "k") and not store.proposals.was_used("agent", "k")
+    assert store.proposals.was_used("agent", "k") is False
     store.proposals.use(made.id, made.action_hash, END, Runner(this_process()), unanswered=True)
-    assert store.proposals.was_used("agent", "k") and not store.proposals.is_unused("agent", "k")
-    assert not store.proposals.is_unused("agent", "other") and not store.proposals.was_used("agent", "other")
+    assert store.proposals.was_used("agent", "k") is True
+    assert store.proposals.was_used("agent", "other") is None
 
 
 @pytest.mark.parametrize("key", [None, "k"])

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
+from .json_values import has_json_type
 from .validation import Problems, describe_key, plain_shape
 
 # pydantic and jsonschema are imported on use: they are slow, and most commands do not need them.
@@ -285,15 +286,6 @@ def _with_named_numbers(plain: Any) -> Any:
 
 
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "deprecated", "$defs", "$comment"})
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
 
 
 def misfit(value: object, schema: Mapping[str, Any]) -> str | None:
@@ -327,7 +319,7 @@ def _fits(value: object, schema: Mapping[str, Any], definitions: Mapping[str, An
         if keyword in _ANNOTATIONS:
             continue
         if keyword == "type" and isinstance(rule, str):
-            if not isinstance(value, _TYPES[rule]) or (isinstance(value, bool) and rule in ("integer", "number")):
+            if not has_json_type(value, rule):
                 return False
         elif keyword == "anyOf":
             if not any(_fits(value, option, definitions) for option in rule):

@@ -30,6 +30,16 @@ LONGEST_LITERAL = 3_900
 # A float represents any number of so many digits.
 DIGITS_OF_EVERY_FLOAT = 15
 
+# The names of JSON Schema.
+JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+    "null": (type(None),),
+}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -57,7 +67,7 @@ def read_json(text: str) -> Read:
         )
     except RecursionError:
         raise ValueError("nested too deep") from None
-    if _is_too_deep(value):
+    if is_deeper_than(DEPTH_LIMIT, value):
         raise ValueError(f"nested more than {DEPTH_LIMIT} levels deep")
     return Read(value, tuple(kept))
 
@@ -136,19 +146,28 @@ def _digits_of(number: int) -> str:
     return format(Decimal(number), "f")
 
 
-def _is_too_deep(value: Any) -> bool:
+def is_deeper_than(limit: int, value: Any) -> bool:
+    """Return whether more than so many lists and objects are inside one another. Empty ones do not count."""
     level = [value]
-    for _ in range(DEPTH_LIMIT):
+    for _ in range(limit + 1):
         level = [
             item
             for part in level
-            if isinstance(part, dict | list)
+            if isinstance(part, dict | list | tuple)
             for item in (part.values() if isinstance(part, dict) else part)
-            if isinstance(item, dict | list)
         ]
         if not level:
             return False
     return True
+
+
+def has_json_type(value: object, name: str) -> bool:
+    """Return whether a value is of a type of JSON Schema. Raises KeyError for another name."""
+    if isinstance(value, bool):  # an int in Python
+        return name == "boolean"
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, JSON_TYPES[name])
 
 
 def _plain(value: Any, kept: list[str], depth: int) -> Any:

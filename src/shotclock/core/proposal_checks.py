@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .clocks import MAX_MS
+from .json_values import JSON_TYPES, has_json_type, is_deeper_than
 from .proposal import (
     JSON,
     Decision,
@@ -152,7 +153,7 @@ def _arguments(found: Problems, field: str, arguments: object) -> None:
 
 def _json(found: Problems, field: str, value: object) -> None:
     try:
-        if _is_deeper_than(DEPTH_LIMIT, value):
+        if is_deeper_than(DEPTH_LIMIT, value):
             raise ValueError(f"nested deeper than {DEPTH_LIMIT} levels")
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -169,11 +170,6 @@ def _size(found: Problems, field: str, text: str, unit: str, limit: int) -> None
         return
     if size > limit:
         _add(found, field, f"{size} {unit} are too many: {limit} at most")
-
-
-def _is_deeper_than(limit: int, value: object) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return bool(inner) and (limit == 0 or any(_is_deeper_than(limit - 1, each) for each in inner))
 
 
 def _names(found: Problems, field: str, names: Any, limit: int) -> None:
@@ -197,17 +193,6 @@ def _policy(found: Problems, policy: Policy) -> None:
     destructive: object = policy.destructive
     if not isinstance(destructive, bool):
         _add(found, "policy.destructive", "must be true or false")
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list, tuple),
-    "object": (dict,),
-    "null": (type(None),),
-}
 
 
 def _check_fits(
@@ -235,17 +220,9 @@ def _check_fits(
         ):
             continue  # an argument that was not modified may be a default, which need not fit
         names = wanted.get("type")
-        types = [str(each) for each in (names if isinstance(names, list) else [names]) if str(each) in _TYPES]
-        if types and not any(_is_a(value, each) for each in types):
+        types = [str(each) for each in (names if isinstance(names, list) else [names]) if str(each) in JSON_TYPES]
+        if types and not any(has_json_type(value, each) for each in types):
             _add(found, f"arguments.{name}", f"must be of type {' or '.join(types)}")
         elif isinstance(wanted.get("enum"), list) and value not in wanted["enum"]:
             _add(found, f"arguments.{name}", "is not one of the values it may have")
     return found
-
-
-def _is_a(value: JSON, name: str) -> bool:
-    if isinstance(value, bool):  # an int in Python
-        return name == "boolean"
-    if name == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[name])

@@ -35,15 +35,11 @@ class Fresh:
 class CallInProgress:
     """A living process runs the call."""
 
-    holder: ProcessIdentity
-    began_at: WallTime
-
 
 @value
 class Interrupted:
     """The process that ran the call died before it answered."""
 
-    holder: ProcessIdentity
     began_at: WallTime
 
 
@@ -52,7 +48,6 @@ class Finished:
     """The call has been answered."""
 
     envelope: dict[str, Any]
-    began_at: WallTime
     finished_at: WallTime
 
 
@@ -61,8 +56,6 @@ class Mismatch:
     """The key was used with other arguments."""
 
     began_at: WallTime
-    digest: str
-    """Digest of the arguments that the key was first used with."""
 
 
 Beginning = Fresh | CallInProgress | Interrupted | Finished | Mismatch
@@ -105,18 +98,18 @@ class IdempotencyKeys(Table):
                 _REPLIES.insert(transaction, Reply(digest, "running", holder, now), scope=scope, key=key)
                 return Fresh()
             if first.digest != digest:
-                return Mismatch(first.began_at, first.digest)
+                return Mismatch(first.began_at)
             if first.state == "running":
                 if is_alive(first.holder):
-                    return CallInProgress(first.holder, first.began_at)
+                    return CallInProgress()
                 transaction.execute(
                     "UPDATE replies SET state = 'interrupted', ended_at = ? WHERE scope = ? AND key = ?",
                     (now, scope, key),
                 )
-                return Interrupted(first.holder, first.began_at)
+                return Interrupted(first.began_at)
             if first.envelope is None:
-                return Interrupted(first.holder, first.began_at)
-            return Finished(first.envelope, first.began_at, first.ended_at or now)
+                return Interrupted(first.began_at)
+            return Finished(first.envelope, first.ended_at or now)
 
     def is_known(self, scope: str, key: str) -> bool:
         """Return whether the key was used before."""

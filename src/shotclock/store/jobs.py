@@ -103,9 +103,8 @@ class Checkpoint:
 
 @value
 class Ambiguous:
-    """More than one job whose id has this prefix."""
+    """More than one job whose id has a prefix."""
 
-    prefix: str
     ids: tuple[str, ...]
 
 
@@ -177,7 +176,7 @@ class Jobs(Table):
                 (prefix, after, *owner, _AMBIGUOUS_SHOWN),
             ).fetchall()
             if len(rows) > 1:
-                return Ambiguous(prefix, tuple(id for (id,) in rows))
+                return Ambiguous(tuple(id for (id,) in rows))
             return _get(transaction, rows[0][0]) if rows else None
 
     def list(
@@ -204,25 +203,23 @@ class Jobs(Table):
 
     def progress(
         self, id: str, done: int, total: int | None, unit: str | None, now: WallTime, *, attempt: int | None = None
-    ) -> JobProgress | None:
-        """Record progress and return the stored one: `done` never decreases, total and unit stay until replaced.
+    ) -> None:
+        """Record progress: `done` never decreases, total and unit stay until replaced.
 
-        Survives `kill -9`; a power loss may take the last few seconds. None if there is no progress.
+        Survives `kill -9`; a power loss may take the last few seconds.
         """
         check_count(done, "done")
         if total is not None:
             check_count(total, "total")
-        with self._database.write(durable=False) as transaction:
-            # The right hand sides see the row as it was.
-            transaction.execute(
-                "UPDATE jobs SET progress_at = CASE WHEN progress_done >= ? THEN progress_at ELSE ? END, "
-                "progress_done = CASE WHEN progress_done >= ? THEN progress_done ELSE ? END, "
-                "progress_total = coalesce(?, progress_total), progress_unit = coalesce(?, progress_unit), "
-                f"heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
-                (done, now, done, done, total, unit, now, id, attempt),
-            )
-            job = _get(transaction, id)
-        return job.progress if job is not None else None
+        # The right hand sides see the row as it was.
+        self._execute(
+            "UPDATE jobs SET progress_at = CASE WHEN progress_done >= ? THEN progress_at ELSE ? END, "
+            "progress_done = CASE WHEN progress_done >= ? THEN progress_done ELSE ? END, "
+            "progress_total = coalesce(?, progress_total), progress_unit = coalesce(?, progress_unit), "
+            f"heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
+            (done, now, done, done, total, unit, now, id, attempt),
+            durable=False,
+        )
 
     def beat(self, id: str, now: WallTime, *, attempt: int | None = None) -> bool:
         """Record a sign of life and return whether the job is still active. Does not wait for the disk."""

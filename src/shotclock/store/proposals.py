@@ -264,22 +264,14 @@ class Proposals(Table):
             rows = transaction.execute(query, (asked_by,))
             return [decode_text(id) for id, key in rows if decode_text(key).startswith(f"{run_id}/")]
 
-    def was_used(self, asked_by: str, key: str) -> bool:
-        """Return whether an action was dispatched with an approval that was asked for under this key."""
-        return self._count_uses(asked_by, key)[1] > 0
-
-    def is_unused(self, asked_by: str, key: str) -> bool:
-        """Return whether there is a proposal under this key, and no action was dispatched with it."""
-        asked, used = self._count_uses(asked_by, key)
-        return asked > 0 and not used
-
-    def _count_uses(self, asked_by: str, key: str) -> tuple[int, int]:
+    def was_used(self, asked_by: str, key: str) -> bool | None:
+        """Return whether an action was dispatched with a proposal under this key; None if there is none."""
         # A proposal that continued without an answer has a runner and was not used.
-        used = "count(CASE WHEN used_at IS NOT NULL OR runner IS NOT NULL THEN 1 END)"
-        query = f"SELECT count(*), {used} FROM proposals WHERE asked_by = ? AND key = ?"
+        used = "max(CASE WHEN used_at IS NOT NULL OR runner IS NOT NULL THEN 1 ELSE 0 END)"
+        query = f"SELECT {used} FROM proposals WHERE asked_by = ? AND key = ?"
         with self._database.read() as transaction:
-            asked, dispatched = transaction.execute(query, (asked_by, key)).fetchone()
-        return asked, dispatched
+            (was_used,) = transaction.execute(query, (asked_by, key)).fetchone()
+        return None if was_used is None else bool(was_used)
 
     def get(self, id: str) -> Proposal | None:
         """Return the proposal as it was written, or None. One past its end may still be pending."""

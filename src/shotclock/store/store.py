@@ -15,7 +15,6 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
@@ -48,7 +47,7 @@ _SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-class Store:
+class Store(contextlib.AbstractContextManager["Store"]):
     """State of one user, for several threads. Every method is one short transaction, and waits for a bounded time.
 
     It never reads a clock or looks for a process: the caller passes the time and a function that tells who is alive.
@@ -104,12 +103,7 @@ class Store:
         """Close the store. Closing twice does nothing."""
         self._database.close()
 
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -268,7 +268,8 @@ def _only_waited(store: Store, run: StoredRun, step: StepPart, state: StepState)
     asker, key = Principal.local().name, state.key_in(run.id)
     if step.approval and not store.proposals.was_used(asker, key):
         return True
-    return STEP_TYPES[step.type].asks_before_start and store.proposals.is_unused(asker, f"{key}.{state.attempts + 1}")
+    next_key = f"{key}.{state.attempts + 1}"
+    return STEP_TYPES[step.type].asks_before_start and store.proposals.was_used(asker, next_key) is False
 
 
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
