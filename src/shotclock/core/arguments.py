@@ -218,21 +218,16 @@ def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> 
         return
     if isinstance(plain, dict):
         for (key, item), (other_key, other) in zip(plain.items(), otherwise.items(), strict=False):
-            _note_text(key, other_key, f"{path}.{key}", changes)
+            _note_changes(key, other_key, f"{path}.{key}", changes)
             _note_changes(item, other, f"{path}.{key}", changes)
     elif isinstance(plain, list):
         for place, (item, other) in enumerate(zip(plain, otherwise, strict=False)):
             _note_changes(item, other, f"{path}[{place}]", changes)
     elif isinstance(plain, float) and not math.isfinite(plain):
         changes.append(f"{path[:200].lstrip('.') or 'the result'}: {plain} became a text")
-    elif isinstance(plain, str):
-        _note_text(plain, otherwise, path, changes)
-
-
-def _note_text(plain: str, otherwise: str, path: str, changes: list[str]) -> None:
-    if plain != otherwise:
+    elif isinstance(plain, str) and plain != otherwise:
         changes.append(f"{whole_text(path[:200]).lstrip('.') or 'the result'}: bytes became base64")
-    elif whole_text(plain) is not plain:
+    elif isinstance(plain, str) and whole_text(plain) is not plain:
         changes.append(note_halves(path))
 
 

@@ -11,7 +11,6 @@ contains such a part. Problems and JSON Schemas are those that pydantic would wr
 from __future__ import annotations
 
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -410,14 +409,7 @@ class OneOf:
     parts: Mapping[str, type[Part]]
 
 
-def read_hints(part: type) -> dict[str, Any]:
-    """Return the types of a part's fields. `typing.get_type_hints` takes twice as long."""
-    found: dict[str, Any] = {}
-    for each in reversed(part.__mro__):
-        names = vars(sys.modules[each.__module__])
-        for name, hint in vars(each).get("__annotations__", {}).items():
-            found[name] = eval(hint, names, dict(vars(each))) if isinstance(hint, str) else hint
-    return found
+read_hints = partial(typing.get_type_hints, include_extras=True)
 
 
 class _PartShape(Shape):

@@ -16,27 +16,20 @@ _ABSENT: Any = object()
 
 
 class _Field:
-    __slots__ = ("compare", "default", "factory", "init")
-
     def __init__(
         self,
+        *,
         default: object = _ABSENT,
-        factory: Callable[[], object] | None = None,
+        default_factory: Callable[[], object] | None = None,
         init: bool = True,
         compare: bool = True,
     ) -> None:
-        self.default, self.factory, self.init, self.compare = default, factory, init, compare
+        self.default, self.factory, self.init, self.compare = default, default_factory, init, compare
 
 
-def field(
-    *,
-    default: Any = _ABSENT,
-    default_factory: Callable[[], Any] | None = None,
-    init: bool = True,
-    compare: bool = True,
-) -> Any:
-    """Declare a field."""
-    return _Field(default, default_factory, init, compare)
+def field(**options: Any) -> Any:
+    """Declare a field: its `default` or `default_factory`, and whether `init` takes it and `compare` regards it."""
+    return _Field(**options)
 
 
 @dataclass_transform(field_specifiers=(field,))
@@ -83,7 +76,7 @@ def _build(cls: type[T], *, frozen: bool, by_identity: bool = False) -> type[T]:
     fields: dict[str, _Field] = {}
     for name in cls.__annotations__:
         default = body.pop(name, _ABSENT)
-        fields[name] = default if isinstance(default, _Field) else _Field(default)
+        fields[name] = default if isinstance(default, _Field) else _Field(default=default)
     body["__slots__"] = (*fields, "__weakref__") if by_identity else tuple(fields)
     body["__match_args__"] = tuple(name for name, each in fields.items() if each.init)
     body["__qualname__"] = cls.__qualname__

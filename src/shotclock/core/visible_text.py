@@ -242,11 +242,9 @@ def _name(name: object) -> str:
 
 
 def _scalar(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return _quote(value)
-    if isinstance(value, int | float):
+    if value is None or isinstance(value, int | float):
         return json.dumps(value, allow_nan=False)
     if isinstance(value, Mapping):
         return "{}"

@@ -106,13 +106,11 @@ class AuditFile:
         head = self._store.audit.head()
         line = canonical({"at": now.iso(), "seq": head.seq, "hash": head.hash}) + "\n"
         try:
-            descriptor = os.open(anchor, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-            try:
-                os.write(descriptor, line.encode())
-                if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            with open(os.open(anchor, flags, 0o600), "wb", buffering=0) as file:
+                file.write(line.encode())
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    os.fsync(file.fileno())
         except OSError as error:
             raise Failure("FILE_UNWRITABLE", f"{anchor}: {error.strerror}") from None
         return head

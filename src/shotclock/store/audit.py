@@ -99,12 +99,12 @@ class Audit(Table):
     def entries(self, after_seq: int = 0, limit: int = 500) -> list[Entry]:
         """Return the entries after this number, the oldest first."""
         with self._database.read() as transaction:
-            return _entries(transaction, after_seq, limit)
+            return _ENTRIES.list(transaction, "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit))
 
     def of(self, proposal_id: str, limit: int = 500) -> list[Entry]:
         """Return the history of one proposal."""
         with self._database.read() as transaction:
-            return entries_of(transaction, proposal_id, limit)
+            return _ENTRIES.list(transaction, "WHERE proposal = ? ORDER BY seq LIMIT ?", (proposal_id, limit))
 
     def head(self) -> Head:
         """Return the last entry, to be anchored elsewhere."""
@@ -114,32 +114,22 @@ class Audit(Table):
     def list_unfiled(self, limit: int) -> list[Entry]:
         """Return the entries that may be missing in the file, the oldest first."""
         with self._database.read() as transaction:
-            return _entries(transaction, _read_filed_seq(transaction), limit)
+            rest = "WHERE seq > (SELECT seq FROM audit_filed) ORDER BY seq LIMIT ?"
+            return _ENTRIES.list(transaction, rest, (limit,))
 
     def get_filed_seq(self) -> int:
         """Return the number of the last entry that is known to be in the file."""
         with self._database.read() as transaction:
-            return _read_filed_seq(transaction)
+            return int(transaction.execute("SELECT seq FROM audit_filed").fetchone()[0])
 
     def mark_filed(self, seq: int) -> None:
         """Record that the entries up to this one are in the file, and on the disk."""
         self._execute("UPDATE audit_filed SET seq = ? WHERE seq < ?", (seq, seq), durable=False)
 
 
-def entries_of(transaction: Transaction, proposal_id: str, limit: int | None = None) -> list[Entry]:
+def entries_of(transaction: Transaction, proposal_id: str) -> list[Entry]:
     """Return the entries of one proposal, the oldest first."""
-    rest, values = "WHERE proposal = ? ORDER BY seq", (proposal_id,)
-    if limit is None:
-        return _ENTRIES.list(transaction, rest, values)
-    return _ENTRIES.list(transaction, f"{rest} LIMIT ?", (*values, limit))
-
-
-def _read_filed_seq(transaction: Transaction) -> int:
-    return int(transaction.execute("SELECT seq FROM audit_filed").fetchone()[0])
-
-
-def _entries(transaction: Transaction, after_seq: int, limit: int) -> list[Entry]:
-    return _ENTRIES.list(transaction, "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit))
+    return _ENTRIES.list(transaction, "WHERE proposal = ? ORDER BY seq", (proposal_id,))
 
 
 # The columns that the digest in the last audit entry of a token covers. With others, `verify` would report every older
