@@ -101,7 +101,7 @@ def test_if_everything_is_killed_at_once_it_still_goes_on(tool: Any, tmp_path: P
     begin_counting(program, tmp_path, 2000)
     running = program.start("asynchronous", tmp_path / "async", "--to", "2000")
     wait_for(lambda: len(home.jobs()) == 2, "both jobs")
-    wait_for(lambda: all(job.progress and job.progress.done > 3 for job in home.jobs()), "progress of both")
+    wait_for(lambda: all((job.progress_done or 0) > 3 for job in home.jobs()), "progress of both")
     for process in no_survivors.alive():
         with contextlib.suppress(ProcessLookupError):  # one dies with another
             os.kill(process.pid, signal.SIGKILL)

@@ -56,7 +56,7 @@ def test_what_was_said_to_be_committed_is_there_after_kill_9(home: Path, lines: 
         assert found["number"] in (committed, committed + 1)
         assert len(found["ballast"]) == found["number"] * 37 % 5000
         job = store.jobs.get("job1")
-        assert committed <= job.progress.done <= found["number"]
+        assert committed <= job.progress_done <= found["number"]
         assert committed <= len(store.locks.list()) <= found["number"]
         store.checkpoints.save("k", "f", "goes on", NOW)
     connection = sqlite3.connect(home / "shotclock.db")

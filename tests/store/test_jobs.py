@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shotclock.core.clocks import WallTime
-from shotclock.core.value_types import as_dict, replace
+from shotclock.core.value_types import replace
 from shotclock.store import jobs
-from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobProgress, JobState
+from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, all_dead, holder, in_children, new_job
 
@@ -52,7 +52,7 @@ def test_everything_that_is_given_comes_back(store: Store):
                   "spec", "log_path", "stdin_path", "deadline_at", "max_lifetime_ms", "idle_timeout_ms"):  # fmt: skip
         assert getattr(job, field) == getattr(new, field), field
     assert (job.state, job.attempt, job.created_at, job.attempt_at) == (JobState.STARTING, 1, NOW, NOW)
-    assert job.is_active and job.progress is None and job.runner is None
+    assert job.is_active and progress_of(job) is None and job.runner is None
 
 
 def test_the_identical_invocation_attaches_while_the_job_starts_and_while_its_runner_lives(store: Store):
@@ -131,7 +131,7 @@ def test_a_lost_job_is_taken_up_again_under_its_id_with_its_progress(
     assert (job.id, job.attempt, job.state, job.created_at, job.attempt_at) == (
         "job1", 2, JobState.STARTING, NOW, NOW + 4,
     )  # fmt: skip
-    assert job.progress == JobProgress(70, 100, "rows", NOW + 1)
+    assert progress_of(job) == Progress(70, 100, "rows", NOW + 1)
     assert (job.log_path, job.stdin_path, job.deadline_at, job.max_lifetime_ms) == ("/log1", "/in1", NOW + 99, 7)
     assert job.runner is job.heartbeat_at is job.cancel_requested_at is job.ended_at is job.envelope is None
     assert store.jobs.get("job2") is None
@@ -191,28 +191,40 @@ def test_one_runner_takes_charge_and_may_do_so_again(store: Store):
     assert store.jobs.take_charge("nobody", holder(1), NOW + 4) is None
 
 
+class Progress(NamedTuple):
+    done: int | None
+    total: int | None
+    unit: str | None
+    at: WallTime | None
+
+
+def progress_of(job: Job) -> Progress | None:
+    progress = Progress(job.progress_done, job.progress_total, job.progress_unit, job.progress_at)
+    return None if progress.done is None else progress
+
+
 def progressed(store: Store, id: str, done: int, total: int | None, unit: str | None, at: WallTime) -> Any:
     store.jobs.progress(id, done, total, unit, at)
     job = store.jobs.get(id)
-    return None if job is None else job.progress
+    return None if job is None else progress_of(job)
 
 
 def test_progress_never_decreases_and_what_is_kept_is_said(store: Store):
     running(store)
     say = partial(progressed, store)
-    assert say("job1", 5, None, None, NOW + 1) == JobProgress(5, None, None, NOW + 1)
-    assert say("job1", 3, 10, "rows", NOW + 2) == JobProgress(5, 10, "rows", NOW + 1)
-    assert say("job1", 5, None, None, NOW + 3) == JobProgress(5, 10, "rows", NOW + 1)
-    assert say("job1", 6, 8, None, NOW + 4) == JobProgress(6, 8, "rows", NOW + 4)
+    assert say("job1", 5, None, None, NOW + 1) == Progress(5, None, None, NOW + 1)
+    assert say("job1", 3, 10, "rows", NOW + 2) == Progress(5, 10, "rows", NOW + 1)
+    assert say("job1", 5, None, None, NOW + 3) == Progress(5, 10, "rows", NOW + 1)
+    assert say("job1", 6, 8, None, NOW + 4) == Progress(6, 8, "rows", NOW + 4)
     assert store.jobs.get("job1").heartbeat_at == NOW + 4
     store.jobs.finish("job1", ENVELOPE, NOW + 5)
-    assert say("job1", 9, None, None, NOW + 6) == JobProgress(6, 8, "rows", NOW + 4)
+    assert say("job1", 9, None, None, NOW + 6) == Progress(6, 8, "rows", NOW + 4)
     assert say("nobody", 9, None, None, NOW + 6) is None
 
 
 def test_progress_of_nothing_is_progress(store: Store):
     running(store)
-    assert progressed(store, "job1", 0, None, None, NOW + 1) == JobProgress(0, None, None, NOW + 1)
+    assert progressed(store, "job1", 0, None, None, NOW + 1) == Progress(0, None, None, NOW + 1)
 
 
 @pytest.mark.parametrize("done", [-1, 2**63, 1.5, True, float("nan"), "1", None])
@@ -222,7 +234,7 @@ def test_progress_that_is_no_count_is_refused(store: Store, done: Any):
         store.jobs.progress("job1", done, None, None, NOW)
     with pytest.raises((ValueError, TypeError)):
         store.jobs.progress("job1", 1, done if done is not None else "x", None, NOW)
-    assert store.jobs.get("job1").progress is None
+    assert store.jobs.get("job1").progress_done is None
 
 
 def test_a_heartbeat_is_kept_until_the_job_ends(store: Store):
@@ -453,17 +465,17 @@ class JobsAgainstAModel(RuleBasedStateMachine):
             return
         got = progressed(self.store, job.id, done, total, None, self.now)
         if job.is_active:
-            before = job.progress or JobProgress(-1, None, None, self.now)
+            before = progress_of(job) or Progress(-1, None, None, self.now)
             grew = done > before.done
-            kept = JobProgress(
+            kept = Progress(
                 max(done, before.done),
                 before.total if total is None else total,
                 before.unit,
                 self.now if grew else before.at,
             )
-            shown = {f"progress_{name}": value for name, value in as_dict(kept).items()}
+            shown = {f"progress_{name}": value for name, value in kept._asdict().items()}
             job = self.change(job, **shown, heartbeat_at=self.now)
-        assert got == job.progress
+        assert got == progress_of(job)
 
     @rule(index=st.integers(0, 50), how=st.sampled_from(["finish", "mark_lost"]), by=st.integers(-1, 0))
     def ends(self, index: int, how: str, by: int) -> None:

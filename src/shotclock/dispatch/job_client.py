@@ -159,9 +159,10 @@ class JobClient:
                 return Outcome(Ending.NOT_STARTED, problem)
             if not current.is_active:
                 return await asyncio.to_thread(self.deliver, current)
-            if current.progress is not None and current.progress != reported and on_progress is not None:
-                reported = current.progress
-                on_progress(reported.done, reported.total, reported.unit)
+            done, total, unit = current.progress_done, current.progress_total, current.progress_unit
+            if done is not None and (done, total, unit) != reported and on_progress is not None:
+                reported = (done, total, unit)
+                on_progress(done, total, unit)
             left_s = None if until_ns is None else (until_ns - monotonic_ns()) / 1e9
             if left_s is not None and left_s <= 0:
                 return self.incomplete(current, call, waits_ms)
@@ -306,9 +307,9 @@ class JobClient:
 
 
 def progress_of(job: Job) -> dict[str, object]:
-    if job.progress is None:
+    if job.progress_done is None:
         return {"done": 0}
-    fields = {"done": job.progress.done, "total": job.progress.total, "unit": job.progress.unit}
+    fields = {"done": job.progress_done, "total": job.progress_total, "unit": job.progress_unit}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
@@ -278,29 +279,21 @@ class _ProposalHistory:
 
     def __init__(self) -> None:
         self.status = ProposalStatus.PENDING
-        self.action_hash: str | None = None
-        self.decision: str | None = None
-        self.expires_at: str | None = None
         self.used = False
-        self.ask: str | None = None
-        self.row: str | None = None
-        """Digest of the row after its last change."""
         self.is_forgotten = False
         """Whether the proposal was deleted by its age."""
+        self.details: dict[str, Any] = {}
+        """Details as they were last recorded. `row` is the digest of the row after its last change."""
 
     def apply(self, entry: Entry, problems: list[AuditProblem]) -> None:
         """Apply an entry; add a problem if it cannot follow those before it."""
-        details, message = entry.details, None
+        message = None
         if entry.action in _ENDS:
             if not self.status.is_open:
                 message = f"entry {entry.seq} ends proposal {entry.proposal} a second time"
-            self.status, self.decision = ProposalStatus(entry.action), details.get("decision")
-        elif entry.action == "proposed":
-            self.action_hash, self.ask = details.get("action_hash"), details.get("ask")
+            self.status = ProposalStatus(entry.action)
         elif entry.action == "taken-over":  # from the store of another machine, which has its other entries
-            self.status = ProposalStatus(details["status"])
-            self.action_hash, self.ask = details.get("action_hash"), details.get("ask")
-            self.decision, self.used = details.get("decision"), bool(details.get("used"))
+            self.status, self.used = ProposalStatus(entry.details["status"]), bool(entry.details.get("used"))
         elif entry.action == "forgotten":
             if self.status.is_open:
                 message = f"entry {entry.seq} forgets proposal {entry.proposal} before it was decided"
@@ -311,21 +304,21 @@ class _ProposalHistory:
             self.used = True
         if message is not None:
             problems.append(AuditProblem("store", message, entry.seq))
-        self.expires_at = details.get("expires_at", self.expires_at)
-        self.row = details.get("row")
+        self.details |= {"row": None, **entry.details}
 
     def fits(self, stored: StoredProposal, proposal: Proposal) -> bool:
         """Return whether the proposal is in this state."""
-        decision = None if proposal.decision is None else digest(to_json(proposal.decision))
+        recorded = self.details.get
         return (
-            self.status is proposal.status
-            and self.action_hash == proposal.action_hash == proposal.ask.action_hash
-            and self.decision == decision
-            and self.expires_at == proposal.expires_at.iso()
+            not self.is_forgotten
+            and self.status is proposal.status
+            and recorded("action_hash") == proposal.action_hash == proposal.ask.action_hash
+            and recorded("decision") == (None if proposal.decision is None else digest(to_json(proposal.decision)))
+            and recorded("expires_at") == proposal.expires_at.iso()
             and self.used == (proposal.used_at is not None)
             and stored.summary == proposal.summary
-            and self.ask == stored.ask
-            and self.row == stored.row
+            and recorded("ask") == stored.ask
+            and recorded("row") == stored.row
         )
 
 

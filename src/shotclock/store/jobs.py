@@ -35,15 +35,6 @@ class JobState(StrEnum):
 
 
 @value
-class JobProgress:
-    done: int
-    total: int | None
-    unit: str | None
-    at: WallTime
-    """When `done` last grew."""
-
-
-@value
 class Job:
     id: str
     """Letters, digits, - and _. The files of the job are named after it."""
@@ -73,6 +64,7 @@ class Job:
     progress_total: int | None = None
     progress_unit: str | None = None
     progress_at: WallTime | None = None
+    """When `progress_done` last grew."""
     heartbeat_at: WallTime | None = None
     """The last sign of life of this attempt."""
     cancel_requested_at: WallTime | None = None
@@ -83,12 +75,6 @@ class Job:
     @property
     def is_active(self) -> bool:
         return self.ended_at is None
-
-    @property
-    def progress(self) -> JobProgress | None:
-        if self.progress_done is None or self.progress_at is None:
-            return None
-        return JobProgress(self.progress_done, self.progress_total, self.progress_unit, self.progress_at)
 
 
 @value
