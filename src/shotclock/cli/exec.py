@@ -225,7 +225,7 @@ def _allow_overtime(request: ExecRequest, call: Call) -> None:
         return
     call.overtime = Overtime(policy)
     if call.clocks.soft_ms is None:
-        call.clocks = replace(call.clocks, soft_ms=policy.soft_ms(call.bound.limit_ms))
+        call.time.clocks = replace(call.clocks, soft_ms=policy.soft_ms(call.bound.limit_ms))
     if policy.has_observer and not call.clocks.soft_ms:
         request.refuse("overtime", "without a timeout there is no soft limit to ask at: add --soft")
 

@@ -25,6 +25,7 @@ from ..runtime.call import (
     DEFAULT_CLOCKS,
     OURSELVES,
     Call,
+    Effects,
     Outcome,
     Tool,
     admit,
@@ -280,9 +281,9 @@ def admit_call(
 ) -> Call:
     inherited = inherited_deadline(os.environ, monotonic_ns())
     clocks = Clocks(timeout_ms=timeout_ms)
-    call = admit(name, clocks, parent=inherited.deadline, mutates=mutates, idempotent=idempotent, tool=tool)
+    call = admit(name, clocks, parent=inherited.deadline, effects=Effects(mutates, idempotent), tool=tool)
     call.warnings = (*(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings), *call.warnings)
-    call.began_ns = process_began_ns()
+    call.time.began_ns = process_began_ns()
     return call
 
 
@@ -313,8 +314,8 @@ def answer_at_once(
     mutates: bool = True,
     tool: Tool = OURSELVES,
 ) -> Envelope:
-    call = admit(name, clocks, defaults=defaults, mutates=mutates, tool=tool)
-    call.began_ns = process_began_ns()
+    call = admit(name, clocks, defaults=defaults, effects=Effects(mutates), tool=tool)
+    call.time.began_ns = process_began_ns()
     return answer(call, outcome)
 
 

@@ -64,7 +64,7 @@ class ConcurrencyLimits:
                     self._store().locks.release(token)
 
         try:
-            for lock, slots in self._places(spec, call.arguments or {}):
+            for lock, slots in self._places(spec, call.arguments):
                 token = secrets.token_hex(8)
                 conflict = await self._take(lock, slots, token, call)
                 if conflict is not None:
@@ -80,7 +80,7 @@ class ConcurrencyLimits:
         """Refuse wrong arguments of a call that got no place: a retry would not help it."""
         if self._check is None:
             return None
-        checked = await self._check(call, spec, call.arguments or {})
+        checked = await self._check(call, spec, call.arguments)
         is_wrong = isinstance(checked.problem, Problem) and checked.problem.code == "ARG_ERROR"
         return checked if is_wrong else None
 

@@ -21,7 +21,7 @@ from ..core.errors import Ending, Failure
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Progress
-from ..runtime.call import Call, CallRequest, Outcome, Tool, invalid
+from ..runtime.call import Call, CallRequest, Effects, Outcome, Tool, invalid
 from ..runtime.command_runner import run_shielded
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
@@ -154,11 +154,10 @@ class Dispatcher:
             request.dry_run = True
         is_confirmed = spec.destructive and (request.confirmed or by_argument is True)
         if request.dry_run or request.validate_only or (spec.needs_confirmation and not is_confirmed):
-            assert call.operation is not None
             # A preview changes nothing. The copy is not the registered operation, so it takes no place.
-            call.operation, call.mutates = replace(call.operation, mutates=False), False
-        else:
-            call.confirmed = is_confirmed
+            call.operation = replace(self.runtime.operation(spec.name), mutates=False)
+            is_confirmed = False
+        request.confirmed = is_confirmed
         return call
 
     async def carry_out(self, call: Call) -> Envelope:
@@ -186,7 +185,7 @@ class Dispatcher:
 
     async def _rehearse(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
         """Preview a call that is a dry run, a validation, or not confirmed."""
-        is_unconfirmed = spec.needs_confirmation and not (call.confirmed or request.dry_run or request.validate_only)
+        is_unconfirmed = spec.needs_confirmation and not (request.confirmed or request.dry_run or request.validate_only)
         if not (request.validate_only or request.dry_run or is_unconfirmed):
             return None
         would: dict[str, object] = {"would_run": spec.name, "arguments": _describe_arguments(request.arguments)}
@@ -260,7 +259,7 @@ class Dispatcher:
                 self.store, lambda: invocation_key(self.catalogue, spec.name, arguments, key, stdin, request.owner)
             )
 
-        arguments = call.arguments or {}
+        arguments = call.arguments
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
@@ -305,7 +304,7 @@ class Dispatcher:
             cancelled.outcome = Outcome(Ending.DETACHED)  # type: ignore[attr-defined]
             raise
         if isinstance(ended, Envelope):
-            if call.confirmed:  # the runner does not know it
+            if request.confirmed:  # the runner does not know it
                 ended.meta["confirmed"] = True
             if job.delivered_at is not None and job.ended_at is not None:
                 ended.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))
@@ -337,7 +336,7 @@ class Dispatcher:
             self.catalogue,
             spec,
             self._program,
-            call.arguments or {},
+            call.arguments,
             call.clocks.timeout_ms or 0,  # the caller's deadline ends the waiting, not the work
             request.idempotency_key,
             request.resume_from,
@@ -355,8 +354,8 @@ class Dispatcher:
         self, name: str, clocks: Clocks, parent: Deadline | None, *, mutates: bool, idempotent: bool = False
     ) -> Call:
         """Start the clocks of a command of the surface itself."""
-        call = self.runtime.begin(name, {}, clocks, parent=parent)
-        call.mutates, call.idempotent = mutates, idempotent
+        call = self.runtime.begin(name, {}, clocks, parent=parent, is_command=True)
+        call.effects = Effects(mutates, idempotent)
         return call
 
     async def run_job_command(
@@ -387,9 +386,7 @@ class Dispatcher:
     async def _check(self, call: Call, spec: CommandSpec, bound: Bound | None = None) -> Outcome:
         """Check the arguments of a call, bounded (more tightly before a job or an approval): types may run code."""
         stop = None if call.request is None else call.request.stop
-        looked = await _unless_stopped(
-            self._checks.look_at(call, spec, call.arguments or {}, bound), stop, STOP_LIMIT_S
-        )
+        looked = await _unless_stopped(self._checks.look_at(call, spec, call.arguments, bound), stop, STOP_LIMIT_S)
         return looked.outcome(Ending.NOT_STARTED) if isinstance(looked, StopSignal) else looked
 
 

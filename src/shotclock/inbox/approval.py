@@ -110,12 +110,12 @@ class Approvals:
         spec, request = self._specs[call.name], call.request
         try:
             if request is None:  # made inside another call, which must not change the arguments while a person decides
-                call.arguments, problems = json_arguments(call.arguments or {})
+                call.arguments, problems = json_arguments(call.arguments)
                 if problems:
                     return invalid(problems)
                 call.request = request = CallRequest(call.name, call.arguments, repeat_hint=CALL_AGAIN)
             if conversions is None:
-                checked = await self._check_arguments(call, spec, call.arguments or {})
+                checked = await self._check_arguments(call, spec, call.arguments)
                 if isinstance(checked, Outcome):
                     return checked
                 conversions = checked
@@ -137,7 +137,7 @@ class Approvals:
     ) -> Outcome | None:
         """Propose the call, wait for a decision and use the approval up."""
         started_ns = monotonic_ns()
-        wait_ms = self._patience_ms(request.budget_ms, call.parent, started_ns)
+        wait_ms = self._patience_ms(request.budget_ms, call.time.parent, started_ns)
         inbox, run_wait = self._inbox(), request.run_wait
         by = request.principal or Principal.local()
         while True:
@@ -154,16 +154,16 @@ class Approvals:
             if waited.was_open:
                 call.restart_clocks()
                 # The directory, a file or a conversion may be another one by now.
-                checked = await self._check_arguments(call, spec, call.arguments or {})
+                checked = await self._check_arguments(call, spec, call.arguments)
                 if isinstance(checked, Outcome):
                     return checked
                 conversions = checked
                 if not _is_same_question(proposal.ask, await self._question(call, spec, request, conversions)):
                     message = f"the action has changed since {proposal.id} was proposed"
                     raise Failure("ACTION_CHANGED", message, suggestion="call again to propose the new action")
-            approved = _make_approved_arguments(spec, call.arguments or {}, proposal)
+            approved = _make_approved_arguments(spec, call.arguments, proposal)
             is_shown_hidden = self._step_of(request) is not None and spec.approved_file is None
-            if is_shown_hidden and (edited := _find_edited(approved, call.arguments or {})):
+            if is_shown_hidden and (edited := _find_edited(approved, call.arguments)):
                 return invalid([{"field": name, "message": EDITED} for name in edited])
             if proposal.status is ProposalStatus.MODIFIED:
                 checked = await self._check_arguments(call, spec, approved)
@@ -203,7 +203,7 @@ class Approvals:
             surroundings["stdin"] = {"sha256": request.stdin.digest}
         if request.resume_from is not None:
             surroundings["resume from"] = request.resume_from
-        converted, shown = _describe_conversions(conversions), call.arguments or {}
+        converted, shown = _describe_conversions(conversions), call.arguments
         if (step := self._step_of(request)) is not None:
             inbox, redact = self._inbox(), step.redact
             surroundings |= await step.describe(inbox)
@@ -216,7 +216,7 @@ class Approvals:
         if spec.approved_file is None:
             return self._ask_for_operation(spec, shown, request.justification, surroundings)
         return await asyncio.to_thread(
-            self._ask_for_file, spec, spec.approved_file, call.arguments or {}, request.justification, surroundings
+            self._ask_for_file, spec, spec.approved_file, call.arguments, request.justification, surroundings
         )
 
     def _step_of(self, request: CallRequest) -> StepSurroundings | None:

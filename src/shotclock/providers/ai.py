@@ -28,7 +28,7 @@ from ..core.validation import Before, Part, field
 from ..core.value_types import replace
 from ..core.visible_text import looks_secret
 from ..process.clock import monotonic_ns
-from ..runtime.call import Call, Outcome
+from ..runtime.call import Call, Effects, Outcome
 from ..runtime.outcomes import outcome_of_error, timeout_problem
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.runtime import Runtime
@@ -320,7 +320,7 @@ class AiProvider(Provider):
         models = [choose_model(each, self._services.environment, step.own_env) for each in named]
         if (missing := _find_missing(PROVIDERS[models[0].provider].package)) is not None:
             raise Failure("PRECONDITION", f"`ai` steps need {missing}, which is not installed", suggestion=INSTALL)
-        call.mutates = bool(ai.tools or ai.mcp_servers)
+        call.effects = Effects(mutates=bool(ai.tools or ai.mcp_servers))
         tools = AgentTools(step, ai, call, runtime)
         listener = AgentListener(tools)
         work = call.work = AgentWork(call, tools, listener)

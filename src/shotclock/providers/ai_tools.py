@@ -443,11 +443,7 @@ class AgentWork(Work):
         self._inner.stop_unwound()
 
     def move_bell(self) -> bool:
-        before, self._part.bound = self._part.bound, self._call.bound
-        if self._inner.move_bell():
-            return True
-        self._part.bound = before
-        return False
+        return self._inner.move_bell()
 
     async def look(self) -> WorkView:
         return WorkView(stdout=self._listener.text[-LOOKED_AT:], written=self._listener.size)

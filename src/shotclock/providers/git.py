@@ -26,7 +26,7 @@ from ..core.value_types import replace, value
 from ..core.visible_text import hide_credentials, hide_values
 from ..process.clock import monotonic_ns
 from ..process.context import Scope, current_scope
-from ..runtime.call import Call, Outcome, wound_down_problem
+from ..runtime.call import Call, Effects, Outcome, wound_down_problem
 from ..runtime.command_runner import run_shielded
 from ..runtime.outcomes import stalled_problem
 from ..runtime.runtime import Runtime
@@ -108,7 +108,7 @@ class GitProvider(Provider):
     step_type = CHECKOUT
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        call.idempotent = True
+        call.effects = Effects(idempotent=True)
         try:
             request = CheckoutRequest.of(step)
         except InvalidRepository as error:

@@ -26,7 +26,7 @@ from ..core.value_types import replace
 from ..core.visible_text import is_secret_header
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.context import Scope, current_scope
-from ..runtime.call import Call, Outcome, Work
+from ..runtime.call import Call, Effects, Outcome, Work
 from ..runtime.command_runner import run_shielded
 from ..runtime.control import LONGEST_DELAY_S, IdleClock
 from ..runtime.outcomes import limit_problem, outcome_of_error
@@ -99,12 +99,12 @@ class HttpProvider(Provider):
     step_type = HTTP
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        call.mutates, call.idempotent = False, True
+        call.effects = Effects(mutates=False, idempotent=True)
         try:
             request = HttpRequest.of(step.settings)
         except InvalidRequest as error:
             return StepResult(Outcome(Ending.NOT_STARTED, Problem("STEP_INVALID", str(error), "validation")))
-        call.mutates, call.idempotent = request.mutates, request.is_idempotent
+        call.effects = Effects(request.mutates, request.is_idempotent)
         exchange = HttpExchange(request, Response(request, step.folder), call)
         scope = current_scope.get()
         inner = Scope(call.bound.bell, -1 if scope is None else scope.depth, call.name, call, call=call)

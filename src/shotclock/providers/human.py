@@ -26,7 +26,7 @@ from ..inbox.inbox import Inbox
 from ..inbox.person_wait import RunWait, ask_and_wait
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import current_scope
-from ..runtime.call import Call, Outcome, no_time_left
+from ..runtime.call import Call, Effects, Outcome, no_time_left
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import Aside, Provider, StepCall, StepPart, StepResult, StepType, bounded_by_run
@@ -78,7 +78,7 @@ class HumanProvider(Provider):
         self._turn = asyncio.Lock()  # one question at a time on the terminal
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        call.mutates = False
+        call.effects = Effects(mutates=False)
         terminal = _open_terminal(self._stdin)
         if terminal is None:
             return await self._ask_in_inbox(step, call)

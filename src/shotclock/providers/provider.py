@@ -419,7 +419,7 @@ def remaining_limit_ms(call: Call) -> int:
 
 def bounded_by_run(call: Call) -> Call:
     """Return the call bounded by its run: the step's clock stops while a person decides."""
-    waiting = replace(call, clocks=replace(call.clocks, timeout_ms=0))
+    waiting = replace(call, time=replace(call.time, clocks=replace(call.clocks, timeout_ms=0)))
     waiting.restart_clocks()
     return waiting
 

@@ -58,39 +58,73 @@ class Tool:
 OURSELVES = Tool()
 
 
+@value
+class Effects:
+    """The declared effects of a call."""
+
+    mutates: bool = True
+    idempotent: bool = False
+
+
+UNDECLARED = Effects()
+NO_ARGUMENTS: Mapping[str, object] = {}
+
+
+@record
+class CallTime:
+    """The clocks of a call: their limits, and the instants they are counted from."""
+
+    clocks: Clocks
+    bound: Bound
+    started_ns: int
+    began_ns: int = 0
+    """When the caller began to wait, if before the clocks started: during an approval or an import."""
+    parent: Deadline | None = None
+    parent_owner: str = "caller"
+    min_time_ms: int = 0
+    """With less than this left it is not started."""
+
+    def start(self, at_ns: int, name: str) -> None:
+        self.started_ns = at_ns
+        self.bound = _nest(name, self.clocks, at_ns, self.parent, self.parent_owner)
+
+
+def _nest(name: str, clocks: Clocks, started_ns: int, parent: Deadline | None, parent_owner: str) -> Bound:
+    return nest(
+        started_ns,
+        timeout_ms=clocks.timeout_ms or 0,
+        grace_ms=clocks.grace_ms or 0,
+        owner=name,
+        parent=parent,
+        parent_owner=parent_owner,
+        reserve_ms=clocks.reserve_ms,
+    )
+
+
 @record
 class Call:
     """One call of an operation. Its clocks are running."""
 
     name: str
-    clocks: Clocks
-    bound: Bound
-    started_ns: int
     request_id: str
     caller: TraceContext
     """The span that this call is below."""
-    mutates: bool = True
-    idempotent: bool = False
-    warnings: tuple[Warning_, ...] = ()
+    time: CallTime
     tool: Tool = OURSELVES
-    began_ns: int = 0
-    """When the caller began to wait, if before the clocks started: during an approval or an import."""
+    effects: Effects = UNDECLARED
+    """Of a call without an operation."""
+    warnings: tuple[Warning_, ...] = ()
     queued_ns: int = 0
     """Its wait for a place or a worker."""
-    parent: Deadline | None = None
-    parent_owner: str = "caller"
     operation: Operation | None = None
-    arguments: Mapping[str, object] | None = None
+    arguments: Mapping[str, object] = NO_ARGUMENTS
     """After an approval the approved ones. Released when the call is answered."""
     request: CallRequest | None = None
-    confirmed: bool = False
     has_begun: bool = False
     proposal_id: str | None = None
     stopped_for: Problem | None = None
     """The reason of a cancellation that the caller did not ask for. The canceller gets the answer."""
     inside_of: Call | None = None
-    min_time_ms: int = 0
-    """With less than this left it is not started."""
     overtime: Overtime | None = None
     loop: asyncio.AbstractEventLoop | None = None
     overtime_address: str = ""
@@ -104,17 +138,28 @@ class Call:
     keep_answer: Callable[[Envelope], None] | None = None
     """Stores the answer before it is returned. May block, and raise Failure."""
 
+    @property
+    def clocks(self) -> Clocks:
+        return self.time.clocks
+
+    @property
+    def bound(self) -> Bound:
+        return self.time.bound
+
+    @property
+    def started_ns(self) -> int:
+        return self.time.started_ns
+
     def restart_clocks(self) -> None:
         """Restart the clocks after an approval. The caller's waiting time stays counted."""
-        self.started_ns = clock.monotonic_ns()
-        self.bound = self._nest()
+        self.time.start(clock.monotonic_ns(), self.name)
         others = tuple(each for each in self.warnings if each["code"] != "DEADLINE_INHERITED")
         self.warnings = others + _inherited_warnings(self)
 
     def count_from(self, started_ns: int) -> None:
         """Count the clocks from the start of a process that died, whose work this call continues."""
-        self.started_ns = self.began_ns = started_ns
-        self.bound = self._nest()
+        self.time.began_ns = started_ns
+        self.time.start(started_ns, self.name)
 
     def keep_partial(self, partial: object, changes: Sequence[str]) -> None:
         self.partial, self.partial_changes = as_data(partial), changes
@@ -126,16 +171,13 @@ class Call:
             return self.bound
         return Bound(latest, self.bound.grace_ms, limit_ms, owner)
 
-    def _nest(self) -> Bound:
-        return nest(
-            self.started_ns,
-            timeout_ms=self.clocks.timeout_ms or 0,
-            grace_ms=self.clocks.grace_ms or 0,
-            owner=self.name,
-            parent=self.parent,
-            parent_owner=self.parent_owner,
-            reserve_ms=self.clocks.reserve_ms,
-        )
+    @property
+    def mutates(self) -> bool:
+        return self.effects.mutates if self.operation is None else self.operation.mutates
+
+    @property
+    def idempotent(self) -> bool:
+        return self.effects.idempotent if self.operation is None else self.operation.idempotent
 
     @property
     def trace_id(self) -> str:
@@ -152,7 +194,7 @@ class Call:
         if bell is None:
             return False
         left_ns = bell.at_ns - self.started_ns
-        return left_ns <= 0 or left_ns < self.min_time_ms * NS_PER_MS
+        return left_ns <= 0 or left_ns < self.time.min_time_ms * NS_PER_MS
 
     def fired(self, kind: ClockKind, elapsed_ns: int) -> Fired:
         elapsed_ms = elapsed_ns // NS_PER_MS
@@ -307,35 +349,15 @@ def admit(
     parent: Deadline | None = None,
     parent_owner: str = "caller",
     caller: TraceContext | None = None,
-    mutates: bool = True,
-    idempotent: bool = False,
+    effects: Effects = UNDECLARED,
     tool: Tool = OURSELVES,
 ) -> Call:
     if clocks is not defaults:
         clocks = clocks.over(defaults)
     now = clock.monotonic_ns()
-    call = Call(
-        name,
-        clocks,
-        nest(
-            now,
-            timeout_ms=clocks.timeout_ms or 0,
-            grace_ms=clocks.grace_ms or 0,
-            owner=name,
-            parent=parent,
-            parent_owner=parent_owner,
-            reserve_ms=clocks.reserve_ms,
-        ),
-        now,
-        new_request_id(),
-        caller or inherited_trace(),
-        mutates,
-        idempotent,
-        tool=tool,
-        began_ns=now,
-        parent=parent,
-        parent_owner=parent_owner,
-    )
+    bound = _nest(name, clocks, now, parent, parent_owner)
+    time = CallTime(clocks, bound, now, now, parent, parent_owner)
+    call = Call(name, new_request_id(), caller or inherited_trace(), time, tool, effects)
     call.warnings = _inherited_warnings(call)
     return call
 
@@ -343,10 +365,10 @@ def admit(
 def _inherited_warnings(call: Call) -> tuple[Warning_, ...]:
     """Warn if the parent's deadline is earlier than the requested one."""
     timeout_ms = call.clocks.timeout_ms or 0
-    if call.parent is None or not timeout_ms or call.bound.owner == call.name:
+    if call.time.parent is None or not timeout_ms or call.bound.owner == call.name:
         return ()
     left = format_duration(call.bound.limit_ms)
-    message = f"{format_duration(timeout_ms)} was asked for; the {call.parent_owner} left {left}"
+    message = f"{format_duration(timeout_ms)} was asked for; the {call.time.parent_owner} left {left}"
     return (warning("DEADLINE_INHERITED", message),)
 
 
@@ -357,7 +379,7 @@ def no_time_left(call: Call) -> Outcome:
     if bell is not None and not bell.has_passed(call.started_ns):  # no clock has rung: it asks for more than there is
         left = format_duration(bell.remaining_ms(call.started_ns))
         whose = "its own timeout" if owner == call.name else f"the {owner}"
-        why, fired = f"it needs at least {format_duration(call.min_time_ms)}, and {whose} leaves {left}", None
+        why, fired = f"it needs at least {format_duration(call.time.min_time_ms)}, and {whose} leaves {left}", None
     problem = Problem("NO_TIME_LEFT", f"{call.name} was not started: {why}", phase="validation", fired=fired)
     return Outcome(Ending.NOT_STARTED, problem)
 
@@ -380,7 +402,7 @@ def wound_down_problem(call: Call) -> Problem:
 def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
     """Make the one envelope of a call. An envelope of another call that did the same work is passed on."""
     now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
-    call.arguments = call.work = None  # the envelope need not keep them
+    call.arguments, call.work = NO_ARGUMENTS, None  # the envelope need not keep them
     if isinstance(outcome, Envelope):
         if spans.recorder is not None:
             problem = None if outcome.ok else Problem(str(outcome.code), "")
@@ -442,7 +464,7 @@ def _render(outcome: Outcome) -> Envelope:
     assert call is not None
     bound = call.bound
     meta: dict[str, object] = {
-        "duration_ms": (now_ns - (call.began_ns or call.started_ns)) // NS_PER_MS,
+        "duration_ms": (now_ns - (call.time.began_ns or call.started_ns)) // NS_PER_MS,
         "timeout_ms": bound.limit_ms,
         "request_id": call.request_id,
         "trace_id": call.trace_id,
@@ -452,7 +474,7 @@ def _render(outcome: Outcome) -> Envelope:
     }
     if call.tool.version is not None:
         meta["tool_version"] = call.tool.version
-    if call.confirmed and outcome.ending is not Ending.NOT_STARTED:
+    if call.request is not None and call.request.confirmed and outcome.ending is not Ending.NOT_STARTED:
         meta["confirmed"] = True
     if outcome.budget_ms is not None:
         meta["budget_ms"] = outcome.budget_ms

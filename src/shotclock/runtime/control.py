@@ -261,32 +261,32 @@ class CallControl:
         return max(0, bell.remaining_ms(self._counted_from(now_ns, asked_by)) - self._kept_ms)
 
     def _latest_bell(self) -> Deadline | None:
-        return latest_bell(self.call.parent, self.call.started_ns, self.call.clocks.reserve_ms)
+        return latest_bell(self.call.time.parent, self.call.started_ns, self.call.clocks.reserve_ms)
 
     def _extend_limit(self, by_ms: int) -> int:
         call, clocks = self.call, self.call.clocks
-        moved = move_bell(call.bound, by_ms, self._latest_bell(), call.parent)
+        moved = move_bell(call.bound, by_ms, self._latest_bell(), call.time.parent)
         if moved is None or call.work is None:
             return 0
         moved_ms = moved.limit_ms - call.bound.limit_ms
         if clocks.timeout_ms:
-            call.clocks = replace(clocks, timeout_ms=clocks.timeout_ms + moved_ms)
+            call.time.clocks = replace(clocks, timeout_ms=clocks.timeout_ms + moved_ms)
         if self._take_bound(moved):
             return moved_ms
-        call.clocks = clocks
+        call.time.clocks = clocks
         return 0
 
     def _take_bound(self, moved: Bound) -> bool:
         """Move the timeout of the work and of its inner calls. Return False if the work does not allow it."""
         call, before = self.call, self.call.bound
-        call.bound = moved
+        call.time.bound = moved
         if call.work is not None and not call.work.move_bell():
-            call.bound = before
+            call.time.bound = before
             return False
         if before.bell is not None:
             self._former_bells.append(before.bell)
         for inner in calls_made_by(call):
-            if inner.parent is not None and inner.parent is before.bell:
+            if inner.time.parent is not None and inner.time.parent is before.bell:
                 control = control_of(inner)
                 control.loop.call_soon_threadsafe(control.follow_caller, moved.bell)
         return True
@@ -295,19 +295,19 @@ class CallControl:
         """Return the present form of a deadline of this call."""
         if any(deadline is former for former in self._former_bells):
             return self.call.bound.bell
-        return self.call.parent if any(deadline is former for former in self._former_parents) else deadline
+        return self.call.time.parent if any(deadline is former for former in self._former_parents) else deadline
 
     def follow_caller(self, parent: Deadline | None, longer_ms: int = 0) -> bool:
         """Take the caller's later deadline, and a timeout `longer_ms` longer. Return False if the work refuses."""
         call, bound = self.call, self.call.bound
-        before = call.parent, call.clocks
-        if call.parent is not None and call.parent is not parent:
-            self._former_parents.append(call.parent)
-        call.parent = parent
+        before = call.time.parent, call.clocks
+        if call.time.parent is not None and call.time.parent is not parent:
+            self._former_parents.append(call.time.parent)
+        call.time.parent = parent
         own_ms = call.clocks.timeout_ms or 0
         if own_ms and longer_ms:
             own_ms += longer_ms
-            call.clocks = replace(call.clocks, timeout_ms=own_ms)
+            call.time.clocks = replace(call.clocks, timeout_ms=own_ms)
         own = Deadline.after_ms(call.started_ns, own_ms) if own_ms else None
         latest = self._latest_bell()
         is_own = own is not None and (latest is None or own.at_ns <= latest.at_ns)
@@ -318,12 +318,12 @@ class CallControl:
         if moved is None:
             return True
         if not is_own:
-            moved = replace(moved, owner=call.parent_owner, source=parent)
+            moved = replace(moved, owner=call.time.parent_owner, source=parent)
         elif bound.owner != call.name:
             moved = replace(moved, owner=call.name)
         if self._take_bound(moved):
             return True
-        call.parent, call.clocks = before
+        call.time.parent, call.time.clocks = before
         return False
 
     def extend(self, by_ms: int, who: str) -> OvertimeRequest:
@@ -335,7 +335,7 @@ class CallControl:
         if moved_ms <= 0:
             latest = self._latest_bell()
             if latest is not None and call.bound.bell is not None and latest.at_ns <= call.bound.bell.at_ns:
-                raise Failure("NOT_EXTENDABLE", f"{call.name} has all the time that its {call.parent_owner} has")
+                raise Failure("NOT_EXTENDABLE", f"{call.name} has all the time that its {call.time.parent_owner} has")
             raise Failure("NOT_EXTENDABLE", f"the time of {call.name} cannot be changed while it runs")
         if self._soft_ns is not None:
             self._set_soft(max(self._soft_ns, now_ns) + moved_ms * NS_PER_MS)

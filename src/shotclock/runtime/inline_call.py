@@ -110,7 +110,7 @@ class InlineCall(Work):
             if spans.recorder is not None:
                 spans.stand_at(call.trace)
             signature = signature_of(self._handler)
-            arguments, problems = signature.check(call.arguments or {})
+            arguments, problems = signature.check(call.arguments)
             if problems:
                 return invalid(problems)
             if signature.wants_context:

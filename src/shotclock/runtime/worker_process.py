@@ -108,7 +108,7 @@ class ProcessCall(Work):
         """Pickle the arguments. Raises what pickle raises, before they cost a worker."""
         self.call = call
         self._handler = handler
-        self._arguments = pickle.dumps(dict(call.arguments or {}))
+        self._arguments = pickle.dumps(dict(call.arguments))
         self.depth = depth
         self.listener = listener
         self.on_call = on_call

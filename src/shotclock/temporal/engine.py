@@ -143,7 +143,7 @@ class TemporalEngine:
             "inputs": inputs,
             "trace_id": call.trace_id,
             "limit_ms": limit_ms,
-            "caller_ms": None if call.parent is None else max(1, call.parent.remaining_ms(monotonic_ns())),
+            "caller_ms": None if call.time.parent is None else max(1, call.time.parent.remaining_ms(monotonic_ns())),
             "deadline_at": None,
             "deadline_owner": "caller",
             "latest_at": None,
@@ -325,7 +325,7 @@ class TemporalEngine:
         if isinstance(outcome.problem, Problem):
             outcome.problem = replace(outcome.problem, fired=fired)
         call = admit(f"run {run_id}", Clocks(timeout_ms=0))
-        call.began_ns = process_began_ns()
+        call.time.began_ns = process_began_ns()
         return answer(call, outcome)
 
     def _unended_answer(self, run_id: str, waited_ms: int) -> Envelope:

@@ -48,7 +48,7 @@ with workflow.unsafe.imports_passed_through():
     from ..core.trace import TraceContext
     from ..core.value_types import fields_of, record, replace
     from ..providers.provider import STEP_TYPES, StepPart
-    from ..runtime.call import DEFAULT_CLOCKS, Call, WindDown, answer_at
+    from ..runtime.call import DEFAULT_CLOCKS, Call, CallTime, WindDown, answer_at
     from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, may_run_again, most_tries, plan_of
     from ..workflow.run_context import Deadlines, ParallelSlots
     from ..workflow.scheduler import RunLimits, Scheduler
@@ -172,7 +172,7 @@ class RunWorkflow:
             parent_owner=self._input["deadline_owner"],
         )
         request_id = f"{workflow.uuid4().hex[:12]}-1"
-        return Call(name, clocks, bound, self._began_ns, request_id, TraceContext(self._input["trace_id"]))
+        return Call(name, request_id, TraceContext(self._input["trace_id"]), CallTime(clocks, bound, self._began_ns))
 
     @workflow.run
     async def run(self, run_input: RunInput) -> JsonObject:
@@ -571,7 +571,7 @@ class RunWorkflow:
 
     async def _move_to(self, moved: Bound) -> None:
         before, bell = self._call.bound.bell, moved.bell
-        self._call.bound = moved
+        self._call.time.bound = moved
         if before is None or bell is None:
             return
         self._deadlines.move(bell)

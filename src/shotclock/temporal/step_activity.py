@@ -259,8 +259,8 @@ def _find_folder(of_file: str, here: Path | None) -> Path:
 def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock) -> Call:
     """Begin the call that represents the run here. Its time counts from the beginning of the run."""
     call = admit(f"run {run['name']}", Clocks(timeout_ms=0), caller=TraceContext(run["trace_id"]))
-    call.started_ns = clock.deadline(run["began_at"]).at_ns
-    call.bound = Bound(bell, call.bound.grace_ms, run["limit_ms"], call.name, bell)
+    call.time.started_ns = clock.deadline(run["began_at"]).at_ns
+    call.time.bound = Bound(bell, call.bound.grace_ms, run["limit_ms"], call.name, bell)
     return call
 
 
@@ -388,7 +388,7 @@ class _StepWork:
             run = self._context.call
             later_ms = (self._clock.deadline(deadline_at).at_ns - bell.at_ns) // NS_PER_MS
             if (moved := move_bell(run.bound, later_ms, None, None)) is not None:
-                run.bound = moved
+                run.time.bound = moved
                 move_steps(run, self._context.deadlines)
         return {}
 

@@ -521,7 +521,7 @@ def move_steps(run: Call, deadlines: Deadlines) -> None:
         return
     became = deadlines.move(run.bound.bell)
     for inner in calls_inside(run):  # with the calls that a step makes, which are inside the same deadline
-        if (parent := became.get(id(inner.parent))) is not None:
+        if (parent := became.get(id(inner.time.parent))) is not None:
             control_of(inner).follow_caller(parent)
 
 

@@ -47,7 +47,7 @@ async def try_step(
 ) -> AnsweredTry:
     """Run one try as a call of the provider. A cancellation is raised after `on_cancelled` has the partial result."""
     call = runtime.begin(step.name, {}, step.clocks)
-    call.min_time_ms = step.min_time_ms
+    call.time.min_time_ms = step.min_time_ms
     if step.used_ms:
         call.count_from(call.started_ns - step.used_ms * NS_PER_MS)
     if step.overtime is not None:
@@ -97,8 +97,10 @@ class _TryWork(Work):
             return False
         call, before_ms = self._call, self._limit_ms
         longer_ms = (call.clocks.timeout_ms or 0) - before_ms
-        made = [each for each in calls_made_by(call) if each.parent is call.parent and each.name != OBSERVER_NAME]
-        if longer_ms and not all(control_of(each).follow_caller(each.parent, longer_ms) for each in made):
+        made = [
+            each for each in calls_made_by(call) if each.time.parent is call.time.parent and each.name != OBSERVER_NAME
+        ]
+        if longer_ms and not all(control_of(each).follow_caller(each.time.parent, longer_ms) for each in made):
             return False
         self._limit_ms = before_ms + longer_ms
         return True

@@ -49,7 +49,7 @@ from ...inbox.access import ANONYMOUS, Access, Principal, Role
 from ...inbox.person_wait import refusal_outcome
 from ...inbox.proposal_json import mistake, parse_object
 from ...process.clock import monotonic_ns, wall_time
-from ...runtime.call import Call, Outcome, Tool, admit, answer
+from ...runtime.call import Call, Effects, Outcome, Tool, admit, answer
 from ...runtime.outcomes import outcome_of_error, timeout_problem
 from ...store.home import load_private_key, make_private_directory
 from ...store.store import Store
@@ -412,7 +412,7 @@ def answering(
     clocks = Clocks(timeout_ms=REQUEST_LIMIT_MS + wait_ms, grace_ms=0)
 
     async def endpoint(request: Request) -> Response:
-        admission = admit(name, clocks, mutates=mutates, idempotent=idempotent, tool=SERVED)
+        admission = admit(name, clocks, effects=Effects(mutates, idempotent), tool=SERVED)
         outcome = await _outcome(admission, work(request, principal_of(request)))
         return make_response(answer(admission, outcome), _headers_of(outcome.value))
 
