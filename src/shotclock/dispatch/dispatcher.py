@@ -128,7 +128,7 @@ class Dispatcher:
         return JobClient(self.store(), self._command)
 
     async def call(self, request: CallRequest) -> Envelope:
-        """Call a command: one envelope, on time. A cancellation is passed on with the answer in its `envelope`."""
+        """Call a command: one envelope, on time. A cancellation is passed on."""
         return await self.carry_out(self.begin(request))
 
     def begin(self, request: CallRequest) -> Call:
@@ -267,10 +267,7 @@ class Dispatcher:
         if isinstance(outcome, StopSignal):
             outcome = outcome.outcome(Ending.KILLED)
         if outcome.problem is not None and spec.steps:
-            kept = outcome.data is None and call.partial is not None
-            outcome.data = listener.add_steps(call.partial if kept else outcome.data)
-            if kept:
-                call.partial = outcome.data
+            outcome.data = listener.add_steps(outcome.data)
         outcome.warnings += tuple(listener.warnings)
         if outcome.problem is None:
             await listener.forget_checkpoint()
@@ -300,8 +297,8 @@ class Dispatcher:
         waiting = client.wait(job, call, request.budget_ms, request.on_progress)
         try:
             ended = await _unless_stopped(waiting, request.stop, STOP_LIMIT_S)
-        except asyncio.CancelledError as cancelled:
-            cancelled.outcome = Outcome(Ending.DETACHED)  # type: ignore[attr-defined]
+        except asyncio.CancelledError:
+            call.cancellation.outcome = Outcome(Ending.DETACHED)
             raise
         if isinstance(ended, Envelope):
             if request.confirmed:  # the runner does not know it
@@ -482,24 +479,16 @@ class StopSignal(NamedTuple):
 
 
 async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, limit_s: float) -> T | StopSignal:
-    """Return the work's result, or the signal by which the surface stopped it.
-
-    A cancellation is passed on with the `outcome` of the work.
-    """
+    """Return the work's result, or the signal by which the surface stopped it."""
     if stop is None:
         return await work
     working = asyncio.ensure_future(work)
     both: list[asyncio.Future[Any]] = [working, stop]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # bounded by the work's own clocks
-    except asyncio.CancelledError as cancelled:
+    except asyncio.CancelledError:
         working.cancel()
         await run_shielded(asyncio.wait([working], timeout=limit_s))
-        if working.cancelled():
-            try:
-                working.result()
-            except asyncio.CancelledError as theirs:
-                cancelled.outcome = getattr(theirs, "outcome", None)  # type: ignore[attr-defined]
         raise
     if working.done():
         return working.result()

@@ -110,14 +110,14 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
             if not _still_wanted(store, job):
-                call.stopped_for = Problem("CANCELLED", "the job was cancelled")
+                call.cancellation.reason = Problem("CANCELLED", "the job was cancelled")
                 working.cancel()
                 await asyncio.wait([working], timeout=(spec.clocks.grace_ms or 0) / 1000 + 3)
                 break
         if working.done() and not working.cancelled():
             envelope = working.result()
         else:
-            envelope = answer_for_job(job, Outcome(Ending.KILLED, call.stopped_for))
+            envelope = answer_for_job(job, Outcome(Ending.KILLED, call.cancellation.reason))
         if envelope.code == "CANCELLED":
             envelope.data = envelope.data or {"partial": True}
     await inbox.close()

@@ -22,10 +22,10 @@ from ..core.clocks import (
     format_duration,
     nest,
 )
-from ..core.envelope import Envelope, Problem, Warning_, as_data, build_envelope, join_problems, warning
+from ..core.envelope import Envelope, Problem, Warning_, build_envelope, join_problems, warning
 from ..core.errors import Ending, SideEffects
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
-from ..core.value_types import record, replace, value
+from ..core.value_types import field, record, replace, value
 from ..process import clock, spans
 from ..process.environment import DEADLINE_VARIABLE, REMAINING_VARIABLE
 
@@ -102,6 +102,25 @@ def _nest(name: str, clocks: Clocks, started_ns: int, parent: Deadline | None, p
 
 
 @record
+class Cancellation:
+    """A possible cancellation of a call: its reason, and the end of the cancelled work."""
+
+    reason: Problem | None = None
+    """None: the caller wants no answer. Otherwise the call returns one that says so."""
+    ending: Ending = Ending.NOT_STARTED
+    """Of work that leaves no outcome."""
+    outcome: Outcome | None = None
+    """Left by the work before it passes the cancellation on."""
+    envelope: Envelope | None = None
+    """The answer of the cancelled call."""
+
+    def settle(self) -> Outcome:
+        outcome = self.outcome or Outcome(self.ending)
+        outcome.problem = self.reason or outcome.problem or Problem("CANCELLED", "cancelled by the caller")
+        return outcome
+
+
+@record
 class Call:
     """One call of an operation. Its clocks are running."""
 
@@ -114,27 +133,18 @@ class Call:
     effects: Effects = UNDECLARED
     """Of a call without an operation."""
     warnings: tuple[Warning_, ...] = ()
-    queued_ns: int = 0
-    """Its wait for a place or a worker."""
     operation: Operation | None = None
     arguments: Mapping[str, object] = NO_ARGUMENTS
     """After an approval the approved ones. Released when the call is answered."""
     request: CallRequest | None = None
-    has_begun: bool = False
-    proposal_id: str | None = None
-    stopped_for: Problem | None = None
-    """The reason of a cancellation that the caller did not ask for. The canceller gets the answer."""
     inside_of: Call | None = None
+    proposal_id: str | None = None
+    """Of its approval."""
     overtime: Overtime | None = None
-    loop: asyncio.AbstractEventLoop | None = None
-    overtime_address: str = ""
-    """Where a command that its function starts may request overtime."""
     control: CallControl | None = None
     work: Work | None = None
     winding_down: WindDown | None = None
-    partial: dict[str, object] | list[object] | None = None
-    partial_changes: Sequence[str] = ()
-    """The changes that JSON made to it."""
+    cancellation: Cancellation = field(default_factory=Cancellation)
     keep_answer: Callable[[Envelope], None] | None = None
     """Stores the answer before it is returned. May block, and raise Failure."""
 
@@ -160,9 +170,6 @@ class Call:
         """Count the clocks from the start of a process that died, whose work this call continues."""
         self.time.began_ns = started_ns
         self.time.start(started_ns, self.name)
-
-    def keep_partial(self, partial: object, changes: Sequence[str]) -> None:
-        self.partial, self.partial_changes = as_data(partial), changes
 
     def narrowed(self, limit_ms: int, owner: str) -> Bound:
         """Return the bound of a part of this call: `limit_ms` from now, within the call's own."""
@@ -418,10 +425,6 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
     warnings = call.warnings + outcome.warnings
     if call.winding_down is not None and outcome.problem is None:
         warnings += (_wind_down_warning(call, call.winding_down),)
-    if outcome.data is None and outcome.problem is not None:
-        outcome.data = call.partial
-    if call.partial_changes and outcome.data is call.partial:
-        warnings += (warning("RESULT_CHANGED", changes=list(call.partial_changes)),)
     outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, wall_ns
     envelope = _render(outcome)
     envelope.value, envelope.warnings = outcome.value, list(warnings)

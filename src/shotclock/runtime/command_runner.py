@@ -210,6 +210,8 @@ class CommandWork(Work):
 
     def __init__(self, running: RunningCommand, task: CommandTask, call: Call) -> None:
         self._running, self._task, self._call = running, task, call
+        self.report: CommandReport | None = None
+        """Of a cancelled command."""
         self.alarms = running.watch(task)
         if call.bound.bell is not None and call.bound.bell.at_ns != task.bell_ns:  # extended since it was sent
             self.move_bell()
@@ -255,7 +257,7 @@ class Supervisors:
         self._closing = False
 
     async def run(self, task: CommandTask, call: Call) -> CommandReport:
-        """Run the command of a call to its end. A cancellation stops the command first."""
+        """Run the command of a call to its end. A cancellation stops it first, and leaves the report in its work."""
         for _ in range(len(self._spare) + 1):
             with contextlib.suppress(TaskNotSent):  # the supervisor or its zygote was killed; nothing began
                 return await self._run_once(task, call)
@@ -309,7 +311,7 @@ class Supervisors:
             if report.lost:
                 await self._look_for_survivors(running, task, report)
             return report
-        except asyncio.CancelledError as cancelled:
+        except asyncio.CancelledError:
             running.order(Order.STOP, "cancelled")
             if running.supervisor:
                 work.alarms.append(Patience(running.loop, running.supervisor, task.grace_ms, running.give_up))
@@ -317,8 +319,7 @@ class Supervisors:
             stop_s = stop_limit_s(task.grace_ms) if running.started or running.pid else CALL_OFF_S
             await run_shielded(asyncio.wait([running.ended], timeout=stop_s))
             if running.ended.done() and running.ended.exception() is None:
-                # Not an exception of its own: `asyncio.timeout` recognises a cancellation by its class.
-                cancelled.report = running.ended.result()  # type: ignore[attr-defined]
+                work.report = running.ended.result()
             raise
         finally:
             work.cancel_alarms()

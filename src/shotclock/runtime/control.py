@@ -1,6 +1,6 @@
 """Control of running calls: the soft limit, overtime, and winding down.
 
-The control of a call is created when it is needed and lives on the loop that waits for the call. Winding down reaches
+The control of a call lives on the loop that waits for the call. Winding down reaches
 all calls inside a call, each a little earlier, so that the inner answers arrive in time. docs/design.md: R47.
 """
 
@@ -67,6 +67,7 @@ class CallControl:
         self._soft: asyncio.TimerHandle | None = None
         self._stopping: asyncio.TimerHandle | None = None
         self._soft_ns: int | None = None
+        self._queued_ns = 0
         self._kept_ms = 0
         self._pending: tuple[int, str] | None = None  # since when an observer is deciding, and at whose request
         self._last_seen: dict[str, tuple[int, int]] = {}
@@ -76,23 +77,24 @@ class CallControl:
         self._former_parents: list[Deadline] = []
         """Deadlines that were moved, which code inside the call may still hold."""
 
-    def arm(self) -> None:
+    def arm(self, queued_ns: int = 0) -> None:
+        """Start the soft limit. It does not count the wait for a place or a worker."""
+        self._queued_ns = queued_ns
         call, soft_ms = self.call, self.call.clocks.soft_ms
         limit_ms = call.bound.limit_ms
-        limit_ms = limit_ms and max(1, limit_ms - call.queued_ns // NS_PER_MS)
+        limit_ms = limit_ms and max(1, limit_ms - self._queued_ns // NS_PER_MS)
         if call.overtime is not None:
             if soft_ms is None or 0 < limit_ms <= soft_ms:
                 soft_ms = call.overtime.policy.soft_ms(limit_ms)
             if soft_ms:
                 self._kept_ms = kept_for_wind_down_ms(limit_ms, soft_ms, self._wind_down_ms)
         if soft_ms and call.winding_down is None and not self.is_over:
-            soft_ns = call.started_ns + call.queued_ns + soft_ms * NS_PER_MS
+            soft_ns = call.started_ns + self._queued_ns + soft_ms * NS_PER_MS
             self._set_soft(max(soft_ns, self._soft_ns or 0))  # an operator may have extended it while it waited
 
     def begin_work(self) -> None:
         """Count the soft limit from now on: the call waited for a worker."""
-        self.call.queued_ns = monotonic_ns() - self.call.started_ns
-        self.arm()
+        self.arm(monotonic_ns() - self.call.started_ns)
 
     def close(self) -> None:
         self.is_over = True
@@ -103,6 +105,10 @@ class CallControl:
             (began_ns, asked_by), now_ns, self._pending = self._pending, monotonic_ns(), None
             at_ms, took_ms = (began_ns - self.call.started_ns) // NS_PER_MS, (now_ns - began_ns) // NS_PER_MS
             self._report(self.call.overtime.note_unanswered(at_ms, asked_by, took_ms))
+
+    def note_sign_of_life(self) -> None:
+        """Record output or an ended inner call, for an observer."""
+        self.signs += 1
 
     def note_progress(self, done: float, total: float | None, message: str | None) -> None:
         self.signs += 1
@@ -147,7 +153,7 @@ class CallControl:
     def _soft_limit_ms(self) -> int:
         """Return the soft limit with all grants, from the beginning of the work."""
         at_ns = self._soft_ns or monotonic_ns()
-        return max(0, (at_ns - self.call.started_ns - self.call.queued_ns) // NS_PER_MS)
+        return max(0, (at_ns - self.call.started_ns - self._queued_ns) // NS_PER_MS)
 
     async def _negotiate_at_soft(self, overtime: Overtime) -> None:
         request = await self.negotiate(overtime, "soft clock")
@@ -225,12 +231,15 @@ class CallControl:
         inner = list(calls_inside(call))
         view, *views = await _look_at([call, *inner])
         bell = call.bound.bell
-        seen = {each.request_id: (shown.written, _signs_of(each)) for each, shown in zip(inner, views, strict=True)}
+        seen = {
+            each.request_id: (shown.written, control_of(each).signs) for each, shown in zip(inner, views, strict=True)
+        }
         seen[""] = view.written, self.signs
         last_seen, self._last_seen = self._last_seen, seen
         has_grown = any(
             new > old for name, now in seen.items() for new, old in zip(now, last_seen.get(name, (0, 0)), strict=True)
         )
+        shown = next(filter(None, (control_of(each).progress for each in (call, *inner))), ())
         # A call begun inside since the last look is a sign of life.
         has_grown = has_grown or bool(last_seen and seen.keys() - last_seen.keys())
         return {
@@ -243,7 +252,7 @@ class CallControl:
             "stderr": view.stderr,
             "output_bytes": view.written,
             "has_grown": has_grown or not all(each.has_begun for each in (view, *views)),
-            "progress": list(self.progress) or next(filter(None, map(_progress_of, inner)), []),
+            "progress": list(shown),
             "calls": [
                 {"call": each.name, "running_ms": (now_ns - each.started_ns) // NS_PER_MS}
                 for each in inner[:PROGRESS_KEPT]
@@ -406,7 +415,7 @@ def _shorten(stop: WindDown) -> WindDown:
 def control_of(call: Call) -> CallControl:
     """Return the control of a running call. Use it on the loop that waits for the call, or through `act_on`."""
     if call.control is None:
-        call.control = CallControl(call, call.loop or asyncio.get_running_loop())
+        call.control = CallControl(call, asyncio.get_running_loop())
     return call.control
 
 
@@ -424,16 +433,15 @@ async def act_on(call: Call, act: Callable[[CallControl], T]) -> T:
 
 
 def enter(call: Call) -> None:
-    call.loop = asyncio.get_running_loop()
+    control_of(call)
     live_calls[call.request_id] = call
 
 
 def leave(call: Call) -> None:
     live_calls.pop(call.request_id, None)
     if call.inside_of is not None and call.name != OBSERVER_NAME:
-        note_sign_of_life(call.inside_of)
-    if call.control is not None:
-        call.control.close()
+        control_of(call.inside_of).note_sign_of_life()
+    control_of(call).close()
 
 
 def calls_inside(call: Call) -> Iterator[Call]:
@@ -455,7 +463,7 @@ async def _look_at(calls: Sequence[Call]) -> list[WorkView]:
 
     async def look(call: Call) -> WorkView:
         work = call.work
-        if work is None or (call.loop is not None and call.loop is not loop):  # only its own loop may read it
+        if work is None or control_of(call).loop is not loop:  # only its own loop may read it
             return WorkView()
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
@@ -468,39 +476,12 @@ async def _look_at(calls: Sequence[Call]) -> list[WorkView]:
     return [*views, *(WorkView() for _ in calls[len(views) :])]
 
 
-def _signs_of(call: Call) -> int:
-    return 0 if call.control is None else call.control.signs
-
-
-def _progress_of(call: Call) -> list[dict[str, object]]:
-    return [] if call.control is None else list(call.control.progress)
-
-
-def has_overtime(call: Call) -> bool:
-    """Return whether an observer may look at a call: it, or a call it is inside of, has overtime."""
-    above: Call | None = call
-    while above is not None and above.overtime is None:
-        above = above.inside_of
-    return above is not None
-
-
-def note_progress(call: Call, done: float, total: float | None, message: str | None) -> None:
-    if call.control is not None or has_overtime(call):
-        control_of(call).note_progress(done, total, message)
-
-
-def note_sign_of_life(call: Call) -> None:
-    """Record output or an ended inner call, if an observer may look at the call."""
-    if call.control is not None or has_overtime(call):
-        control_of(call).signs += 1
-
-
-def start_control(call: Call, observe: Observe) -> None:
+def start_control(call: Call, observe: Observe, queued_ns: int = 0) -> None:
     """Start the soft limit of a call whose work begins now. A check of its arguments, which is not live, has none."""
     if (call.clocks.soft_ms or call.overtime is not None) and live_calls.get(call.request_id) is call:
         control = control_of(call)
         control.observe = observe
-        control.arm()
+        control.arm(queued_ns)
 
 
 def follow_wind_down(call: Call) -> None:

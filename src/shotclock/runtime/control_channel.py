@@ -162,7 +162,7 @@ def list_calls() -> list[dict[str, object]]:
 
 
 def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
-    now_ns, bell, controlled = monotonic_ns(), call.bound.bell, call.control
+    now_ns, bell, controlled = monotonic_ns(), call.bound.bell, control.control_of(call)
     elapsed_ms = (now_ns - call.started_ns) // NS_PER_MS
     kind = "run" if call.name.startswith("run ") and call.operation is None else "command"
     if call.operation is not None:
@@ -178,10 +178,10 @@ def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
         "elapsed_ms": elapsed_ms,
         "timeout_ms": call.bound.limit_ms,
         "remaining_ms": None if bell is None else bell.remaining_ms(now_ns),
-        "soft_ms": None if controlled is None else controlled.soft_remaining_ms(now_ns),
+        "soft_ms": controlled.soft_remaining_ms(now_ns),
         "overtime": None if call.overtime is None else call.overtime.as_meta(),
         "winding_down": None,
-        "progress": None if controlled is None or not controlled.progress else controlled.progress[-1],
+        "progress": controlled.progress[-1] if controlled.progress else None,
     }
     if run_id is not None:
         described["run_id"] = run_id

@@ -20,23 +20,21 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from ..core.catalogue import HandlerReference, Operation
-from ..core.clocks import NS_PER_MS, ClockKind, Clocks
-from ..core.envelope import Envelope, Problem
+from ..core.clocks import ClockKind
+from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..core.value_types import record
 from ..process import ipc
 from ..process.clock import monotonic_ns
-from ..process.context import CallListener, Scope, current_scope
 from ..process.kernel import DeadlineTimer
-from ..process.kill import VERIFY_LIMIT_MS
 from ..process.zygote import GUARD, continue_ours, start_clean_zygote
-from .call import Call, Outcome, invalid
-from .command_runner import REPORT_MARGIN_MS, Supervisors, run_shielded
+from .call import Outcome, invalid
+from .command_runner import Supervisors, run_shielded
 from .control import Observe, follow_wind_down, start_control
-from .inline_call import InlineCall
+from .handler_call import InlineCall, ProcessCall, ReadyCall
 from .outcomes import CLOSING, timeout_problem
 from .preloaded_zygote import Preloaded, Program, explain_unfindable
-from .worker_process import MOST_WAITS, SHORTEST_GRACE_NS, OnCall, ProcessCall, Vacancy, Worker
+from .worker_process import Vacancy, Worker
 
 # Closing waits so long for supervisors to report that their workers are gone,
 CLOSE_LIMIT_S = 3.0
@@ -115,28 +113,8 @@ class WorkerPool:
         if self._closing:
             call.disarm()
             return closing_outcome()
-        try:
-            self._submit(call)
-            return await call.done
-        except asyncio.CancelledError as cancelled:
-            cancelled.outcome = await self._stop_for_caller(call)  # type: ignore[attr-defined]
-            raise
-        finally:
-            call.disarm()
-
-    async def _stop_for_caller(self, call: ProcessCall) -> Outcome:
-        """Stop the work of a cancelled caller, and wait, bounded, until it is gone."""
-        if call.outcome is not None:
-            return call.outcome
-        if call.worker is None:
-            self.leave_queue(call)
-            return Outcome(Ending.NOT_STARTED)
-        call.done = self.loop.create_future()
-        call.stop_in_worker("cancelled")
-        limit_ms = 2 * call.call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS
-        limit_ms += MOST_WAITS * SHORTEST_GRACE_NS // NS_PER_MS
-        await run_shielded(asyncio.wait([call.done], timeout=limit_ms / 1000))
-        return call.done.result() if call.done.done() else Outcome(Ending.ABANDONED)
+        self._submit(call)
+        return await call.wait()
 
     def _submit(self, call: ProcessCall) -> None:
         if call.depth:  # before calls that are made by no call: its own caller holds a worker until it ends
@@ -537,33 +515,23 @@ class Executor:
             for call in islice(self._orphans, most)
         ]
 
-    async def run(self, call: Call, depth: int, listener: CallListener, on_call: OnCall) -> Outcome:
-        """Run the handler at its place. `on_call` makes the calls inside this one."""
-        operation = call.operation
-        assert operation is not None
-        call.has_begun = True
+    async def run(self, ready: ReadyCall) -> Outcome:
+        """Run the handler at its place."""
+        call, operation = ready.call, ready.operation
+        call.cancellation.ending = Ending.KILLED if operation.place == "process" else Ending.CANCELLED
         follow_wind_down(call)
-        start_control(call, self._observe)
+        start_control(call, self._observe, ready.queued_ns)
         handler = operation.handler
         if operation.place == "inline":
             if isinstance(handler, HandlerReference):
                 message = f"{call.name} asks for isolation='inline', and its function is not imported in this process"
                 return _not_importable(message, "isolate it in a 'process', or in the 'shared' process")
-            scope = Scope(call.bound.bell, depth, call.name, call, call, call.overtime_address)
-            return await InlineCall(call, scope, listener, self).run(on_call)
+            return await InlineCall(ready, self).run()
         if (reason := explain_unfindable(handler)) is not None:
             return _not_importable(reason)
-
-        async def call_inside(name: str, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
-            token = current_scope.set(Scope(call.bound.bell, depth, call.name, call, call=call))
-            try:
-                return await on_call(name, arguments, clocks)
-            finally:
-                current_scope.reset(token)
-
         pool = self._children.pool(operation) if operation.place == "process" else self._children.shared(operation)
         try:
-            work = ProcessCall(call, handler, depth, listener, call_inside, pool)
+            work = ProcessCall(ready, pool)
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a worker process: {error}"}])
         return await pool.run(work)

@@ -11,19 +11,18 @@ import contextlib
 import os
 import pickle
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from ..core.catalogue import Handler
-from ..core.clocks import NS_PER_MS, ClockKind, Clocks
-from ..core.envelope import Envelope, Problem, Warning_
+from ..core.clocks import ClockKind, Clocks
+from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
 from ..process import ipc, messages
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, News, Order
-from ..process.context import OVERTIME, CallListener, StartedProcesses, Survivors, run_beside
+from ..process.context import OVERTIME, run_beside
 from ..process.kernel import DeadlineTimer
 from ..process.messages import (
     BEGUN,
@@ -41,17 +40,17 @@ from ..process.messages import (
     Partial,
     Process,
     Progress,
-    Run,
     Step,
     Wrote,
     open_memory,
 )
 from ..process.worker_main import CLOSE_CALL_NS
 from ..process.zygote import WORKER, kill_what_lost_its_supervisor
-from .call import Call, Outcome, Work, WorkView
+from .call import Outcome
 from .command_runner import Patience
 from .commands import warn_left_behind
-from .control import NOT_YET, IdleClock, note_progress, note_sign_of_life, request_overtime
+from .control import control_of, request_overtime
+from .handler_call import SHORTEST_GRACE_NS, ProcessCall
 from .outcomes import (
     CLOSING,
     answer_unopenable,
@@ -61,7 +60,7 @@ from .outcomes import (
     replaced_warning,
     worker_outcome,
 )
-from .preloaded_zygote import Preloaded, address_of
+from .preloaded_zygote import Preloaded
 
 # A worker that answered its last call within this gets some more ahead: waking it for each costs more than a short
 # call takes. Without that two workers are half as fast as pebble's.
@@ -70,20 +69,8 @@ MOST_AHEAD = 16
 TOKEN_SIZE = 8
 # Reads of what is in a worker's socket, several times what fits into one. It may continue to write.
 MOST_READS = 16
-# The supervisor hears the limit by itself; this is for a worker that was stuck before it could arm its timer.
-LATE_BELL_NS = 30_000_000
-# The shortest grace in the shared worker: less could not be used even by a call that obeys.
-SHORTEST_GRACE_NS = 50_000_000
-# How often the shared worker is given as long again to read a cancellation while it handles others: a loop with
-# thousands of calls that are cancelled together is busy, not blocked.
-MOST_WAITS = 20
 # A worker that dies sooner, and before its first call, failed to start.
 SHORT_LIFE_NS = 250_000_000
-# Part of the grace kept for killing the processes that a call started.
-MARGIN_NS = 100_000_000
-
-OnCall = Callable[[str, Mapping[str, object], Clocks], Awaitable[Envelope]]
-"""Makes a call inside the one that runs."""
 
 
 class WorkerOwner(Protocol):
@@ -97,234 +84,6 @@ class WorkerOwner(Protocol):
     def on_free(self, worker: Worker) -> None: ...
     def on_leaving(self, worker: Worker) -> None: ...
     def on_gone(self, worker: Worker, unbegun: list[ProcessCall]) -> None: ...
-
-
-class ProcessCall(Work):
-    """One call of a function, on its way to a worker and back."""
-
-    def __init__(
-        self, call: Call, handler: Handler, depth: int, listener: CallListener, on_call: OnCall, pool: WorkerOwner
-    ) -> None:
-        """Pickle the arguments. Raises what pickle raises, before they cost a worker."""
-        self.call = call
-        self._handler = handler
-        self._arguments = pickle.dumps(dict(call.arguments))
-        self.depth = depth
-        self.listener = listener
-        self.on_call = on_call
-        self._pool = pool
-        self.done: asyncio.Future[Outcome] = pool.loop.create_future()
-        self.outcome: Outcome | None = None
-        self.worker: Worker | None = None
-        self.number = 0
-        self.fired: ClockKind | None = None
-        self.is_stopping = False
-        """A limit was reached, or the caller has left."""
-        self.is_heard = False
-        """The shared worker has read the cancellation."""
-        self._stopped_ns = 0
-        self._waits = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self.started: StartedProcesses | None = None
-        """In the shared worker."""
-        bell, queue_ms = call.bound.bell, call.clocks.queue_ms
-        self._queue_ns = call.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
-        self._arm(min(self._queue_ns, inf if bell is None else bell.at_ns))
-        idle_ms = call.clocks.idle_ms
-        self.idle = IdleClock(pool.loop, idle_ms, self._on_silence) if idle_ms else None
-        call.work = self
-
-    def pack(self) -> bytes:
-        call = self.call
-        bell, caller = call.bound.bell, call.caller
-        return messages.pack(
-            Run(
-                self.number,
-                *address_of(self._handler),
-                self._arguments,
-                call.name,
-                call.request_id,
-                bell.at_ns if bell is not None else 0,
-                self.depth,
-                self.listener.skipped_steps,
-                self.listener.stdin_path,
-                (caller.trace_id, caller.sampled, caller.state),
-                call.overtime_address,
-            )
-        )
-
-    def resolve(self, outcome: Outcome) -> None:
-        """Answer the call. The first answer counts: a result and a kill may cross."""
-        if self.outcome is None:
-            self.outcome = outcome
-            if not self.done.done():
-                self.done.set_result(outcome)
-
-    def sign_of_life(self) -> None:
-        if self.idle is not None:
-            self.idle.sign_of_life()
-
-    # --- limits -------------------------------------------------------------------------------------------
-
-    def _arm(self, at_ns: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if at_ns != inf:
-            self._timer = self._pool.loop.call_later(max(0, at_ns - monotonic_ns()) / 1e9, self.check_limits)
-
-    def disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.idle is not None:
-            self.idle.cancel()
-
-    def check_limits(self) -> None:
-        """Enforce the limits that are reached, and arm the timer for the next."""
-        bell, now_ns = self.call.bound.bell, monotonic_ns()
-        bell_ns = inf if bell is None else bell.at_ns
-        if self.is_stopping:
-            self._end_grace(now_ns)
-        elif self.worker is None:
-            if now_ns < min(bell_ns, self._queue_ns):
-                self._arm(min(bell_ns, self._queue_ns))
-            else:
-                self._pool.turn_away(self, ClockKind.QUEUE if self._queue_ns < bell_ns else ClockKind.TIMEOUT)
-        elif now_ns < (due_ns := bell_ns + (0 if self.worker.is_shared else LATE_BELL_NS)):
-            self._arm(due_ns)
-        else:
-            self._stop(ClockKind.TIMEOUT)
-
-    def _on_silence(self) -> object:
-        if self.worker is None or not self.worker.has_begun(self):
-            self.sign_of_life()  # silence is counted from the beginning of the work
-            return NOT_YET
-        self._stop(ClockKind.IDLE)
-        return None
-
-    def _stop(self, kind: ClockKind) -> None:
-        if self.is_stopping or self.worker is None:
-            return
-        self.fired = kind
-        self.stop_in_worker(kind.value)
-
-    def stop_in_worker(self, why: str) -> None:
-        """Have the worker stop it, or cancel it in the shared worker. Nothing happens if it has just ended."""
-        worker = self.worker
-        if worker is None or self.is_stopping:
-            return
-        # It may have ended, and the next call begun. So the calls behind it are taken back before its answer is read.
-        unbegun = worker.take_back()
-        worker.read_what_is_there()
-        if self in unbegun:
-            unbegun.remove(self)
-            self.worker = None
-            self.resolve(self.limit_outcome(Ending.NOT_STARTED))
-            if self.fired is not None and not worker.calls:
-                worker.kill("it never began its call")
-        self._pool.put_first(unbegun)
-        if worker.calls.get(self.number) is not self:
-            return
-        self.is_stopping = True
-        self._stopped_ns = monotonic_ns()
-        worker.stop(self, why)
-        if worker.is_shared:
-            self._arm(self.overdue_ns)
-
-    @property
-    def overdue_ns(self) -> int:
-        return self._stopped_ns + max(self.call.bound.grace_ms * NS_PER_MS, SHORTEST_GRACE_NS)
-
-    def on_heard(self) -> None:
-        """Count the grace from now on: a crowded loop reads a cancellation late."""
-        self.is_heard = True
-        self._stopped_ns = monotonic_ns()
-        self._arm(self.overdue_ns)
-
-    def _end_grace(self, now_ns: int) -> None:
-        worker = self.worker
-        if worker is None or not worker.is_shared or worker.is_ending:
-            return
-        worker.read_what_is_there()
-        if worker.calls.get(self.number) is not self:
-            return
-        if self.is_heard and monotonic_ns() < self.overdue_ns:  # read just now
-            return
-        if not self.is_heard and worker.is_moving(now_ns) and self._waits < MOST_WAITS:
-            self._waits += 1
-            self._arm(now_ns + SHORTEST_GRACE_NS)
-        else:
-            worker.kill_for(self)
-
-    # --- control --------------------------------------------------------------------------------------------
-
-    @property
-    def is_queued(self) -> bool:
-        return self.worker is None
-
-    def wind_down(self, until_ns: int) -> None:
-        if self.idle is not None:  # saving a partial result may be silent
-            self.idle.cancel()
-        if self.worker is not None:
-            self.worker.send(BeginWindDown(self.number))
-
-    def stop_unwound(self) -> None:
-        if self.worker is not None:
-            self._stop(ClockKind.SOFT)
-        else:
-            self._pool.leave_queue(self)
-            self.resolve(Outcome(Ending.NOT_STARTED, limit_problem(self.call, ClockKind.SOFT)))
-
-    def move_bell(self) -> bool:
-        bell = self.call.bound.bell
-        if bell is None or self.is_stopping or self.outcome is not None:
-            return False
-        if self.worker is not None and not self.worker.move_bell(self, bell.at_ns):
-            return False
-        self._arm(bell.at_ns if self.worker is not None else min(bell.at_ns, self._queue_ns))
-        return True
-
-    async def look(self) -> WorkView:
-        return WorkView(has_begun=self.worker is not None)
-
-    # --- in the shared worker -------------------------------------------------------------------------------
-
-    def has_started(self, mark: str, pid: int) -> None:
-        if self.started is None:
-            self.started = StartedProcesses(mark)
-        self.started.add(pid)
-
-    def take_shared_result(self, done: Done) -> None:
-        """Take the answer of the shared worker, once the call's processes are stopped or listed."""
-        self.disarm()
-        settle = partial(self._settle, done)
-        if not self.started:
-            settle(())
-        elif not self.is_stopping:  # the handler may keep them for later calls, as it keeps what is in memory
-            self.started.look_beside(self._pool.loop, settle)
-        else:
-            left_ns = max(0, self.overdue_ns - MARGIN_NS - monotonic_ns())
-            self.started.stop_beside(self._pool.loop, settle, grace_ns=left_ns)
-
-    def _settle(self, done: Done, survivors: Survivors) -> None:
-        """Choose between the result and the limit. A result before the deadline counts, even if it came later."""
-        bell = self.call.bound.bell
-        in_time = bell is None or done.finished_ns <= bell.at_ns
-        is_result = done.kind not in ("cancelled", "unbegun")
-        if in_time and (self.fired is None or (self.fired is not ClockKind.IDLE and is_result)):
-            if is_result:
-                outcome = worker_outcome(done.kind, done.payload)
-            else:
-                problem = Problem("CANCELLED", f"{self.call.name} was cancelled where it ran")
-                outcome = Outcome(Ending.CANCELLED, problem)
-        elif done.kind == "unbegun":
-            outcome = self.limit_outcome(Ending.NOT_STARTED)
-        else:  # finished: by itself, but late
-            outcome = self.limit_outcome(Ending.CANCELLED if self.is_stopping else Ending.FINISHED)
-        outcome.survivors = survivors
-        self.resolve(outcome)
-
-    def limit_outcome(self, ending: Ending, warnings: tuple[Warning_, ...] = ()) -> Outcome:
-        return Outcome(ending, limit_problem(self.call, self.fired or ClockKind.TIMEOUT), warnings=warnings)
 
 
 class Worker:
@@ -542,19 +301,18 @@ class Worker:
                 call.has_started(message.mark, message.pid)
             case Progress():
                 call.sign_of_life()
-                note_progress(call.call, message.done, message.total, message.unit)
-                call.listener.progress(message.done, message.total, message.unit)
+                call.note_progress(message.done, message.total, message.unit)
             case Step():
                 call.sign_of_life()
                 call.listener.step(message.name)
             case Partial():
                 call.sign_of_life()
                 with contextlib.suppress(Exception):  # of a class that is not imported here: the former one is kept
-                    call.call.keep_partial(messages.unpickle(message.value), message.changes)
+                    call.keep_partial(messages.unpickle(message.value), message.changes)
             case Wrote():
                 call.sign_of_life()
                 if message.text:
-                    note_sign_of_life(call.call)
+                    control_of(call.call).note_sign_of_life()
                 call.listener.wrote(message.text)
             case Ask():
                 self._answer_later(message.question, partial(_answer_question, call, message))
@@ -781,7 +539,7 @@ async def _answer_call(call: ProcessCall, message: messages.FurtherCall) -> byte
     except Exception as error:
         envelope = answer_unopenable(message.name, error)
     else:
-        envelope = await call.on_call(message.name, arguments, Clocks(**message.limits))
+        envelope = await call.call_inside(message.name, arguments, Clocks(**message.limits))
     try:
         return pickle.dumps(envelope)
     except Exception:  # the value cannot be pickled; its JSON form always can
