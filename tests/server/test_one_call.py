@@ -122,14 +122,14 @@ def test_a_command_that_its_caller_cancels_says_why_it_was_stopped_and_what_it_h
         async with Runtime() as runtime:
             begun = tmp_path / "begun"
             words = ["sh", "-c", f"echo said; touch {begun}; sleep 60"]
-            running = asyncio.ensure_future(runtime.run(words, Clocks.of("50s")))
+            call = runtime.begin("command", {}, Clocks.of("50s"), is_command=True)
+            running = asyncio.ensure_future(runtime.run(words, call=call))
             while not begun.exists():
                 await asyncio.sleep(0.02)
             running.cancel()
-            try:
+            with pytest.raises(asyncio.CancelledError):
                 await running
-            except asyncio.CancelledError as cancelled:
-                return cancelled.envelope  # type: ignore[attr-defined]
+            return call.cancellation.envelope
 
     envelope = run(scenario())
     assert (envelope.code, envelope.ending, envelope.data["stdout"]) == ("CANCELLED", "killed", "said\n")

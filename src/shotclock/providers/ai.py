@@ -59,7 +59,6 @@ from .provider import (
     cancelled_outcome,
     check_server,
     duration_ms,
-    hand_over,
 )
 
 INSTALL = "pip install 'shotclock[ai]'"
@@ -333,11 +332,11 @@ class AiProvider(Provider):
                 outcome = await agents.perform(part, listener)
         except Failure as failure:  # of a server of its tools
             outcome = _not_begun(call, failure)
-        except asyncio.CancelledError as cancelled:
-            left = getattr(cancelled, "outcome", None)
+        except asyncio.CancelledError:
+            left = call.cancellation.outcome
             ended = cancelled_outcome(Ending.KILLED if left is None else left.ending)
             ended.survivors = () if left is None else left.survivors
-            hand_over(cancelled, _make_result(call, ended, listener))
+            step.cancelled.result = _make_result(call, ended, listener)
             raise
         outcome.warnings += tools.warnings
         outcome.survivors = [*outcome.survivors, *tools.survivors]

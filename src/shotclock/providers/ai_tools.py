@@ -27,6 +27,7 @@ from ..process.kill import VERIFY_LIMIT_MS
 from ..runtime import commands
 from ..runtime.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ..runtime.command_runner import REPORT_MARGIN_MS, InteractiveProcess, run_shielded
+from ..runtime.control import control_of
 from ..runtime.outcomes import timeout_problem
 from ..runtime.runtime import Runtime
 from .mcp import load_client
@@ -271,7 +272,7 @@ class AgentTools:
         remaining_ms = None if bell is None else bell.remaining_ms(monotonic_ns())
         if remaining_ms == 0:
             return Outcome(Ending.NOT_STARTED, timeout_problem(call, 0))
-        call.has_begun = True
+        call.cancellation.ending = Ending.CANCELLED
         asking = asyncio.ensure_future(server.conversation.call(tool.own_name, arguments, remaining_ms, call.trace))
         call.work = work = _ServerWork(asking)
         try:
@@ -422,8 +423,7 @@ class AgentWork(Work):
         return self._listener.on_begin is not None
 
     def _begin(self) -> None:
-        if self._call.control is not None:
-            self._call.control.begin_work()
+        control_of(self._call).begin_work()
 
     def begin(self, part: Call) -> None:
         part.work, self._part = self._starting, part

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.envelope import Envelope, warning
 from ..core.validation import After, Before, field
-from .provider import Provider, StepCall, StepPart, StepResult, StepType, as_list, envelope_left_by, hand_over
+from .provider import Provider, StepCall, StepPart, StepResult, StepType, as_list
 
 if TYPE_CHECKING:
     from ..runtime.call import Call
@@ -115,9 +115,9 @@ class CommandProvider(Provider):
                     stop_signal=stop_signal,
                 )
                 return _make_result(envelope)
-            except CancelledError as cancelled:
-                if (left := envelope_left_by(cancelled)) is not None:
-                    hand_over(cancelled, _make_result(left))
+            except CancelledError:
+                if (left := call.cancellation.envelope) is not None:
+                    step.cancelled.result = _make_result(left)
                 raise
 
 

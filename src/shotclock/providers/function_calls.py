@@ -33,8 +33,6 @@ from .provider import (
     StepResult,
     bounded_by_run,
     cancelled_outcome,
-    envelope_left_by,
-    hand_over,
     remaining_limit_ms,
 )
 
@@ -90,12 +88,13 @@ class FunctionProvider(Provider):
                 outcome = outcome_of_error(error)
                 outcome.ending = Ending.NOT_STARTED
                 return StepResult(outcome, None, "function/import_error")
+            inner = dispatcher.begin(_request_of(step, call))
             try:
-                envelope = await _call_command(dispatcher, step, call)
-            except asyncio.CancelledError as cancelled:
-                left = envelope_left_by(cancelled)
+                envelope = await dispatcher.carry_out(inner)
+            except asyncio.CancelledError:
+                left = inner.cancellation.envelope
                 killed = StepResult(cancelled_outcome(Ending.KILLED))
-                hand_over(cancelled, killed if left is None else _make_result(step, call, left))
+                step.cancelled.result = killed if left is None else _make_result(step, call, left)
                 raise
         finally:
             app.calls -= 1
@@ -147,8 +146,8 @@ class FunctionProvider(Provider):
             await _close_app(app)
 
 
-async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call) -> Envelope:
-    """Call a command of an App. While a person decides, only the run's time counts, not the step's clocks."""
+def _request_of(step: StepCall, call: Call) -> CallRequest:
+    """Return the request of a step. While a person decides, only the run's time counts, not the step's clocks."""
     command, arguments = step.settings["command"], step.settings["arguments"]
     run_wait, justification = None, ""
     if step.key:
@@ -163,8 +162,7 @@ async def _call_command(dispatcher: Dispatcher, step: StepCall, call: Call) -> E
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
     # The soft limit of the step winds the command down.
     clocks = replace(call.clocks, timeout_ms=remaining_limit_ms(call), soft_ms=0)
-    request = CallRequest(command, arguments, clocks, run_wait=run_wait, justification=justification)
-    return await dispatcher.call(request)
+    return CallRequest(command, arguments, clocks, run_wait=run_wait, justification=justification)
 
 
 def _surroundings(step: StepCall) -> StepSurroundings:

@@ -38,7 +38,6 @@ from .provider import (
     StepType,
     WholeMs,
     cancelled_outcome,
-    hand_over,
     remaining_limit_ms,
 )
 
@@ -119,8 +118,8 @@ class GitProvider(Provider):
         token = current_scope.set(replace(outer, span=call, call=call))
         try:
             outcome = await _check_out(git, request, call)
-        except asyncio.CancelledError as cancelled:
-            hand_over(cancelled, StepResult(cancelled_outcome(Ending.KILLED)))
+        except asyncio.CancelledError:
+            step.cancelled.result = StepResult(cancelled_outcome(Ending.KILLED))
             raise
         finally:
             current_scope.reset(token)

@@ -45,7 +45,7 @@ from .http_message import (
     show_url,
     unfetchable,
 )
-from .provider import Provider, Scalar, StepCall, StepPart, StepResult, StepType, hand_over
+from .provider import Provider, Scalar, StepCall, StepPart, StepResult, StepType
 
 
 class HttpStep(StepPart):
@@ -112,8 +112,8 @@ class HttpProvider(Provider):
         fetching = self._fetch(exchange, step, inner, self._names)
         try:
             outcome = await self._run_bounded(exchange, fetching)
-        except asyncio.CancelledError as cancelled:
-            hand_over(cancelled, StepResult(exchange.cancelled_outcome(), exchange.response.output))
+        except asyncio.CancelledError:
+            step.cancelled.result = StepResult(exchange.cancelled_outcome(), exchange.response.output)
             raise
         is_timeout = isinstance(outcome.problem, Problem) and outcome.problem.code == "TIMEOUT"
         is_download = is_timeout and request.output_file is not None

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +27,7 @@ from ..process.clock import monotonic_ns
 from ..runtime import commands
 from ..runtime.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ..runtime.command_runner import InteractiveProcess, run_shielded
-from ..runtime.control import note_progress, note_sign_of_life
+from ..runtime.control import control_of
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.runtime import Runtime
 from .provider import (
@@ -43,7 +42,6 @@ from .provider import (
     bounded_by_run,
     cancelled_outcome,
     check_server,
-    hand_over,
 )
 
 if TYPE_CHECKING:
@@ -178,8 +176,8 @@ class _ToolCall(Work):
         self._conversation: Conversation = client.Conversation(
             step.settings["method"], step.settings["arguments"], self._remaining_ms, admission.trace
         )
-        self._conversation.on_sign = partial(note_sign_of_life, admission)
-        self._conversation.on_progress = partial(note_progress, admission)
+        self._conversation.on_sign = control_of(admission).note_sign_of_life
+        self._conversation.on_progress = control_of(admission).note_progress
         written = step.settings.get("connect_timeout")
         self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
         self._rule: str | None = None  # where it does not follow from the code
@@ -285,10 +283,10 @@ class _ToolCall(Work):
                 problem = await self._hold_conversation(self._conversation.over_pipes(server))
                 if problem is not None:
                     await server.close(politely=False)
-        except asyncio.CancelledError as cancelled:
+        except asyncio.CancelledError:
             if server is not None and server.report is not None:
                 left = self._with_report(cancelled_outcome(Ending.KILLED), server)
-                hand_over(cancelled, StepResult(left))
+                step.cancelled.result = StepResult(left)
             raise
         outcome, output = self._judge(problem, Ending.KILLED)
         return self._with_report(outcome, server), output

@@ -24,13 +24,11 @@ from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Proposal
 from ..core.validation import After, Before, Limits, Part, field, read_hints
 from ..core.value_types import field as dataclass_field
-from ..core.value_types import replace, value
+from ..core.value_types import record, replace, value
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
 
 if TYPE_CHECKING:
-    import asyncio
-
     from ..inbox.inbox import Inbox
     from ..runtime.runtime import Runtime
     from .workflow import RunFile
@@ -336,6 +334,13 @@ class FileTools(Protocol):
         ...
 
 
+@record
+class CancelledTry:
+    """The result of a try, left by its provider before it passes a cancellation on."""
+
+    result: StepResult | None = None
+
+
 @value
 class StepCall:
     """One try of one step, with the step's clocks inside the run's deadline."""
@@ -362,6 +367,7 @@ class StepCall:
     tools: FileTools | None = None
     used_ms: int = 0  # used by a process that died
     is_approved: bool = False
+    cancelled: CancelledTry = dataclass_field(default_factory=CancelledTry)
 
     @property
     def name(self) -> str:
@@ -384,27 +390,11 @@ class Provider(Protocol):
     step_type: StepType
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Run one try within its call's clocks. A cancellation may carry a result (`hand_over`). Raises Failure."""
+        """Run one try within its call's clocks. A cancelled one may leave its result in `step`. Raises Failure."""
         ...
 
     async def close(self) -> None:
         return
-
-
-def hand_over(cancelled: asyncio.CancelledError, result: StepResult) -> None:
-    """Attach a step's result to its cancellation."""
-    cancelled.step_result = result  # type: ignore[attr-defined]
-
-
-def result_left_by(cancelled: asyncio.CancelledError) -> StepResult | None:
-    """Return the result that `hand_over` attached."""
-    result = getattr(cancelled, "step_result", None)
-    return result if isinstance(result, StepResult) else None
-
-
-def envelope_left_by(cancelled: asyncio.CancelledError) -> Envelope | None:
-    envelope = getattr(cancelled, "envelope", None)
-    return envelope if isinstance(envelope, Envelope) else None
 
 
 def cancelled_outcome(ending: Ending) -> Outcome:

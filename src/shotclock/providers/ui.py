@@ -28,7 +28,6 @@ from .provider import (
     StepType,
     cancelled_outcome,
     duration_ms,
-    hand_over,
 )
 
 RESULT_MS = RESULT_MARGIN_MS + KILL_MARGIN_MS
@@ -121,8 +120,8 @@ class UiProvider(Provider):
             )
         except Failure as failure:
             return StepResult(failure_outcome(failure))
-        except CancelledError as cancelled:
-            hand_over(cancelled, StepResult(cancelled_outcome(Ending.CANCELLED)))
+        except CancelledError:
+            step.cancelled.result = StepResult(cancelled_outcome(Ending.CANCELLED))
             raise
         data: Any = envelope.data
         if isinstance(data, dict) and isinstance(data.get("stepResults"), list):

@@ -10,7 +10,7 @@ from ..core.clocks import in_seconds
 from ..core.envelope import Envelope
 from ..core.validation import field
 from ..core.value_types import replace, value
-from .provider import Provider, StepCall, StepPart, StepResult, StepType, hand_over
+from .provider import Provider, StepCall, StepPart, StepResult, StepType
 
 if TYPE_CHECKING:
     import asyncio
@@ -106,7 +106,7 @@ class WorkflowProvider(Provider):
         running = asyncio.ensure_future(step.run_file(nested))
         try:
             return await asyncio.shield(running)  # bounded by the deadline of its steps
-        except asyncio.CancelledError as cancelled:
+        except asyncio.CancelledError:
             if not running.done():
                 stop.set_result("the run around it")
                 grace_s = (step.clocks.grace_ms or 0) / 1000
@@ -114,7 +114,7 @@ class WorkflowProvider(Provider):
                 running.cancel()
             if running.done() and not running.cancelled() and running.exception() is None:
                 envelope = running.result()
-                hand_over(cancelled, StepResult(envelope, _output(envelope)))
+                step.cancelled.result = StepResult(envelope, _output(envelope))
             raise
 
 

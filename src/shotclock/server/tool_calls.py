@@ -264,12 +264,11 @@ class ToolCallMiddleware:
         work: Coroutine[Any, Any, Envelope]
         if is_own:
             call = self._own_tools.begin(request)
+            call.cancellation.ending = Ending.CANCELLED  # it has done what it could: no guard comes before its work
             work = dispatcher.runtime.conclude(call, self._own_tools.perform(call, request))
         else:
             call = dispatcher.begin(request)
             work = dispatcher.carry_out(call)
-        # A cancelled tool of the server has done what it could: no guard comes before its work.
-        call.has_begun = is_own
         return _name_tools(await self._back(call, work, request.stop))
 
     def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
@@ -348,7 +347,7 @@ class ToolCallMiddleware:
 
             def cancel(stopped: asyncio.Future[str]) -> None:
                 if not stopped.cancelled():
-                    call.stopped_for = stop_problem(stopped.result())
+                    call.cancellation.reason = stop_problem(stopped.result())
                     task.cancel()
 
             stop.add_done_callback(cancel)
@@ -367,7 +366,7 @@ class ToolCallMiddleware:
         if task.done():
             return _answer_of(call, task)
         self.counts.backstop += 1
-        call.stopped_for = self._operation_timeout(call)
+        call.cancellation.reason = self._operation_timeout(call)
         self._leave(task, late=True)
         grace_ms = min(call.bound.grace_ms, LONGEST_GRACE_MS)
         await asyncio.wait((task,), timeout=grace_ms / 1000 + STOPPED_WITHIN_S)
@@ -410,7 +409,7 @@ def _principal_at(request: Any) -> Principal:
 def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
     """Return the answer of a call, or make one if its work made none."""
     if not task.done():
-        outcome = Outcome(Ending.ABANDONED, call.stopped_for)
+        outcome = Outcome(Ending.ABANDONED, call.cancellation.reason)
     elif task.cancelled():
         outcome = Outcome(Ending.CANCELLED, Problem("SHUTTING_DOWN", "the server is stopping"))
     elif (error := task.exception()) is not None:

@@ -333,11 +333,11 @@ class OwnTools:
             else:
                 found.append(await _find_or_withdraw(inbox, call.name, arguments["proposal_id"], by))
                 waited = await person_wait.wait_for_decision(inbox, found[0], wait)
-        except asyncio.CancelledError as cancelled:  # the server stops, or its backstop fired
+        except asyncio.CancelledError:  # the server stops, or its backstop fired
             if found:  # the proposal stays as it is, and the answer names it
                 data = Waited(found[0], True, wait.wait_ms).outcome().data
                 assert isinstance(data, dict)
-                cancelled.outcome = Outcome(Ending.CANCELLED, data={**data, "partial": True})  # type: ignore[attr-defined]
+                call.cancellation.outcome = Outcome(Ending.CANCELLED, data={**data, "partial": True})
             raise
         outcome = waited.answer_proposer() if call.name == PROPOSE else waited.outcome()
         problem = outcome.problem

@@ -284,7 +284,7 @@ class Daemon:
         call, executing = self._call, self._executing
         if call is None or executing is None or executing.done():
             return
-        call.stopped_for = Problem("CANCELLED", why)
+        call.cancellation.reason = Problem("CANCELLED", why)
         executing.cancel()
         await asyncio.wait([executing], timeout=GRACE_MS / 1000 + CANCEL_LIMIT_S)
 
@@ -404,11 +404,9 @@ class Daemon:
     async def _judge(self, execution: Execution, call: Call, listener: _DeviceListener) -> Outcome:
         try:
             outcome = await self._runtime.perform(call, listener)
-        except asyncio.CancelledError as cancelled:
-            left: Outcome = getattr(cancelled, "outcome", None) or Outcome(Ending.CANCELLED)
-            left.problem = call.stopped_for or Problem("CANCELLED", "cancelled")
-            outcome = judge_result(execution, self._device, left, listener.events, listener.steps)
-            cancelled.outcome = outcome  # type: ignore[attr-defined]
+        except asyncio.CancelledError:
+            outcome = judge_result(execution, self._device, call.cancellation.settle(), listener.events, listener.steps)
+            call.cancellation.outcome = outcome
             raise
         return judge_result(execution, self._device, outcome, listener.events, listener.steps)
 

@@ -20,7 +20,7 @@ from ..core.trace import TraceContext
 from ..process import spans
 from ..process.clock import monotonic_ns, wall_ns
 from ..process.context import Scope, Traced, current_scope
-from ..providers.provider import Provider, StepCall, StepPart, StepResult, result_left_by
+from ..providers.provider import Provider, StepCall, StepPart, StepResult
 from ..runtime.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
 from ..runtime.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
 from ..runtime.outcomes import outcome_of_error
@@ -66,8 +66,8 @@ async def try_step(
         outcome = outcome_of_error(failure)
         outcome.ending = Ending.NOT_STARTED
         result = StepResult(outcome)
-    except asyncio.CancelledError as cancelled:
-        left = result_left_by(cancelled)
+    except asyncio.CancelledError:
+        left = step.cancelled.result
         if not work.take_back_cancellation():
             if left is not None and on_cancelled is not None:
                 on_cancelled(_answer_try(provider, call, left))
