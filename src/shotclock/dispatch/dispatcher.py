@@ -161,7 +161,9 @@ class Dispatcher:
         return call
 
     async def carry_out(self, call: Call) -> Envelope:
-        return await self.runtime.conclude(call, self._run_stages(call))
+        async with self.runtime.answering(call) as answering:
+            answering.outcome = await self._run_stages(call)
+        return answering.envelope
 
     async def _run_stages(self, call: Call) -> Outcome | Envelope:
         """Run the stages in turn; the first answer ends the call. `Runtime.perform` follows the last one."""

@@ -106,7 +106,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=timeout_ms))
         running_runs[job.id] = call
-        working = asyncio.ensure_future(runtime.conclude(call, listener=listener))
+        working = asyncio.ensure_future(runtime.finish(call, listener))
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
             if not _still_wanted(store, job):

@@ -197,11 +197,11 @@ class Call:
 
     @property
     def no_time_left(self) -> bool:
-        bell = self.bound.bell
-        if bell is None:
+        time = self.time
+        if time.bound.bell is None:
             return False
-        left_ns = bell.at_ns - self.started_ns
-        return left_ns <= 0 or left_ns < self.time.min_time_ms * NS_PER_MS
+        left_ns = time.bound.bell.at_ns - time.started_ns
+        return left_ns <= 0 or left_ns < time.min_time_ms * NS_PER_MS
 
     def fired(self, kind: ClockKind, elapsed_ns: int) -> Fired:
         elapsed_ms = elapsed_ns // NS_PER_MS

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 from ..core.clocks import (
@@ -38,6 +39,8 @@ TEXT_SHOWN = 2000
 # An observer's call runs inside the observed call and is no sign of life of it.
 OBSERVER_NAME = "overtime observer"
 
+NOTHING_SEEN: Mapping[str, tuple[int, int]] = {}
+
 T = TypeVar("T")
 
 live_calls: dict[str, Call] = {}  # the unanswered calls of this process by request id, oldest first
@@ -54,28 +57,36 @@ NOT_YET = object()
 class CallControl:
     """The soft limit of one call, its overtime and its winding down."""
 
+    # Defaults of the class, because most calls end without any of these.
+    observe: Observe | None = None
+    on_change: OnNews | None = None
+    signs = 0
+    is_over = False
+    _asking: asyncio.Task[None] | None = None
+    _soft: asyncio.TimerHandle | None = None
+    _stopping: asyncio.TimerHandle | None = None
+    _soft_ns: int | None = None
+    _queued_ns = 0
+    _kept_ms = 0
+    _pending: tuple[int, str] | None = None  # since when an observer is deciding, and at whose request
+    _last_seen: Mapping[str, tuple[int, int]] = NOTHING_SEEN
+    """Bytes written and signs of life when an observer last looked: of this call under "", of the calls inside it by
+    request id."""
+    _former_bells: tuple[Deadline, ...] = ()
+    _former_parents: tuple[Deadline, ...] = ()
+    """Deadlines that were moved, which code inside the call may still hold."""
+
     def __init__(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self.call = call
         self.loop = loop
-        self.observe: Observe | None = None
-        self.on_change: OnNews | None = None
-        self.progress: deque[dict[str, object]] = deque(maxlen=PROGRESS_KEPT)
-        self.signs = 0
-        self.is_over = False
-        self._lock = asyncio.Lock()
-        self._asking: asyncio.Task[None] | None = None
-        self._soft: asyncio.TimerHandle | None = None
-        self._stopping: asyncio.TimerHandle | None = None
-        self._soft_ns: int | None = None
-        self._queued_ns = 0
-        self._kept_ms = 0
-        self._pending: tuple[int, str] | None = None  # since when an observer is deciding, and at whose request
-        self._last_seen: dict[str, tuple[int, int]] = {}
-        """Bytes written and signs of life when an observer last looked: of this call under "", of the calls inside it
-        by request id."""
-        self._former_bells: list[Deadline] = []
-        self._former_parents: list[Deadline] = []
-        """Deadlines that were moved, which code inside the call may still hold."""
+
+    @cached_property
+    def progress(self) -> deque[dict[str, object]]:
+        return deque(maxlen=PROGRESS_KEPT)
+
+    @cached_property
+    def _lock(self) -> asyncio.Lock:
+        return asyncio.Lock()
 
     def arm(self, queued_ns: int = 0) -> None:
         """Start the soft limit. It does not count the wait for a place or a worker."""
@@ -293,7 +304,7 @@ class CallControl:
             call.time.bound = before
             return False
         if before.bell is not None:
-            self._former_bells.append(before.bell)
+            self._former_bells += (before.bell,)
         for inner in calls_made_by(call):
             if inner.time.parent is not None and inner.time.parent is before.bell:
                 control = control_of(inner)
@@ -311,7 +322,7 @@ class CallControl:
         call, bound = self.call, self.call.bound
         before = call.time.parent, call.clocks
         if call.time.parent is not None and call.time.parent is not parent:
-            self._former_parents.append(call.time.parent)
+            self._former_parents += (call.time.parent,)
         call.time.parent = parent
         own_ms = call.clocks.timeout_ms or 0
         if own_ms and longer_ms:
@@ -441,7 +452,9 @@ def leave(call: Call) -> None:
     live_calls.pop(call.request_id, None)
     if call.inside_of is not None and call.name != OBSERVER_NAME:
         control_of(call.inside_of).note_sign_of_life()
-    control_of(call).close()
+    if call.control is not None:
+        call.control.close()
+        call.control = None  # they refer to each other, and would both wait for the garbage collector
 
 
 def calls_inside(call: Call) -> Iterator[Call]:

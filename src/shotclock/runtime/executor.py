@@ -108,15 +108,11 @@ class WorkerPool:
             await asyncio.sleep(WARM_UP_PAUSE_S)
         return True
 
-    async def run(self, call: ProcessCall) -> Outcome:
-        """Run a call in a worker, bounded by its limits."""
+    def submit(self, call: ProcessCall) -> None:
+        """Give a call to a worker, or let it wait for one within its limits."""
         if self._closing:
-            call.disarm()
-            return closing_outcome()
-        self._submit(call)
-        return await call.wait()
-
-    def _submit(self, call: ProcessCall) -> None:
+            call.resolve(closing_outcome())
+            return
         if call.depth:  # before calls that are made by no call: its own caller holds a worker until it ends
             self._has_inner = True
             self._waiting.appendleft(call)
@@ -526,7 +522,9 @@ class Executor:
             if isinstance(handler, HandlerReference):
                 message = f"{call.name} asks for isolation='inline', and its function is not imported in this process"
                 return _not_importable(message, "isolate it in a 'process', or in the 'shared' process")
-            return await InlineCall(ready, self).run()
+            inline = InlineCall(ready, self)
+            inline.start()
+            return await inline.wait()
         if (reason := explain_unfindable(handler)) is not None:
             return _not_importable(reason)
         pool = self._children.pool(operation) if operation.place == "process" else self._children.shared(operation)
@@ -534,7 +532,8 @@ class Executor:
             work = ProcessCall(ready, pool)
         except Exception as error:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a worker process: {error}"}])
-        return await pool.run(work)
+        pool.submit(work)
+        return await work.wait()
 
     def note_abandoned(self, call: InlineCall) -> None:
         self._counts.abandoned += 1

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.catalogue import Operation
@@ -47,7 +47,8 @@ from .outcomes import limit_problem, outcome_of_handler_error, outcome_of_value,
 from .preloaded_zygote import address_of
 
 if TYPE_CHECKING:
-    from .worker_process import Worker, WorkerOwner
+    from .executor import Executor, WorkerPool
+    from .worker_process import Worker
 
 # A cancellation takes a turn of the loop for each layer of awaiting: a task in a group in a gather in a handler. A
 # handler that obeys within so many turns is never abandoned, however short its grace and however busy the loop.
@@ -91,7 +92,7 @@ class ReadyCall:
 class HandlerWork(Work):
     """The running handler of a call. Its first outcome counts: a result and a limit may cross."""
 
-    def __init__(self, ready: ReadyCall, loop: asyncio.AbstractEventLoop, on_idle: Callable[[], object]) -> None:
+    def __init__(self, ready: ReadyCall, loop: asyncio.AbstractEventLoop) -> None:
         self._call = call = ready.call
         self._ready = ready
         self.listener = ready.listener
@@ -102,7 +103,7 @@ class HandlerWork(Work):
         self._timer: asyncio.TimerHandle | None = None
         self._partial: tuple[object, Sequence[str]] | None = None
         idle_ms = call.clocks.idle_ms
-        self._idle = IdleClock(loop, idle_ms, on_idle) if idle_ms else None
+        self._idle = IdleClock(loop, idle_ms, self._on_silence) if idle_ms else None
         call.work = self
 
     @property
@@ -125,6 +126,10 @@ class HandlerWork(Work):
             raise
         finally:
             self.disarm()
+
+    def _on_silence(self) -> object:
+        """Stop the silent work. Return NOT_YET if it has not begun."""
+        raise NotImplementedError
 
     def _stop_for_caller(self) -> None:
         raise NotImplementedError
@@ -176,19 +181,14 @@ class HandlerWork(Work):
         return Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} was cancelled where it ran"))
 
 
-class AbandonedCalls(Protocol):
-    def note_abandoned(self, call: InlineCall) -> None: ...
-    def note_late_end(self, call: InlineCall) -> None: ...
-
-
 class InlineCall(HandlerWork):
     """A call of an async handler on its caller's own event loop."""
 
-    def __init__(self, ready: ReadyCall, abandoned: AbandonedCalls) -> None:
-        super().__init__(ready, asyncio.get_running_loop(), partial(self._ring, ClockKind.IDLE))
+    def __init__(self, ready: ReadyCall, executor: Executor) -> None:
+        super().__init__(ready, asyncio.get_running_loop())
         self._handler = cast("Callable[..., Coroutine[Any, Any, object]]", ready.operation.handler)
         self._scope = ready.scope
-        self._register = abandoned
+        self._executor = executor
         self._task: asyncio.Task[Outcome]
         self._context: Context | None = None
         self._finished_ns = 0
@@ -199,15 +199,13 @@ class InlineCall(HandlerWork):
     def started_ns(self) -> int:
         return self._call.started_ns
 
-    async def run(self) -> Outcome:
-        """Run the handler and return exactly one outcome, on time."""
+    def start(self) -> None:
         watch()
         context = copy_context()
         context.run(current_scope.set, self._scope)
         self._task = self._loop.create_task(self._run_handler(), context=context)
         self._task.add_done_callback(self._on_end)
         self._arm()
-        return await self.wait()
 
     async def _run_handler(self) -> Outcome:
         call, self._has_begun = self._call, True
@@ -281,6 +279,9 @@ class InlineCall(HandlerWork):
         else:
             self._ring(ClockKind.TIMEOUT)
 
+    def _on_silence(self) -> None:
+        self._ring(ClockKind.IDLE)
+
     def _ring(self, kind: ClockKind) -> None:
         if self.fired is not None or self.done.done() or self._task.done():
             return
@@ -296,7 +297,7 @@ class InlineCall(HandlerWork):
             self._loop.call_soon(self._end_grace, turns - 1)
             return
         self._is_abandoned = True
-        self._register.note_abandoned(self)
+        self._executor.note_abandoned(self)
         if started := give_up_started(self._scope):
             started.stop_beside(self._loop, partial(self._resolve, self.limit_outcome(Ending.ABANDONED)))
         else:
@@ -322,7 +323,7 @@ class InlineCall(HandlerWork):
     def _on_end(self, task: asyncio.Task[Outcome]) -> None:
         outcome = None if task.cancelled() else task.result()
         if self._is_abandoned:
-            self._register.note_late_end(self)
+            self._executor.note_late_end(self)
             return
         if not (started := take_started(self._scope)):
             self._settle(outcome, ())
@@ -362,10 +363,10 @@ class InlineCall(HandlerWork):
 class ProcessCall(HandlerWork):
     """One call of a function, on its way to a worker and back."""
 
-    def __init__(self, ready: ReadyCall, pool: WorkerOwner) -> None:
+    def __init__(self, ready: ReadyCall, pool: WorkerPool) -> None:
         """Pickle the arguments. Raises what pickle raises, before they cost a worker."""
         self._arguments = pickle.dumps(dict(ready.call.arguments))
-        super().__init__(ready, pool.loop, self._on_silence)
+        super().__init__(ready, pool.loop)
         self.call = call = ready.call
         self.depth = ready.depth
         self._pool = pool

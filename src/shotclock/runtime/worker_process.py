@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import ClockKind, Clocks
 from ..core.envelope import Envelope
@@ -60,7 +60,9 @@ from .outcomes import (
     replaced_warning,
     worker_outcome,
 )
-from .preloaded_zygote import Preloaded
+
+if TYPE_CHECKING:
+    from .executor import WorkerPool
 
 # A worker that answered its last call within this gets some more ahead: waking it for each costs more than a short
 # call takes. Without that two workers are half as fast as pebble's.
@@ -73,19 +75,6 @@ MOST_READS = 16
 SHORT_LIFE_NS = 250_000_000
 
 
-class WorkerOwner(Protocol):
-    loop: asyncio.AbstractEventLoop
-    preloaded: Preloaded
-    is_shared: bool
-
-    def turn_away(self, call: ProcessCall, kind: ClockKind) -> None: ...
-    def put_first(self, calls: list[ProcessCall]) -> None: ...
-    def leave_queue(self, call: ProcessCall) -> None: ...
-    def on_free(self, worker: Worker) -> None: ...
-    def on_leaving(self, worker: Worker) -> None: ...
-    def on_gone(self, worker: Worker, unbegun: list[ProcessCall]) -> None: ...
-
-
 class Worker:
     """A worker process and its supervisor, from fork to the last report.
 
@@ -93,7 +82,7 @@ class Worker:
     counts as started at once, and its first call waits in its socket.
     """
 
-    def __init__(self, pool: WorkerOwner, vacant: Vacancy | None = None) -> None:
+    def __init__(self, pool: WorkerPool, vacant: Vacancy | None = None) -> None:
         """Ask for the process. Raises ipc.Broken or OSError."""
         self._pool = pool
         self._loop = pool.loop
@@ -414,10 +403,6 @@ class Worker:
             former.cancel()
 
     # --- the end ------------------------------------------------------------------------------------------
-
-    async def wait_gone(self, within_s: float) -> bool:
-        await asyncio.wait([self.gone], timeout=within_s)
-        return self.gone.done()
 
     def end(self, report: CommandReport | None) -> None:
         """Close it: its tree is gone, or its supervisor was killed."""
