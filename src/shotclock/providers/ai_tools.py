@@ -259,10 +259,11 @@ class AgentTools:
         outputs: list[Any] = []
         server.request_ids.append(call.request_id)
         try:
-            envelope = await self._runtime.conclude(call, self._wait_for_server(call, tool, server, arguments, outputs))
+            async with self._runtime.answering(call) as answering:
+                answering.outcome = await self._wait_for_server(call, tool, server, arguments, outputs)
         finally:
             server.request_ids.remove(call.request_id)
-        return envelope, outputs[0] if outputs else None
+        return answering.envelope, outputs[0] if outputs else None
 
     async def _wait_for_server(
         self, call: Call, tool: _Tool, server: _Server, arguments: Mapping[str, Any], outputs: list[Any]

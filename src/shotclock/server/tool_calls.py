@@ -265,7 +265,7 @@ class ToolCallMiddleware:
         if is_own:
             call = self._own_tools.begin(request)
             call.cancellation.ending = Ending.CANCELLED  # it has done what it could: no guard comes before its work
-            work = dispatcher.runtime.conclude(call, self._own_tools.perform(call, request))
+            work = self._own_tools.carry_out(call, request)
         else:
             call = dispatcher.begin(request)
             work = dispatcher.carry_out(call)

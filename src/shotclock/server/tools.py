@@ -291,7 +291,12 @@ class OwnTools:
             return begin(name, CONTROL_CLOCKS, request.parent, mutates=True, idempotent=name == STOP)
         return begin(name, Clocks(timeout_ms=0), request.parent, mutates=name != CHECK, idempotent=True)
 
-    async def perform(self, call: Call, request: CallRequest) -> Outcome | Envelope:
+    async def carry_out(self, call: Call, request: CallRequest) -> Envelope:
+        async with self._dispatcher.runtime.answering(call) as answering:
+            answering.outcome = await self._perform(call, request)
+        return answering.envelope
+
+    async def _perform(self, call: Call, request: CallRequest) -> Outcome | Envelope:
         arguments = cast("Mapping[str, Any]", request.arguments)
         principal = request.principal or ANONYMOUS
         if request.name == JOB_TOOL:

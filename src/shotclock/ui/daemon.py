@@ -252,12 +252,19 @@ class Daemon:
                 send(mayTakeMs=START_LIMIT_MS + RESULT_MARGIN_MS)
                 failed = await self._open()
                 call = self._runtime.begin(OPEN, {}, began_ns=began_ns)
-                return failed or await self._runtime.conclude(call, _resolved(self._status()))
+                return failed or await self._answer_with(call, self._status())
             case "stop":
                 send(mayTakeMs=client.STOP_LIMIT_MS)
                 call = self._runtime.begin(CLOSE, {}, Clocks(timeout_ms=client.STOP_LIMIT_MS))
-                return await self._runtime.conclude(call, self._stop())
-        return await self._runtime.conclude(self._runtime.begin(STATUS, {}), _resolved(self._status()))
+                async with self._runtime.answering(call) as answering:
+                    answering.outcome = await self._stop()
+                return answering.envelope
+        return await self._answer_with(self._runtime.begin(STATUS, {}), self._status())
+
+    async def _answer_with(self, call: Call, outcome: Outcome) -> Envelope:
+        async with self._runtime.answering(call) as answering:
+            answering.outcome = outcome
+        return answering.envelope
 
     def _status(self) -> Outcome:
         holder = None if self._holder is None else self._holder.describe()
@@ -296,7 +303,9 @@ class Daemon:
             is_fresh = os.fstat(self._lock).st_size > 0 and kind_of(self._device) == "browser"
             call = self._runtime.begin(OPEN, {"device": self._device, "is_fresh": is_fresh})
             listener = _DeviceListener(self._runtime, lambda event: None)
-            envelope = await self._runtime.conclude(call, self._judge_start(call, listener))
+            async with self._runtime.answering(call) as answering:
+                answering.outcome = await self._judge_start(call, listener)
+            envelope = answering.envelope
             self._opened = envelope.ok
             if envelope.ok:
                 os.ftruncate(self._lock, 1)
@@ -337,7 +346,7 @@ class Daemon:
             outcome.ending = Ending.NOT_STARTED
             call = self._runtime.begin(LOOKING, {}, began_ns=began_ns)
             call.caller = trace or call.caller
-            return await self._runtime.conclude(call, _resolved(outcome))
+            return await self._answer_with(call, outcome)
         self._holder = _Holder(execution, int(request.get("pid") or 0), began_ns)
         left, ringing = asyncio.ensure_future(reader.read(1)), None
         try:
@@ -394,7 +403,9 @@ class Daemon:
         return self._runtime.begin(operation, arguments, clocks, began_ns=began_ns)
 
     async def _run(self, execution: Execution, call: Call, listener: _DeviceListener) -> Envelope:
-        envelope = await self._runtime.conclude(call, self._judge(execution, call, listener))
+        async with self._runtime.answering(call) as answering:
+            answering.outcome = await self._judge(execution, call, listener)
+        envelope = answering.envelope
         data = envelope.data
         page = data.get("page") if isinstance(data, dict) else None
         if not isinstance(page, dict) or page.get("next") == "none":
@@ -458,10 +469,6 @@ def _read_result(execution: Execution, result: Any, device: str) -> Outcome:
         problem = Problem(error["code"], error["message"], context=context, suggestion=suggestion)
     warnings = (warning("DEVICE_REPLACED"),) if data["page"].get("state") == "fresh" else ()
     return Outcome(Ending.FINISHED, problem, data, side_effects=SideEffects(result["effects"]), warnings=warnings)
-
-
-async def _resolved(outcome: Outcome) -> Outcome:
-    return outcome
 
 
 class RuntimeServices:
