@@ -18,6 +18,7 @@ from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure
+from ..core.overtime import ObserverKind
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Progress
@@ -85,7 +86,7 @@ class Dispatcher:
         if any(spec.overtime for spec in catalogue.commands):
             from ..inbox.approval import ask_person
 
-            runtime.person_observer = partial(ask_person, self.inbox)
+            runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, self.inbox)
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
             from .admission import ConcurrencyLimits
 
@@ -192,7 +193,7 @@ class Dispatcher:
             return None
         would: dict[str, object] = {"would_run": spec.name, "arguments": _describe_arguments(request.arguments)}
         if request.validate_only or not _has_dry_run(spec):
-            outcome = await self._check(call, spec, call.bound)
+            outcome = await self._check(call, spec, request, call.bound)
             if outcome.problem is None:
                 outcome.data = {"dry_run": True, **would} if request.dry_run else {"valid": True}
         else:
@@ -224,7 +225,7 @@ class Dispatcher:
         if self._needs_no_approval(call):
             return None
         assert self._approvals is not None
-        checked = await self._check(call, spec)
+        checked = await self._check(call, spec, request)
         if checked.problem is not None:
             return checked
         data: Any = checked.data
@@ -279,7 +280,7 @@ class Dispatcher:
         self, call: Call, spec: CommandSpec, request: CallRequest, *, may_start: bool
     ) -> Outcome | Envelope | None:
         """Return the outcome of the job, as far as this caller waits; None if it may not be started."""
-        checked = await self._check(call, spec)
+        checked = await self._check(call, spec, request)
         if checked.problem is not None:
             return checked
         invocation, client = self._invocation(call, spec, request), self.jobs()
@@ -382,10 +383,10 @@ class Dispatcher:
     def _goes_on_as_job(self, spec: CommandSpec) -> bool:
         return spec.interruption is not None and spec.interruption.detach and self._program is not None
 
-    async def _check(self, call: Call, spec: CommandSpec, bound: Bound | None = None) -> Outcome:
+    async def _check(self, call: Call, spec: CommandSpec, request: CallRequest, bound: Bound | None = None) -> Outcome:
         """Check the arguments of a call, bounded (more tightly before a job or an approval): types may run code."""
-        stop = None if call.request is None else call.request.stop
-        looked = await _unless_stopped(self._checks.look_at(call, spec, call.arguments, bound), stop, STOP_LIMIT_S)
+        looking = self._checks.look_at(call, spec, call.arguments, bound)
+        looked = await _unless_stopped(looking, request.stop, STOP_LIMIT_S)
         return looked.outcome(Ending.NOT_STARTED) if isinstance(looked, StopSignal) else looked
 
 

@@ -172,20 +172,18 @@ class JobClient:
     def look(self, job_id: str) -> Job | None:
         """Read the job. One whose runner is gone is marked as lost, with the end of its log as the reason."""
         job = self._store.jobs.get(job_id)
-        if job is None or not job.is_active:
-            return job if job is None or job.envelope is not None else self._with_envelope(job)
-        if job.state is JobState.STARTING:
-            gone = wall_time() - job.attempt_at >= STARTING_LIMIT_MS
+        if job is None:
+            return None
+        if not job.is_active:
+            is_lost = job.envelope is None
+        elif job.state is JobState.STARTING:
+            is_lost = wall_time() - job.attempt_at >= STARTING_LIMIT_MS
         else:
-            gone = job.runner is None or not is_alive(job.runner)
-        if not gone:
+            is_lost = job.runner is None or not is_alive(job.runner)
+        if not is_lost:
             return job
         self._store.jobs.mark_lost(job_id, lost_envelope(job), wall_time(), attempt=job.attempt)
         return self._store.jobs.get(job_id)
-
-    def _with_envelope(self, job: Job) -> Job | None:
-        self._store.jobs.mark_lost(job.id, lost_envelope(job), wall_time())
-        return self._store.jobs.get(job.id)
 
     def deliver(self, job: Job) -> Envelope:
         self._store.jobs.deliver(job.id, wall_time())

@@ -17,6 +17,7 @@ from ..core.catalogue import Catalogue
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope, Problem, shorten
 from ..core.errors import Ending, Failure
+from ..core.overtime import ObserverKind
 from ..core.proposal import ActionOutcome, Runner
 from ..core.value_types import replace
 from ..inbox.approval import Approvals, ask_person
@@ -96,7 +97,7 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     runtime.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
     runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
     inbox = Inbox(store)
-    runtime.person_observer = partial(ask_person, lambda: inbox)
+    runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, lambda: inbox)
     runtime.approvals = approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
     if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
         approvals.must_be_approved(proposal)

@@ -269,9 +269,6 @@ class Outcome:
     survivors: Sequence[dict[str, object]] = ()
     traceback: str = ""
     """For stderr, and in the envelope only with `debug`."""
-    call: Call | None = None
-    answered_ns: int = 0
-    wall_ns: int = 0
     side_effects: SideEffects | None = None
     """The side effects, if more is known than follows from the ending: of a run, from its steps."""
     budget_ms: int | None = None
@@ -425,8 +422,7 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
     warnings = call.warnings + outcome.warnings
     if call.winding_down is not None and outcome.problem is None:
         warnings += (_wind_down_warning(call, call.winding_down),)
-    outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, wall_ns
-    envelope = _render(outcome)
+    envelope = _render(call, outcome, now_ns, wall_ns)
     envelope.value, envelope.warnings = outcome.value, list(warnings)
     return envelope
 
@@ -434,8 +430,7 @@ def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
 def answer_at(call: Call, outcome: Outcome, now_ns: int) -> Envelope:
     """Make the envelope on the clock of a Temporal workflow. It reads and writes nothing: a replay makes the same."""
     _correct_ending(outcome)
-    outcome.call, outcome.answered_ns, outcome.wall_ns = call, now_ns, now_ns
-    envelope = _render(outcome)
+    envelope = _render(call, outcome, now_ns, now_ns)
     envelope.warnings.extend(call.warnings + outcome.warnings)
     return envelope
 
@@ -462,9 +457,7 @@ def _write_traceback(call: Call, lines: str) -> None:
         pass
 
 
-def _render(outcome: Outcome) -> Envelope:
-    call, now_ns = outcome.call, outcome.answered_ns
-    assert call is not None
+def _render(call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> Envelope:
     bound = call.bound
     meta: dict[str, object] = {
         "duration_ms": (now_ns - (call.time.began_ns or call.started_ns)) // NS_PER_MS,
@@ -472,7 +465,7 @@ def _render(outcome: Outcome) -> Envelope:
         "request_id": call.request_id,
         "trace_id": call.trace_id,
         "command": call.name,
-        "timestamp": clock.timestamp(outcome.wall_ns),
+        "timestamp": clock.timestamp(wall_ns),
         "survivors": list(outcome.survivors),
     }
     if call.tool.version is not None:

@@ -398,9 +398,6 @@ class CallControl:
             control.loop.call_soon_threadsafe(control._wind_down, for_inner)
         return call.winding_down
 
-    def wind_down_with(self, outer: WindDown) -> None:
-        self._wind_down(_shorten(outer))
-
     def _stop(self) -> None:
         if self.call.work is not None and not self.is_over:
             self.call.work.stop_unwound()
@@ -450,8 +447,9 @@ def enter(call: Call) -> None:
 
 def leave(call: Call) -> None:
     live_calls.pop(call.request_id, None)
-    if call.inside_of is not None and call.name != OBSERVER_NAME:
-        control_of(call.inside_of).note_sign_of_life()
+    outer = call.inside_of
+    if outer is not None and outer.control is not None and call.name != OBSERVER_NAME:
+        outer.control.note_sign_of_life()
     if call.control is not None:
         call.control.close()
         call.control = None  # they refer to each other, and would both wait for the garbage collector
@@ -500,14 +498,16 @@ def start_control(call: Call, observe: Observe, queued_ns: int = 0) -> None:
 def follow_wind_down(call: Call) -> None:
     outer = call.inside_of
     if outer is not None and outer.winding_down is not None and live_calls.get(call.request_id) is call:
-        control_of(call).wind_down_with(outer.winding_down)
+        control_of(call)._wind_down(_shorten(outer.winding_down))
 
 
 async def request_overtime(call: Call, by_ms: int, reason: str) -> int:
     """Request overtime in the name of the call itself, and return the grant."""
     if call.overtime is None or not call.overtime.policy.max_requests:
         raise Failure("NOT_EXTENDABLE", f"{call.name} may have no overtime; declare it with `overtime`")
-    request = await control_of(call).negotiate(call.overtime, "call", by_ms, reason)
+    if call.control is None:
+        raise Failure("NOT_EXTENDABLE", f"{call.name} has ended")
+    request = await call.control.negotiate(call.overtime, "call", by_ms, reason)
     return 0 if request is None else request.granted_ms
 
 

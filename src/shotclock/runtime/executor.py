@@ -28,7 +28,7 @@ from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.kernel import DeadlineTimer
 from ..process.zygote import GUARD, continue_ours, start_clean_zygote
-from .call import Outcome, invalid
+from .call import Call, Outcome, invalid
 from .command_runner import Supervisors, run_shielded
 from .control import Observe, follow_wind_down, start_control
 from .handler_call import InlineCall, ProcessCall, ReadyCall
@@ -497,7 +497,7 @@ class Executor:
         self._children = children
         self._counts = counts
         self._observe = observe
-        self._orphans: dict[InlineCall, None] = {}
+        self._orphans: dict[InlineCall, Call] = {}
 
     @property
     def orphan_count(self) -> int:
@@ -508,7 +508,7 @@ class Executor:
         now = monotonic_ns()
         return [
             {"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000}
-            for call in islice(self._orphans, most)
+            for call in islice(self._orphans.values(), most)
         ]
 
     async def run(self, ready: ReadyCall) -> Outcome:
@@ -535,14 +535,14 @@ class Executor:
         pool.submit(work)
         return await work.wait()
 
-    def note_abandoned(self, call: InlineCall) -> None:
+    def note_abandoned(self, work: InlineCall, call: Call) -> None:
         self._counts.abandoned += 1
-        self._orphans[call] = None
+        self._orphans[work] = call
 
-    def note_late_end(self, call: InlineCall) -> None:
+    def note_late_end(self, work: InlineCall) -> None:
         """Count abandoned work that ended after all. Its result is dropped."""
         self._counts.late += 1
-        self._orphans.pop(call, None)
+        self._orphans.pop(work, None)
 
 
 def _not_importable(message: str, suggestion: str | None = None) -> Outcome:

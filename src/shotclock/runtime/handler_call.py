@@ -106,10 +106,6 @@ class HandlerWork(Work):
         self._idle = IdleClock(loop, idle_ms, self._on_silence) if idle_ms else None
         call.work = self
 
-    @property
-    def name(self) -> str:
-        return self._call.name
-
     async def wait(self) -> Outcome:
         """Wait for the outcome. A cancellation stops the work first, and leaves its outcome in the call."""
         try:
@@ -118,8 +114,8 @@ class HandlerWork(Work):
         except asyncio.CancelledError:
             if self.outcome is None:
                 self.done = self._loop.create_future()
-                self._stop_for_caller()
-                await run_shielded(asyncio.wait([self.done], timeout=self._stop_limit_ms / 1000))
+                limit_ms = self._stop_for_caller()
+                await run_shielded(asyncio.wait([self.done], timeout=limit_ms / 1000))
             left = self._add_partial(self.outcome or Outcome(Ending.ABANDONED))
             left.problem = None  # the answer names the reason of the cancellation
             self._call.cancellation.outcome = left
@@ -131,11 +127,8 @@ class HandlerWork(Work):
         """Stop the silent work. Return NOT_YET if it has not begun."""
         raise NotImplementedError
 
-    def _stop_for_caller(self) -> None:
-        raise NotImplementedError
-
-    @property
-    def _stop_limit_ms(self) -> int:
+    def _stop_for_caller(self) -> int:
+        """Stop the work of a cancelled caller. Return the longest time that this takes, in milliseconds."""
         raise NotImplementedError
 
     def resolve(self, outcome: Outcome) -> None:
@@ -178,7 +171,7 @@ class HandlerWork(Work):
         return Outcome(ending, limit_problem(self._call, self.fired or ClockKind.TIMEOUT), warnings=warnings)
 
     def _was_cancelled(self) -> Outcome:
-        return Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self.name} was cancelled where it ran"))
+        return Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self._call.name} was cancelled where it ran"))
 
 
 class InlineCall(HandlerWork):
@@ -194,10 +187,6 @@ class InlineCall(HandlerWork):
         self._finished_ns = 0
         self._has_begun = self._is_abandoned = self._is_ending = False
         self._stopping = self._call.winding_down is not None
-
-    @property
-    def started_ns(self) -> int:
-        return self._call.started_ns
 
     def start(self) -> None:
         watch()
@@ -297,7 +286,7 @@ class InlineCall(HandlerWork):
             self._loop.call_soon(self._end_grace, turns - 1)
             return
         self._is_abandoned = True
-        self._executor.note_abandoned(self)
+        self._executor.note_abandoned(self, self._call)
         if started := give_up_started(self._scope):
             started.stop_beside(self._loop, partial(self._resolve, self.limit_outcome(Ending.ABANDONED)))
         else:
@@ -352,11 +341,8 @@ class InlineCall(HandlerWork):
         outcome.survivors = survivors
         self.resolve(outcome)
 
-    def _stop_for_caller(self) -> None:
+    def _stop_for_caller(self) -> int:
         self._ring(ClockKind.TIMEOUT)
-
-    @property
-    def _stop_limit_ms(self) -> int:
         return self._call.bound.grace_ms + VERIFY_LIMIT_MS + STOP_MARGIN_MS
 
 
@@ -385,7 +371,7 @@ class ProcessCall(HandlerWork):
         self._arm(min(self._queue_ns, inf if bell is None else bell.at_ns))
 
     async def call_inside(self, name: str, arguments: Mapping[str, object], clocks: Clocks) -> Envelope:
-        token = current_scope.set(Scope(self.call.bound.bell, self.depth, self.name, self.call, call=self.call))
+        token = current_scope.set(Scope(self.call.bound.bell, self.depth, self.call.name, self.call, call=self.call))
         try:
             return await self._ready.on_call(name, arguments, clocks)
         finally:
@@ -563,14 +549,11 @@ class ProcessCall(HandlerWork):
 
     # --- its caller is cancelled ------------------------------------------------------------------------------
 
-    def _stop_for_caller(self) -> None:
+    def _stop_for_caller(self) -> int:
         if self.worker is not None:
             self.stop_in_worker("cancelled")
         else:
             self._pool.leave_queue(self)
             self.resolve(Outcome(Ending.NOT_STARTED))
-
-    @property
-    def _stop_limit_ms(self) -> int:
         waits_ms = MOST_WAITS * SHORTEST_GRACE_NS // NS_PER_MS
         return 2 * self.call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS + waits_ms
