@@ -8,11 +8,12 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure
+from ..core.overtime import ObserverKind, OvertimeRequest
 from ..core.proposal import Proposal, result_of
 from ..core.trace import TraceContext
 from ..core.value_types import entity, field, replace, value
@@ -56,9 +57,6 @@ from .state import (
 from .step_executor import StepExecutor
 from .step_renderer import StepFailed, StepRenderer
 from .step_try import record_skipped_span, trace_steps
-
-if TYPE_CHECKING:
-    from ..core.overtime import OvertimeRequest
 
 BUSY_PAUSE_S = 0.05  # the pause before news of a run is written again while other processes keep the store busy
 
@@ -340,7 +338,7 @@ class _Run:
                 runtime.open_channel(self.store.home)
                 inbox: Callable[[], Inbox] = (opened := OpenedInbox(self.store))
                 stack.push_async_callback(opened.close)
-                runtime.person_observer = partial(ask_person, inbox)
+                runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, inbox)
                 person_wait = PersonWait(self.caller.budget_ms)
                 providers = Providers(RunServices(inbox, self.caller.aside, environment))
                 stack.push_async_callback(providers.close)

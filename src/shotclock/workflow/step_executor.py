@@ -366,7 +366,7 @@ class StepExecutor:
         if policy is None:
             return None
         if policy.observer is ObserverKind.MODEL:
-            self._run.runtime.overtime_observers.register(ObserverKind.MODEL, self._ask_model)
+            self._run.runtime.overtime_observers[ObserverKind.MODEL] = self._ask_model
         return replace(policy, folder=str(folder))
 
     async def warm_observers(self) -> None:
