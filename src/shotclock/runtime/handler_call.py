@@ -83,11 +83,6 @@ class ReadyCall:
     queued_ns: int = 0
     """Its wait for a place."""
 
-    @property
-    def scope(self) -> Scope:
-        call = self.call
-        return Scope(call.bound.bell, self.depth, call.name, call, call, self.overtime_address)
-
 
 class HandlerWork(Work):
     """The running handler of a call. Its first outcome counts: a result and a limit may cross."""
@@ -180,7 +175,8 @@ class InlineCall(HandlerWork):
     def __init__(self, ready: ReadyCall, executor: Executor) -> None:
         super().__init__(ready, asyncio.get_running_loop())
         self._handler = cast("Callable[..., Coroutine[Any, Any, object]]", ready.operation.handler)
-        self._scope = ready.scope
+        call = ready.call
+        self._scope = Scope(call.bound.bell, ready.depth, call.name, call, call, ready.overtime_address)
         self._executor = executor
         self._task: asyncio.Task[Outcome]
         self._context: Context | None = None
