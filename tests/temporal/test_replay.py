@@ -18,7 +18,7 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 import shotclock
-from shotclock.core.clocks import Clocks
+from shotclock.core.clocks import ClockKind, Clocks
 from shotclock.core.envelope import warning
 from shotclock.runtime.call import admit, answer_at
 from shotclock.temporal import run_workflow
@@ -189,7 +189,8 @@ def test_a_stopped_run_with_survivors_of_its_steps_is_abandoned() -> None:
     left = {"pid": 4711, "command": "sleep"}
     state = StepState("a", "command", Status.FAILED, warnings=[warning("SURVIVORS", processes=[left])])
     call = admit("run flow", Clocks(timeout_ms=1_000))
-    outcome = judge_run(call, {"a": state}, {}, "SIGTERM", is_out_of_time=False, find_fired=pytest.fail)
+    fired = call.fired(ClockKind.TIMEOUT, 0)
+    outcome = judge_run(call, {"a": state}, {}, "SIGTERM", fired, is_out_of_time=False)
     envelope = answer_at(call, outcome, call.started_ns)
     assert (envelope.ending, envelope.meta["survivors"]) == ("abandoned", [left])
     assert [note["code"] for note in envelope.warnings] == ["SURVIVORS"]
