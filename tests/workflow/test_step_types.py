@@ -81,6 +81,9 @@ def test_a_try_is_one_call_that_is_answered_once(run: Run, monkeypatch: pytest.M
         def call_ended(self, call: Any, outcome: Any, now_ns: int, wall_ns: int) -> None:
             ended.append(call.name)
 
+        def tell(self, make: Any) -> None:
+            pass
+
         def hand_over(self) -> None:
             pass
 
