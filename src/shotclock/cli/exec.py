@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 
 from ..core.clocks import WORK_CLOCKS, Clocks
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending
 from ..core.value_types import field, record, replace
-from ..process import foreground
+from ..process import foreground, kernel
 from ..process.clock import monotonic_ns
 from ..process.command_task import DEFAULT_OUTPUT_LIMIT, CommandReport, CommandTask, Output
-from ..process.environment import OVERTIME_VARIABLE
+from ..process.environment import AGENT_MARKS, OVERTIME_VARIABLE
 from ..process.foreground import TerminalSignals
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
@@ -24,6 +25,7 @@ from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summa
 from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, option, read
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
+AGENT_INPUT_WAIT_MS = 10_000  # where an agent runs the command, and no person can answer
 MAX_OUTPUT_LIMIT = 1024 * 1024 * 1024
 
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -44,6 +46,7 @@ class ExecRequest:
     stdin: bool = False
     no_stdin: bool = False
     leave_children: bool = False
+    input_wait: int | None = None
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     errors: Mistakes = field(default_factory=list)
@@ -142,6 +145,12 @@ COMMAND = Subcommand(
             heading=_CLOCKS,
         ),
         duration("--idle", "Kill it after this time without output.", heading=_CLOCKS),
+        duration(
+            "--input-wait",
+            "Kill it after a process has waited this long for input, on the terminal or on a stdin that only the "
+            "caller can fill [none; 10s under a coding agent].",
+            heading=_CLOCKS,
+        ),
         duration("--grace", "The time between SIGTERM and SIGKILL [5s].", heading=_CLOCKS),
         option(
             "--overtime",
@@ -230,12 +239,27 @@ def _allow_overtime(request: ExecRequest, call: Call) -> None:
         request.refuse("overtime", "without a timeout there is no soft limit to ask at: add --soft")
 
 
+def _input_wait_ms(request: ExecRequest) -> int:
+    """Return how long the command may wait for input; 0 for ever, and where it can reach none."""
+    limit_ms = request.input_wait
+    if limit_ms is None:
+        limit_ms = AGENT_INPUT_WAIT_MS if any(map(os.environ.get, AGENT_MARKS)) else 0
+    if not limit_ms or os.isatty(0) or kernel.has_terminal(os.getpid()):
+        return limit_ms
+    mode = os.fstat(0).st_mode
+    is_stream = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return limit_ms if is_stream and not request.no_stdin else 0
+
+
 def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
+    input_ms = _input_wait_ms(request)
     if request.json:
         output = Output.CAPTURE
     else:
-        # To notice silence we must see the output; otherwise the command keeps our own descriptors.
-        is_watched = call.clocks.idle_ms or call.overtime is not None
+        # To notice silence we must see the output; otherwise the command keeps our own descriptors. The prompt of a
+        # command is worth a pipe, but not the terminal, nor the output of children that live on.
+        may_relay = not (request.leave_children or os.isatty(1) or os.isatty(2))
+        is_watched = call.clocks.idle_ms or call.overtime is not None or (input_ms and may_relay)
         output = Output.RELAY if is_watched else Output.INHERIT
     has_terminal = os.isatty(0)
     task = assign(
@@ -249,6 +273,7 @@ def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
         stop_signal=request.stop_signal,
     )
     task.output = output.name
+    task.input_ms = input_ms
     task.stdin = request.stdin or not (request.no_stdin or has_terminal)
     if call.overtime is None:
         return judge(call, task, foreground.run(task, signals))

@@ -246,6 +246,7 @@ class ClockKind(StrEnum):
     TIMEOUT = "timeout"
     SOFT = "soft"
     IDLE = "idle"
+    INPUT = "input"
     QUEUE = "queue"
     BUDGET = "budget"
     OPERATION = "operation"

@@ -79,6 +79,8 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "allow more time (--timeout), or do less in one call"),
         ErrorEntry("STALLED", 10, 504, True, UNKNOWN, "The work was silent for longer than its idle clock.",
                    "raise the idle clock, or make the work say that it is alive"),
+        ErrorEntry("INPUT_WANTED", 10, 504, False, UNKNOWN, "The command waited for input that nobody gave.",
+                   "give the answer on stdin, use a non-interactive option such as -y, or wait with --input-wait 0"),
         ErrorEntry("QUEUE_TIMEOUT", 10, 503, True, NONE, "No place came free in time; the work never started.",
                    "try again later, or raise the queue clock"),
         ErrorEntry("NO_TIME_LEFT", 10, 504, True, NONE, "The caller's deadline left no time to start.",

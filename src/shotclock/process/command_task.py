@@ -119,6 +119,7 @@ class OutputPipe:
         self.held = bytearray()
         self.total = 0
         self.last = b""
+        self.last_ns = 0
         self.trouble = 0  # the errno of a failed relay; 0 if the reader left
         os.set_blocking(fd, False)
 
@@ -240,6 +241,7 @@ class CommandTask:
     kill_ns: int | None = None
     soft_ns: int | None = None
     idle_ms: int = 0
+    input_ms: int = 0  # how long a process may wait for input; 0 is for ever
     grace_ms: int = 0
     output: str = Output.CAPTURE.name
     output_limit: int = DEFAULT_OUTPUT_LIMIT
@@ -266,6 +268,8 @@ class CommandReport:
     leaked: list[dict[str, object]] = field(default_factory=list)
     survivors: list[dict[str, object]] = field(default_factory=list)
     soft_rang: bool = False
+    input_wanted: dict[str, object] = field(default_factory=dict)
+    """The process that waited for input, what it waited for, and the last line of the output where it is known."""
     stdout: Captured = field(default_factory=Captured)
     stderr: Captured = field(default_factory=Captured)
     unstartable: tuple[str, int] | None = None

@@ -20,6 +20,9 @@ OVERTIME_VARIABLE = "SHOTCLOCK_OVERTIME"
 NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 
+# Each is set by an agent for the commands it runs: Claude Code, Codex, Gemini CLI, opencode, Copilot CLI, Cursor.
+AGENT_MARKS = ("CLAUDECODE", "CODEX_THREAD_ID", "GEMINI_CLI", "OPENCODE_PID", "COPILOT_CLI", "CURSOR_AGENT")
+
 
 def child_environment(
     inherited: Mapping[str, str],

@@ -116,9 +116,14 @@ class ReaderWithDescriptors(MessageReader):
 def peer_pid(sock: Socket) -> int:
     """Return the process that made the pair of sockets, or the parent where a sandbox forbids to ask. Linux only."""
     try:
-        return int.from_bytes(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 4), sys.byteorder)
+        return maker_pid(sock)
     except OSError:
         return os.getppid()
+
+
+def maker_pid(sock: Socket) -> int:
+    """Return the process that made the other end; 0 for a network socket. Linux only."""
+    return int.from_bytes(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 4), sys.byteorder)
 
 
 def receive_one(sock: Socket) -> Message:

@@ -273,9 +273,19 @@ def is_suspended(pid: int) -> bool:
     return bool(fields) and fields[0] == b"T" and int(fields[4]) != 0 and int(fields[49]) != signal.SIGSTOP
 
 
-def has_terminal(pid: int) -> bool:
+def terminal_of(pid: int) -> int:
+    """Return the device number of the controlling terminal; 0 without one."""
     fields = _find_stat(pid)
-    return bool(fields) and int(fields[4]) != 0
+    return int(fields[4]) & 0xFFFFFFFF if fields else 0
+
+
+def has_terminal(pid: int) -> bool:
+    return terminal_of(pid) != 0
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return the CPU time of a process and of its children that it has reaped."""
+    return sum(map(int, _find_stat(pid)[11:15]))
 
 
 def is_stopped(pid: int) -> bool:

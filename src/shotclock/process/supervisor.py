@@ -13,6 +13,7 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from enum import Enum, auto
@@ -35,6 +36,10 @@ from .command_task import (
     spawn,
 )
 from .kill import Cgroup, group_of, kill_below, signal_process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .input_wait import InputWatch
 
 # A command's children may outlive it this long before they count as leaked: the end of a pipeline may still write.
 LEAK_GRACE_MS = 300
@@ -117,6 +122,7 @@ class Supervisor:
         self._wind_down_ns: int | None = None
         self._has_stop_file = False
         self._linger_ns: int | None = None
+        self._input_watch: InputWatch | None = None
 
     def run_command(self, task: CommandTask, handed: list[int] | None = None, *, stays: bool = False) -> None:
         """Run one command to its end and report. `handed` become its stdin and stdout; then only stderr is read here.
@@ -129,6 +135,10 @@ class Supervisor:
             self._cgroup = Cgroup.create()
         becomes = self._pipes(task, handed or [])
         self._start(lambda: become(task, becomes), execs=True)
+        if task.input_ms:
+            from .input_wait import InputWatch  # most commands run without this limit
+
+            self._input_watch = InputWatch(task.input_ms)
         kernel.replace_by_null(0, 1, 2)
         for fd in becomes.values():  # the holders of the other ends must notice when the work closes its own
             os.close(fd)
@@ -176,6 +186,11 @@ class Supervisor:
         """Make the output pipes. Return our descriptors by their number in the command."""
         output = Output[task.output]
         ends: list[int] = []
+        if output is Output.RELAY and not handed and _is_one_output():
+            # One pipe, as one file: the order of the two streams stays.
+            read_end, write_end = os.pipe()
+            self._streams.append(OutputPipe(read_end, None, os.dup(1)))
+            return {1: write_end, 2: os.dup(write_end)}
         if output is not Output.INHERIT:
             for number, spill in ((1, task.spill_stdout), (2, task.spill_stderr)):
                 if handed and number == 1:
@@ -344,7 +359,7 @@ class Supervisor:
                 kernel.empty(self._child_signal)
             elif fd in readers:
                 if readers[fd].read():
-                    self._last_sign_ns = monotonic_ns()
+                    self._last_sign_ns = readers[fd].last_ns = monotonic_ns()
             elif fd in writers:
                 writers[fd].write()
             elif fd == self._bell_fd and has_rung(fd):
@@ -377,6 +392,7 @@ class Supervisor:
         return [
             *alarms,
             (self._idle_at_ns, lambda: self._fire(ClockKind.IDLE)),
+            (self._input_look_ns, self._look_for_input),
             (task.soft_ns, lambda: self._wind_down(monotonic_ns() + task.wind_down_ms * NS_PER_MS)),
         ]
 
@@ -395,6 +411,19 @@ class Supervisor:
         """Return when silence is too long: never for suspended work, nor for work that winds down."""
         is_watched = self._task.idle_ms and not self._suspended and self._wind_down_ns is None
         return self._last_sign_ns + self._task.idle_ms * NS_PER_MS if is_watched else None
+
+    @property
+    def _input_look_ns(self) -> int | None:
+        """Return when to look for a process that waits for input: never in suspended work, nor while it winds down."""
+        if self._input_watch is None or self._suspended or self._wind_down_ns is not None:
+            return None
+        return self._input_watch.look_ns
+
+    def _look_for_input(self) -> None:
+        if self._input_watch is not None:
+            self._report.input_wanted = self._input_watch.look(self._unguarded(), self._streams, self._last_sign_ns)
+            if self._report.input_wanted:
+                self._fire(ClockKind.INPUT)
 
     @property
     def _is_active(self) -> bool:
@@ -605,12 +634,16 @@ class Supervisor:
 
     def _outside_the_group(self) -> list[int]:
         """Return the descendants outside the process group that no other supervisor guards."""
+        return [pid for pid in self._unguarded() if group_of(pid) != self._group]
+
+    def _unguarded(self) -> list[int]:
+        """Return the descendants that no other supervisor guards."""
         below = kernel.descendants(os.getpid())
         guarded: set[int] = set()
         for pid in below:
             if pid not in guarded and kernel.name_of(pid) == SUPERVISOR_NAME:
                 guarded.update((pid, *kernel.descendants(pid)))
-        return [pid for pid in below if pid not in guarded and group_of(pid) != self._group]
+        return [pid for pid in below if pid not in guarded]
 
     def _begin_stopping(self, grace_ms: int) -> None:
         self._stage = _Stage.STOPPING
@@ -668,6 +701,11 @@ def has_rung(bell_fd: int) -> bool:
         return len(os.read(bell_fd, 8)) == 8
     except OSError:
         return False
+
+
+def _is_one_output() -> bool:
+    stdout, stderr = os.fstat(1), os.fstat(2)
+    return os.path.samestat(stdout, stderr) and not stat.S_ISCHR(stdout.st_mode)
 
 
 def _do_nothing(number: int, frame: object) -> None:

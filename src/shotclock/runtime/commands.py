@@ -115,7 +115,7 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
         reason = f"the soft limit of {format_duration(soft_ms)} rang"
         fired = Fired(ClockKind.SOFT, call.name, soft_ms, soft_ms)
         call.winding_down = WindDown("soft clock", reason, task.soft_ns or 0, 0, fired)
-    problem, ending = _judge_ending(call, report)
+    problem, ending = _judge_ending(call, task, report)
     return Outcome(ending, problem, data, warnings=tuple(warnings), survivors=report.survivors)
 
 
@@ -134,7 +134,7 @@ def warn_left_behind(
     return warnings
 
 
-def _judge_ending(call: Call, report: CommandReport) -> tuple[Problem | None, Ending]:
+def _judge_ending(call: Call, task: CommandTask, report: CommandReport) -> tuple[Problem | None, Ending]:
     limit_ms = call.bound.limit_ms
     if report.stopped is not None:
         if report.stopped in STOP_SIGNAL_EXITS:
@@ -148,6 +148,8 @@ def _judge_ending(call: Call, report: CommandReport) -> tuple[Problem | None, En
         fired = call.fired(ClockKind.IDLE, report.elapsed_ns)
         message = f"no output for {format_duration(fired.limit_ms)}"
         return Problem("STALLED", message, fired=fired), Ending.KILLED
+    if report.fired == ClockKind.INPUT:
+        return _explain_input_wanted(call, task, report), Ending.KILLED
     if report.fired == ClockKind.SOFT or (report.soft_rang and report.status != 0):
         return wound_down_problem(call), Ending.KILLED
     if report.status == 0 and report.unwritten:
@@ -162,6 +164,16 @@ def _judge_ending(call: Call, report: CommandReport) -> tuple[Problem | None, En
     else:
         what = f"ended with exit code {report.status}"
     return Problem("COMMAND_FAILED", f"the command {what}"), Ending.FINISHED
+
+
+def _explain_input_wanted(call: Call, task: CommandTask, report: CommandReport) -> Problem:
+    wanted = report.input_wanted
+    fired = Fired(ClockKind.INPUT, call.name, task.input_ms, report.elapsed_ns // NS_PER_MS)
+    waited = format_duration(task.input_ms)
+    message = f"{wanted['command']} (pid {wanted['pid']}) waited {waited} for input from {wanted['waits_for']}"
+    if wanted.get("prompt"):
+        message += f"; the last line of the output is {wanted['prompt']!r}"
+    return Problem("INPUT_WANTED", message, context={"input": wanted}, fired=fired)
 
 
 def signal_name(number: int) -> str:

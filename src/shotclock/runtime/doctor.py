@@ -24,7 +24,7 @@ from .._version import __version__
 from ..core.clocks import NS_PER_MS, Clocks, format_duration
 from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
 from ..core.value_types import as_dict, field, record, value
-from ..process import foreground, forked, kernel, kill
+from ..process import foreground, forked, input_wait, kernel, kill
 from ..process.clock import monotonic_ns, wall_seconds
 from ..process.command_task import state_directory
 from ..process.environment import DEADLINE_VARIABLE
@@ -124,6 +124,7 @@ def examine(*, sweep: bool = False, trace_id: str | None = None) -> Findings:
     findings.self_test = _probe(checks, "self_test", self_test)
     if findings.self_test is not None:
         checks.append(_judge_self_test(findings.self_test))
+    _note(checks, "input", _check_input)
     _note(checks, "processes", _check_processes)
     _note(checks, "open_files", _check_open_files)
     _note(checks, "state_directory", _check_state)
@@ -208,6 +209,12 @@ def _judge_self_test(tested: SelfTest) -> Check:
         left = ", ".join(str(survivor["pid"]) for survivor in tested.survivors)
         return Check("self_test", "fail", f"{tree}: still there after SIGKILL: {left}")
     return Check("self_test", "ok", f"{tree}: gone {tested.killed_ms} ms after SIGKILL, no survivors")
+
+
+def _check_input() -> tuple[Status, str]:
+    if (why := input_wait.find_blindness()) is not None:
+        return "warn", f"INPUT_WANTED is never claimed: {why}"
+    return "ok", "/proc shows a process that waits for input"
 
 
 def _check_processes() -> tuple[Status, str]:
