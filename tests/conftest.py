@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.process.environment import AGENT_MARKS
 from tests.warm import WarmStart, be_ready, end_zygotes, spawn_warm, spawning_cold, starting_warm, zygote_pids
 
 pytest_plugins = ["tests.asking_again"]
@@ -29,6 +30,10 @@ SPEC = Path(__file__).parent / "spec"
 # Where this is set, every program that a test starts would compile all that it imports, and so would every pytest.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# An agent may run the tests; what it marks them with would give every `exec` another limit.
+for mark in AGENT_MARKS:
+    os.environ.pop(mark, None)
 
 # `nohup`, and a shell that starts us in the background, leave these ignored, and so would all be that we start.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):

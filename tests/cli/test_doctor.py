@@ -77,7 +77,7 @@ def test_this_machine_is_fit_and_a_daemon_really_was_killed(shotclock: Any, vali
     assert ran.code == 0, envelope["error"]
     assert ran.stderr == b""
     found = checks(envelope)
-    assert set(found) == {"stopping", "self_test", "processes", "open_files", "state_directory", "leftovers"}
+    assert set(found) == {"stopping", "self_test", "input", "processes", "open_files", "state_directory", "leftovers"}
     assert all(set(check) == {"name", "status", "detail"} for check in found.values())
     assert found["self_test"]["status"] == "ok"
     assert envelope["data"]["self_test"]["survivors"] == []
