@@ -259,6 +259,19 @@ def test_agents_have_the_limit_by_default_and_others_never(start: Start) -> None
         assert envelopes[mark]["error"]["context"]["clock"]["limit_ms"] == 10_000
 
 
+def test_without_json_the_output_passes_through_and_one_line_explains_the_rest() -> None:
+    words = ["exec", *LIMITS, "--report", "line", "--", *python("input('Overwrite it? ')")]
+    with subprocess.Popen(
+        [*SHOTCLOCK, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.wait(ENDED_WITHIN_S) != 0
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read() == b"Overwrite it? "
+        [line] = process.stderr.read().decode().strip().split("\n")
+    assert line.startswith("shotclock: INPUT_WANTED: ")
+    assert all(part in line for part in ("waited 1s for input from stdin", "'Overwrite it?'", "--input-wait 0")), line
+
+
 def test_output_that_passes_through_us_keeps_its_order(tmp_path: Path) -> None:
     script = "for i in $(seq 300); do echo out$i; echo err$i >&2; done"
     words = [*SHOTCLOCK, "exec", "--input-wait", "5s", "--report", "none", "--", "bash", "-c", script]

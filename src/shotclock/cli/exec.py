@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 
 from ..core.clocks import WORK_CLOCKS, Clocks
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending
 from ..core.value_types import field, record, replace
-from ..process import foreground, kernel
+from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import DEFAULT_OUTPUT_LIMIT, CommandReport, CommandTask, Output
 from ..process.environment import AGENT_MARKS, OVERTIME_VARIABLE
@@ -244,11 +243,7 @@ def _input_wait_ms(request: ExecRequest) -> int:
     limit_ms = request.input_wait
     if limit_ms is None:
         limit_ms = AGENT_INPUT_WAIT_MS if any(map(os.environ.get, AGENT_MARKS)) else 0
-    if not limit_ms or os.isatty(0) or kernel.has_terminal(os.getpid()):
-        return limit_ms
-    mode = os.fstat(0).st_mode
-    is_stream = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-    return limit_ms if is_stream and not request.no_stdin else 0
+    return limit_ms if limit_ms and foreground.has_input(passes_stdin=not request.no_stdin) else 0
 
 
 def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import stat
 from types import FrameType
 
 from ..core.clocks import NS_PER_MS, ClockKind
@@ -87,6 +88,13 @@ def fill_standard_descriptors() -> None:
             # The lowest free number is this one. A closed stdout is opened for reading only, so that writing
             # to it fails and no output is lost unnoticed.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
+
+
+def has_input(*, passes_stdin: bool) -> bool:
+    """Return whether a command could wait for input: from a terminal, or from a stdin that is a pipe or a socket."""
+    mode = os.fstat(0).st_mode
+    is_stream = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return (is_stream and passes_stdin) or os.isatty(0) or kernel.has_terminal(os.getpid())
 
 
 def run(task: CommandTask, signals: TerminalSignals) -> CommandReport:
