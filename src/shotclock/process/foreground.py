@@ -79,6 +79,13 @@ class TerminalSignals:
             os.close(fd)
 
 
+def has_input(*, passes_stdin: bool) -> bool:
+    """Return whether a command could wait for input: from a terminal, or from a stdin that is a pipe or a socket."""
+    mode = os.fstat(0).st_mode
+    is_stream = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return (is_stream and passes_stdin) or os.isatty(0) or kernel.has_terminal(os.getpid())
+
+
 def fill_standard_descriptors() -> None:
     """Open the standard descriptors that are closed: the next file opened would become stdin, stdout or stderr."""
     for number in (0, 1, 2):
@@ -88,13 +95,6 @@ def fill_standard_descriptors() -> None:
             # The lowest free number is this one. A closed stdout is opened for reading only, so that writing
             # to it fails and no output is lost unnoticed.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
-
-
-def has_input(*, passes_stdin: bool) -> bool:
-    """Return whether a command could wait for input: from a terminal, or from a stdin that is a pipe or a socket."""
-    mode = os.fstat(0).st_mode
-    is_stream = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-    return (is_stream and passes_stdin) or os.isatty(0) or kernel.has_terminal(os.getpid())
 
 
 def run(task: CommandTask, signals: TerminalSignals) -> CommandReport:
