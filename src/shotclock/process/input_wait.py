@@ -80,7 +80,7 @@ _CALLS = {
 # Descriptors by which a program wakes itself.
 _OWN_SIGNS = ("anon_inode:[eventfd]", "anon_inode:[signalfd]", "anon_inode:[timerfd]", "/dev/null")
 _POLLIN = select.POLLIN | 0x40  # POLLRDNORM
-_ESCAPES = re.compile(rb"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>]")
+_ESCAPES = rb"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>]"
 
 
 class _Unseen(Exception):
@@ -215,7 +215,7 @@ class InputWatch:
 
 def last_line(output: bytes) -> str:
     """Return the last line that is not empty, without escape sequences: most likely the prompt."""
-    lines = _ESCAPES.sub(b"", output).decode(errors="replace").replace("\r", "\n").split("\n")
+    lines = re.sub(_ESCAPES, b"", output).decode(errors="replace").replace("\r", "\n").split("\n")
     readable = ("".join(letter for letter in line if letter.isprintable()).strip() for line in reversed(lines))
     return next(filter(None, readable), "")[-PROMPT_LENGTH:]
 
