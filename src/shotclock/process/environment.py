@@ -16,12 +16,12 @@ STOP_FILE_VARIABLE = "SHOTCLOCK_STOP_FILE"
 OVERTIME_VARIABLE = "SHOTCLOCK_OVERTIME"
 """The address for `shotclock overtime`: the call, its token, and the socket of the process that waits for it."""
 
+# Each is set by an agent for the commands it runs: Claude Code, Codex, Gemini CLI, opencode, Copilot CLI, Cursor.
+AGENT_MARKS = ("CLAUDECODE", "CODEX_THREAD_ID", "GEMINI_CLI", "OPENCODE_PID", "COPILOT_CLI", "CURSOR_AGENT")
+
 # With `false` as an editor, git and others fail at once and explain how to do without.
 NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
-
-# Each is set by an agent for the commands it runs: Claude Code, Codex, Gemini CLI, opencode, Copilot CLI, Cursor.
-AGENT_MARKS = ("CLAUDECODE", "CODEX_THREAD_ID", "GEMINI_CLI", "OPENCODE_PID", "COPILOT_CLI", "CURSOR_AGENT")
 
 
 def child_environment(
