@@ -209,6 +209,11 @@ def test_work_that_waits_for_anything_else_is_not_told(start: Start, tmp_path: P
             "poller.register(client, select.POLLIN)",
             "poller.poll()",
         ),
+        "a child or a key": python(
+            "import subprocess",
+            "subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL)",
+            "select.select([0], [], [])",
+        ),
         "a growing file": ["tail", "-f", str(log)],
         "a loop that also looks at stdin": python("while True: select.select([0], [], [], 0.05)"),
         "a console beside work": ["bash", "-c", "cat <&0 & while :; do :; done"],

@@ -150,7 +150,7 @@ class InputWatch:
             if seen is None or seen.since_ns < last_output_ns or _has_moved(seen, wait):
                 seen = _Seen(now_ns, wait.wakeups, ticks)
             elif now_ns - seen.since_ns >= self._limit_ms * NS_PER_MS and not found:
-                if self._is_certain(wait, ticks - seen.ticks):
+                if self._is_certain(pid, wait, ticks - seen.ticks):
                     found = {**kernel.describe(pid), "waits_for": wait.source}
                 seen = _Seen(now_ns, wait.wakeups, ticks)
             self._seen[key] = seen
@@ -161,9 +161,12 @@ class InputWatch:
             found["prompt"] = last_line(newest.end()[0])
         return found
 
-    def _is_certain(self, wait: _Wait, ticks: int) -> bool:
+    def _is_certain(self, pid: int, wait: _Wait, ticks: int) -> bool:
         """Return whether nothing but input from the caller can end the wait."""
         if wait.timeout_ms is not None and wait.timeout_ms < self._limit_ms:
+            return False
+        # The end of a child interrupts a poll: a launcher that keeps an eye on stdin waits for its child.
+        if not wait.is_read and not all(map(kernel.is_zombie, kernel.children_of(pid))):
             return False
         if ticks * 1000 / os.sysconf("SC_CLK_TCK") > self._limit_ms / BUSY_SHARE:
             return False
