@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from .core.errors import register_error as register_error
     from .process.context import Context as Context
     from .process.context import Stopped as Stopped
+    from .runtime.run_async import arun as arun
+    from .runtime.run_function import run as run
     from .runtime.runtime import Runtime as Runtime
 
 _HOME = {
@@ -56,9 +58,11 @@ _HOME = {
     "Runtime": "runtime.runtime",
     "SideEffects": "core.errors",
     "Stopped": "process.context",
+    "arun": "runtime.run_async",
     "format_duration": "core.clocks",
     "parse_duration_ms": "core.clocks",
     "register_error": "core.errors",
+    "run": "runtime.run_function",
 }
 __all__ = sorted(_HOME)
 

@@ -252,6 +252,9 @@ class CommandTask:
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     stop_signal: str = "SIGTERM"
     stop_file: str | None = None
+    executable: str | None = None  # the program, if it is not argv[0]
+    umask: int = -1
+    new_session: bool = False
 
     def pack(self) -> dict[str, object]:
         return as_dict(self)
@@ -349,11 +352,14 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
     """Spawn the command in a process group: cheaper than a fork. A dead network mount blocks this process."""
     _enter(task.cwd)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in becomes.items()]
+    apart: dict[str, int] = {"setsid": True} if task.new_session else {"setpgroup": 0}
+    if task.umask >= 0:
+        os.umask(task.umask)
     try:
         return _try_each(
             task,
             lambda path: os.posix_spawn(
-                path, task.argv, task.env, file_actions=actions, setpgroup=0, setsigdef=_PYTHON_IGNORES
+                path, task.argv, task.env, file_actions=actions, setsigdef=_PYTHON_IGNORES, **apart
             ),
         )
     finally:
@@ -364,7 +370,7 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
 def _try_each(task: CommandTask, start: Callable[[str], int]) -> int:
     """Start the first usable candidate, as `os.execvpe` does, which cannot spawn."""
     refused: OSError | None = None
-    for path in _candidates(task.argv[0], task.env):
+    for path in _candidates(task.executable or task.argv[0], task.env):
         try:
             return start(path)
         except (FileNotFoundError, NotADirectoryError) as error:

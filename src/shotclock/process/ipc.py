@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Socket = _socket.socket
 pair = _socket.socketpair
 _PREFIX = 4
+_NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 _CHUNK = 64 * 1024  # recv() allocates it all before it knows how little came
 
 
@@ -36,12 +37,15 @@ def frame(message: Message) -> bytes:
     return len(body).to_bytes(_PREFIX, "little") + body
 
 
-def send(sock: Socket, message: Message) -> None:
-    """Send a whole message, or raise Broken. Each part of it is bounded by the socket's timeout."""
+def send(sock: Socket, message: Message, fds: list[int] | None = None) -> None:
+    """Send a whole message with descriptors, or raise Broken. Each part is bounded by the socket's timeout."""
     rest = memoryview(frame(message))
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         while rest:
-            rest = rest[sock.sendmsg([rest]) :]  # a sandbox may forbid send(): that of Codex does
+            # A sandbox may forbid send(): that of Codex does. A program may have SIGPIPE end it.
+            rest = rest[sock.sendmsg([rest], rights, _NO_SIGNAL) :]
+            rights = []
     except OSError as error:
         raise Broken(str(error)) from error
 
@@ -150,7 +154,7 @@ def _exactly(sock: Socket, size: int) -> bytes:
 def send_fds(sock: Socket, note: bytes, fds: list[int]) -> None:
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))]
     try:
-        sock.sendmsg([note], rights)
+        sock.sendmsg([note], rights, _NO_SIGNAL)
     except BlockingIOError:  # the other side is behind with its work, not gone
         raise
     except OSError as error:

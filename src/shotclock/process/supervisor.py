@@ -88,6 +88,7 @@ class Supervisor:
         self._control = control
         self._orders = ipc.ReaderWithDescriptors(control)
         self._caller_gone = False
+        self._announces = True
         self._cgroup: Cgroup | None = None
         self._start_afresh()
         # Handlers, not SIG_IGN, which exec would keep. Only signals ignored before, as by `nohup`, stay ignored for the
@@ -144,6 +145,15 @@ class Supervisor:
             os.close(fd)
         self._watch()
 
+    def run_commands(self) -> None:
+        """Run the commands of a blocking caller one after another. Its descriptors for each come with the task."""
+        self._cgroup = Cgroup.create()
+        self._stays, self._announces = True, False
+        kernel.replace_by_null(0, 1, 2)
+        self._send((News.STARTED, -1, os.getpid()))
+        while self.run_next_command():
+            pass
+
     def run_next_command(self) -> bool:
         """Wait for another command and run it without a fork. Return False if the caller is gone.
 
@@ -158,18 +168,23 @@ class Supervisor:
         self._start_afresh(task)
         self._stays = True
         kernel.empty(self._child_signal)  # from the previous command, which has no process left
-        becomes = self._pipes(task, [])
+        handed = self._orders.take_descriptors()
+        becomes = self._join(task, handed) if handed else self._pipes(task, [])
         try:
             if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
                 self._leader = self._group = spawn(task, becomes)
-                self._announce()
+                if self._announces:
+                    self._announce()
         except StartFailed as failed:
             self._report.unstartable = (failed.step, failed.errno)
         while self._orders.has_unread:
             self._obey(self._orders.next())
-        for fd in becomes.values():
+        for fd in set(becomes.values()):
             os.close(fd)
         self._watch()
+        for stream in self._streams:
+            if stream.relay_to >= 0:
+                os.close(stream.relay_to)
         return True
 
     def _next_task(self) -> CommandTask | None:
@@ -181,6 +196,16 @@ class Supervisor:
             return CommandTask(**self._orders.next()[0])
         except ipc.Broken:
             return None
+
+    def _join(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
+        """Return the descriptors of the caller by their number in the command; without a third, stderr is stdout."""
+        becomes = dict(enumerate(handed))
+        if task.output == Output.RELAY.name:
+            for number, relay_to in enumerate(handed[1:], 1):
+                read_end, becomes[number] = os.pipe()
+                self._streams.append(OutputPipe(read_end, None, relay_to))
+        becomes.setdefault(2, becomes[1])
+        return becomes
 
     def _pipes(self, task: CommandTask, handed: list[int]) -> dict[int, int]:
         """Make the output pipes. Return our descriptors by their number in the command."""
@@ -331,7 +356,8 @@ class Supervisor:
         """Continue the caller, which the work may have stopped. After Ctrl-Z only `fg` does that."""
         if kernel.LINUX:
             caller = ipc.peer_pid(self._control)
-            if not kernel.is_suspended(caller):
+            # Only one that is stopped: a program may have a handler for SIGCONT.
+            if kernel.is_stopped(caller) and not kernel.is_suspended(caller):
                 signal_process(caller, signal.SIGCONT)
 
     def _poll_once(self) -> None:

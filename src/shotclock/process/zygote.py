@@ -33,7 +33,7 @@ from .kernel import DeadlineTimer
 from .kill import Cgroup, kill_below, signal_process
 from .supervisor import SUPERVISOR_NAME, Supervisor, has_rung
 
-COMMAND, PRELOADED, WORKER, GUARD = b"c", b"z", b"w", b"g"
+COMMAND, COMMANDS, PRELOADED, WORKER, GUARD = b"c", b"r", b"z", b"w", b"g"
 
 # Not named after the program: `pkill shotclock` then leaves a process that cleans up.
 ZYGOTE_NAME = "clock-zygote"
@@ -50,6 +50,7 @@ _REQUEST_LIMIT_S = 10.0
 # How long the supervisors may take to clean up after the runtime is gone: a kill and its verification.
 FAREWELL_LIMIT_S = 3.0
 FAREWELL_PAUSE_S = 0.005
+_PID_SIZE = 4
 
 
 _early: list[tuple[socket.socket, int]] = []
@@ -70,12 +71,30 @@ def stop_early_zygote() -> None:
 
 def start_clean_zygote() -> tuple[socket.socket, int]:
     """Start a clean zygote, or return the early one. It ends when the socket is closed or its holder dies."""
-    if _early:
-        return _early.pop()
+    return _early.pop() if _early else _spawn_zygote(detached=False)
+
+
+def start_detached_zygote() -> tuple[socket.socket, int]:
+    """Start a clean zygote that is not a child of this program, which may wait for all of its own children."""
+    ours, first = _spawn_zygote(detached=True)
+    with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or its handler was faster
+        os.waitpid(first, 0)  # bounded: it only starts an interpreter and forks
+    ours.settimeout(_REQUEST_LIMIT_S)
+    try:
+        return ours, int.from_bytes(ours.recv(_PID_SIZE), "little")
+    except OSError as error:
+        ours.close()
+        raise ipc.Broken(str(error)) from error
+
+
+def _spawn_zygote(*, detached: bool) -> tuple[socket.socket, int]:
     ours, theirs = socket.socketpair()
     # -P, and only our own root on the path: a `socket.py` in the current folder must not be imported.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import sys; sys.path.append({root!r}); from shotclock.process.zygote import main; main({theirs.fileno()})"
+    if detached:
+        leave = f"os.write({theirs.fileno()}, pid.to_bytes({_PID_SIZE}, 'little')), os._exit(0)"
+        code = f"import os; pid = os.fork(); pid and ({leave}); {code}"
     os.set_inheritable(theirs.fileno(), True)
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -91,6 +110,7 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
             needed_variables(),
             file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, errors_to, 1)],
             setsigmask=[],
+            setsid=detached,  # so that Ctrl-C reaches it neither during its start nor later
         )
     finally:
         os.close(null)
@@ -208,13 +228,14 @@ def _kill_strays(forked: set[int]) -> None:
     kill_below(reap, lambda wait_ms: pause(wait_ms / 1000), find=strays)
 
 
-def kill_what_lost_its_supervisor(supervisor: int) -> list[int]:
-    """Kill the processes of a killed supervisor, for the runtime: its zygote may be stopped. Return the survivors."""
+def kill_what_lost_its_supervisor(supervisor: int, detached_zygote: int | None = None) -> list[int]:
+    """Kill the processes of a killed supervisor, for its caller: its zygote may be stopped. Return the survivors."""
+    top = os.getpid() if detached_zygote is None else detached_zygote
 
     def find() -> list[int]:
         if _is_supervisor(supervisor) and not kernel.is_zombie(supervisor):  # dying: its children are not orphans yet
             return [supervisor]
-        zygotes = [pid for pid in kernel.descendants(os.getpid()) if kernel.name_of(pid) == ZYGOTE_NAME]
+        zygotes = [pid for pid in (top, *kernel.descendants(top)) if kernel.name_of(pid) == ZYGOTE_NAME]
         for pid in zygotes:
             signal_process(pid, signal.SIGCONT)
         children = []
@@ -263,6 +284,8 @@ def _supervise(note: bytes, fds: list[int]) -> None:
         supervisor.run_command(CommandTask(**message[0]), fds[1:], stays=len(fds) == 1)
         while supervisor.run_next_command():
             pass
+    elif note == COMMANDS:
+        Supervisor(control).run_commands()
     elif note == PRELOADED:
         requests = socket.socket(fileno=fds[1])
         Supervisor(control).run_worker(lambda: _become_preloaded(requests, control), leave_children=True)
