@@ -17,6 +17,7 @@ import signal
 import socket
 import threading
 import weakref
+from collections.abc import Callable
 
 from ..core.clocks import NS_PER_MS
 from ..core.errors import Failure
@@ -24,7 +25,7 @@ from . import ipc, kernel
 from .clock import monotonic_ns
 from .command_task import CommandReport, CommandTask, News
 from .kill import VERIFY_LIMIT_MS, signal_process
-from .supervisor import LONGEST_WAIT_MS
+from .supervisor import LONGEST_WAIT_MS, SUPERVISOR_NAME
 from .zygote import COMMANDS, FAREWELL_LIMIT_S, kill_what_lost_its_supervisor, start_detached_zygote
 
 MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
@@ -39,6 +40,7 @@ class CommandSupervisor:
     def __init__(self, control: socket.socket, zygote_pid: int) -> None:
         self.control = control
         self.is_reusable = True
+        self.on_start: Callable[[int], None] | None = None
         self._zygote_pid = zygote_pid
         self._pid = 0
         self._inbox = ipc.MessageReader(control)
@@ -79,6 +81,8 @@ class CommandSupervisor:
                 self.is_reusable = self.is_reusable and bool(report.spare_pid)
             elif message[0] == News.STARTED:
                 self._pid = message[2]
+                if message[1] > 0 and self.on_start is not None:
+                    self.on_start(message[1])
         return report
 
     def replace_report(self) -> CommandReport:
@@ -144,6 +148,13 @@ class CommandPool:
         if self._zygote is not None:
             self._zygote.close()
         self._zygote, self._zygote_pid = start_detached_zygote()
+
+    def helpers(self) -> list[int]:
+        """Return the zygote and the supervisors, for a subreaper that finds them among its children."""
+        if self._zygote is None:
+            return []
+        below = kernel.children_of(self._zygote_pid)
+        return [self._zygote_pid, *(pid for pid in below if kernel.name_of(pid) == SUPERVISOR_NAME)]
 
     def close(self) -> None:
         """End the supervisors, their commands and the zygote, and wait until they are gone."""

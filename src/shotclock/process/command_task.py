@@ -255,6 +255,7 @@ class CommandTask:
     executable: str | None = None  # the program, if it is not argv[0]
     umask: int = -1
     new_session: bool = False
+    announced: bool = True  # its start is sent to the caller
 
     def pack(self) -> dict[str, object]:
         return as_dict(self)
@@ -352,14 +353,19 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
     """Spawn the command in a process group: cheaper than a fork. A dead network mount blocks this process."""
     _enter(task.cwd)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in becomes.items()]
-    apart: dict[str, int] = {"setsid": True} if task.new_session else {"setpgroup": 0}
+    apart = {"setsid": True} if task.new_session else {"setpgroup": 0}
     if task.umask >= 0:
         os.umask(task.umask)
     try:
         return _try_each(
             task,
             lambda path: os.posix_spawn(
-                path, task.argv, task.env, file_actions=actions, setsigdef=_PYTHON_IGNORES, **apart
+                path,
+                task.argv,
+                task.env,
+                file_actions=actions,
+                setsigdef=_PYTHON_IGNORES,
+                **apart,
             ),
         )
     finally:

@@ -329,6 +329,21 @@ def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> No
     ThreadPoolExecutor.submit = _submit_in_context(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
 
 
+def note_starts_elsewhere() -> tuple[str, Callable[[int], None]] | None:
+    """Return the mark of the call that runs, and a function that notes a process which another one started for it."""
+    scope = current_scope.get()
+    if scope is None:
+        return None
+    started = _started.setdefault(scope, StartedProcesses())
+
+    def note(pid: int) -> None:
+        started.add(pid)
+        if _listener is not None:
+            _listener(started, pid)
+
+    return started.mark, note
+
+
 def _submit_in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `submit` to run the work in the context of the call: a pool's threads belong to no call."""
 

@@ -88,7 +88,6 @@ class Supervisor:
         self._control = control
         self._orders = ipc.ReaderWithDescriptors(control)
         self._caller_gone = False
-        self._announces = True
         self._cgroup: Cgroup | None = None
         self._start_afresh()
         # Handlers, not SIG_IGN, which exec would keep. Only signals ignored before, as by `nohup`, stay ignored for the
@@ -148,7 +147,7 @@ class Supervisor:
     def run_commands(self) -> None:
         """Run the commands of a blocking caller one after another. Its descriptors for each come with the task."""
         self._cgroup = Cgroup.create()
-        self._stays, self._announces = True, False
+        self._stays = True
         kernel.replace_by_null(0, 1, 2)
         self._send((News.STARTED, -1, os.getpid()))
         while self.run_next_command():
@@ -173,10 +172,11 @@ class Supervisor:
         try:
             if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
                 self._leader = self._group = spawn(task, becomes)
-                if self._announces:
+                if task.announced:
                     self._announce()
         except StartFailed as failed:
             self._report.unstartable = (failed.step, failed.errno)
+            self._stage = _Stage.GONE  # without a child, no signal would end a wait
         while self._orders.has_unread:
             self._obey(self._orders.next())
         for fd in set(becomes.values()):

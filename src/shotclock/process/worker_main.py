@@ -364,10 +364,13 @@ def _read_from(path: str) -> None:
 
 def _find_leaked() -> list[dict[str, object]]:
     """Return the processes that the function left running, and collect its dead children."""
+    command_pool = sys.modules.get("shotclock.process.command_pool")
+    ours = command_pool.pool.helpers() if command_pool is not None else []
     for _ in range(_LEAK_LOOKS):
         if kernel.collect_dead():
             return []
-        if alive := [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]:
+        alive = [pid for pid in kernel.descendants(os.getpid()) if pid not in ours and not kernel.is_zombie(pid)]
+        if alive or ours:
             return [kernel.describe(pid) for pid in alive[:_LEAKED_NAMED]]
     return [kernel.describe(kernel.UNKNOWN_PID)]
 

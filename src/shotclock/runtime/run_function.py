@@ -13,7 +13,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from ..process import ipc
 from ..process.clock import monotonic_ns, process_began_ns
 from ..process.command_pool import CommandSupervisor, pool
 from ..process.command_task import CommandReport, CommandTask, Order, Output
-from ..process.environment import DEADLINE_VARIABLE
+from ..process.environment import CALL_VARIABLE, DEADLINE_VARIABLE
 from ..process.supervisor import LARGEST_PIPE
 from .call import inherited_deadline
 from .commands import problems_with
@@ -158,6 +158,7 @@ class Command:
             input = input.encode(self._encoding, errors or "strict")
         self._input = memoryview(b"" if input is None else input).cast("B")
         self._task = _task_of(args, shell, cwd, env, executable)
+        self._deadline_ns, self._on_start = self._join_call()
         self._task.new_session, self._task.umask = start_new_session, _own_umask() if umask < 0 else umask
         sys.audit("subprocess.Popen", self._task.executable or self._task.argv[0], args, cwd, env)
 
@@ -166,27 +167,38 @@ class Command:
         task = self._task
         limit_s = self._set_limits(timeout, idle)
         with contextlib.closing(_Pipes(*self._streams, self._input)) as pipes:
-            report = _perform(task, pipes, wake_fd)
+            report = _perform(task, pipes, wake_fd, self._on_start)
             captured = pipes.finish()
         return self._conclude(report, captured, limit_s, idle or 0, check)
+
+    def _join_call(self) -> tuple[int | None, Callable[[int], None] | None]:
+        """Return the deadline of the call around us, and where to note the command as its process."""
+        # What remained at the start of this process, if the deadline is not exact.
+        seen_ns = monotonic_ns() if DEADLINE_VARIABLE in os.environ else process_began_ns()
+        deadlines = [inherited_deadline(os.environ, seen_ns).deadline]
+        on_start = None
+        # Slow to import, and where it is not imported, no call runs. It matters if calls share this process.
+        context = sys.modules.get("shotclock.process.context")
+        if context is not None and (noted := context.note_starts_elsewhere()) is not None:
+            self._task.env[CALL_VARIABLE], on_start = noted
+            self._task.announced = True
+            deadlines.append(context.current_scope.get().deadline)
+        return min((deadline.at_ns for deadline in deadlines if deadline is not None), default=None), on_start
 
     def _set_limits(self, timeout: float | None, idle: float | None) -> float:
         """Set the earlier of the timeout and the deadline of the call around us. Return the seconds until then."""
         task = self._task
         now_ns = task.started_ns = monotonic_ns()
-        # What remained at the start of this process, if the deadline is not exact.
-        seen_ns = now_ns if DEADLINE_VARIABLE in os.environ else process_began_ns()
-        deadline = inherited_deadline(os.environ, seen_ns).deadline
         if timeout is not None:
             task.bell_ns = now_ns + int(timeout * NS_PER_S)
         if idle is not None:
             if idle <= 0:
                 raise ValueError("idle is a positive number of seconds")
             task.output, task.idle_ms = Output.RELAY.name, max(1, int(idle * 1000))
-        if deadline is None or (task.bell_ns is not None and task.bell_ns <= deadline.at_ns):
+        if self._deadline_ns is None or (task.bell_ns is not None and task.bell_ns <= self._deadline_ns):
             return timeout or 0
-        task.bell_ns = deadline.at_ns
-        remaining_s = (deadline.at_ns - now_ns) / NS_PER_S
+        task.bell_ns = self._deadline_ns
+        remaining_s = (self._deadline_ns - now_ns) / NS_PER_S
         if remaining_s <= 0:
             raise TimeoutExpired(self.args, remaining_s)  # nothing was started
         return remaining_s
@@ -201,14 +213,13 @@ class Command:
             raise OSError(number, os.strerror(number), path)
         ended: Any
         if report.fired is not None:
-            kind, after_s = (
-                (IdleExpired, idle_s) if report.fired == ClockKind.IDLE.value else (TimeoutExpired, limit_s)
-            )
+            kind, after_s = (IdleExpired, idle_s) if report.fired == ClockKind.IDLE.value else (TimeoutExpired, limit_s)
             # Bytes, and None for nothing, as in `subprocess`.
             ended = kind(self.args, after_s, *(output or None for output in captured))
         elif report.lost:
             ended = SupervisorLost(f"the supervisor of {self.args!r} was killed, so the command was killed as well")
         else:
+            assert report.status is not None
             texts = [self._decode(output) for output in captured]
             ended = CompletedProcess(self.args, report.status, *texts)
         ended.survivors = report.survivors
@@ -248,7 +259,7 @@ def _task_of(
         variables = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
     if problems := problems_with([*argv, program or ""], {} if env is None else variables, folder):
         raise ValueError(problems[0]["message"])
-    return CommandTask(argv, variables, folder, output=Output.INHERIT.name, executable=program)
+    return CommandTask(argv, variables, folder, output=Output.INHERIT.name, executable=program, announced=False)
 
 
 def _own_umask() -> int:
@@ -366,11 +377,12 @@ def _is_closed(number: int) -> bool:
     return False
 
 
-def _perform(task: CommandTask, pipes: _Pipes, wake_fd: int) -> CommandReport:
+def _perform(task: CommandTask, pipes: _Pipes, wake_fd: int, on_start: Callable[[int], None] | None) -> CommandReport:
     try:
         supervisor = pool.start(task, pipes.handed)
     except ipc.Broken as error:
         raise SupervisorLost(f"no supervisor could be started: {error}") from error
+    supervisor.on_start = on_start
     try:
         pipes.close_theirs()
         return _follow(supervisor, pipes, wake_fd)
