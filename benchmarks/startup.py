@@ -6,9 +6,11 @@ import asyncio
 import compileall
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import shotclock
@@ -17,12 +19,13 @@ from .rounds import take_turns
 from .table import Bar, Table, compared
 
 LIMIT_S = 240
+RUNS_PER_ROUND = 20
 TITLE = "Start-up"
 NOTE = (
     "Wall time from spawn to exit, all with the same interpreter and compiled modules, output to /dev/null. "
     "`python -c pass` is what any Python program costs before its first line. `import shotclock` loads names when they "
     "are first used; `from shotclock import Runtime` brings in asyncio. `run` has one step, `true`; the App forks a "
-    "worker that doubles a number."
+    "worker that doubles a number. `shotclock.run` and `subprocess.run` are called in this warm program."
 )
 PYTHON = sys.executable
 SHOTCLOCK = str(Path(PYTHON).with_name("shotclock"))
@@ -64,6 +67,13 @@ def wall_time(argv: list[str], environ: dict[str, str]) -> float:
     return taken
 
 
+def time_of_true(run: Callable[[list[str]], object]) -> float:
+    began = time.perf_counter()
+    for _ in range(RUNS_PER_ROUND):
+        run(["true"])
+    return (time.perf_counter() - began) / RUNS_PER_ROUND
+
+
 def measure(quick: bool) -> Table:
     compileall.compile_dir(str(Path(shotclock.__file__).parent), quiet=2)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -71,7 +81,12 @@ def measure(quick: bool) -> Table:
         Path("program.py").write_text(PROGRAM)
         environ = {**os.environ, "SHOTCLOCK_HOME": folder}
         sides = {name: lambda a=argv: wall_time(a, environ) for name, argv in COMMANDS.items()}
-        taken = {name: s * 1e3 for name, s in asyncio.run(take_turns(sides, 10 if quick else 40)).items()}
+        sides |= {
+            "warm run": lambda: time_of_true(shotclock.run),
+            "warm subprocess": lambda: time_of_true(subprocess.run),
+        }
+        figures = asyncio.run(take_turns(sides, 10 if quick else 40))
+        taken = {name: s * 1e3 for name, s in figures.items()}
     shown = "{:.1f} ms"
     what = "`exec -- true`"
     return Table(
@@ -89,5 +104,14 @@ def measure(quick: bool) -> Table:
             compared("`shotclock check` of it", taken["check"], "`python -c pass`", taken["pass"], shown, Bar(10)),
             compared("`shotclock inbox list`", taken["inbox list"], "`python -c pass`", taken["pass"], shown, Bar(8)),
             compared("a command of an App", taken["app"], "`python -c pass`", taken["pass"], shown, Bar(11)),
+            compared(
+                '`shotclock.run(["true"])`',
+                taken["warm run"],
+                "`subprocess.run`",
+                taken["warm subprocess"],
+                "{:.2f} ms",
+                Bar(2),
+                ratio=figures.ratio("warm run", "warm subprocess"),
+            ),
         ],
     )
