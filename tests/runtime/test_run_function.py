@@ -199,6 +199,8 @@ def test_silence_is_ended_wherever_the_output_goes(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out, pytest.raises(IdleExpired):
         run("echo a; sleep 600", shell=True, stdout=out, idle=0.2)
     assert (tmp_path / "out").read_bytes() == b"a\n"
+    with open("/dev/full", "wb") as full, pytest.raises(OSError, match="No space left"):
+        run(["echo", "a"], stdout=full, idle=LIMIT_S)
     assert run("echo a; sleep 0.1; echo b", shell=True, capture_output=True, idle=LIMIT_S).stdout == b"a\nb\n"
 
 
@@ -378,6 +380,32 @@ def test_a_killed_supervisor_is_reported_and_its_command_is_gone(tmp_path: Path)
         run(f"setsid sleep 600 & echo $! $$ > {pids}; kill -9 $PPID; sleep 600", shell=True, timeout=LIMIT_S)
     assert raised.value.survivors == []
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
+
+
+def test_survivors_are_unknown_where_the_zygote_was_killed_as_well(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    kill_both = "kill -9 $(ps -o ppid= -p $PPID) $PPID"
+    with pytest.raises(SupervisorLost) as raised:
+        run(f"echo $$ > {pids}; {kill_both}; exec sleep 600", shell=True, timeout=LIMIT_S)
+    assert raised.value.survivors == [{"pid": 0, "command": "unknown: /proc does not show it"}]
+    os.kill(int(pids.read_text()), signal.SIGKILL)
+    assert run(["true"], timeout=LIMIT_S).returncode == 0
+
+
+def test_the_end_of_the_program_ends_the_commands_of_its_daemon_threads() -> None:
+    code = """
+    import os, threading
+    from shotclock import run
+    script = "setsid sleep 600 & echo $! $PPID $$; sleep 600"
+    reader, writer = os.pipe()
+    threading.Thread(target=run, args=[script], kwargs={"shell": True, "stdout": writer}, daemon=True).start()
+    print(os.read(reader, 100).decode())
+    """
+    began = time.monotonic()
+    pids = [int(pid) for pid in output_of(code).split()]
+    assert len(pids) == 3
+    assert all(map(is_gone, pids))
+    assert time.monotonic() - began < 5
 
 
 def test_arun_does_not_block_the_loop_and_a_cancellation_kills_first() -> None:

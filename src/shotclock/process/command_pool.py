@@ -92,6 +92,8 @@ class CommandSupervisor:
             return CommandReport(lost=True)
         signal_process(self._pid, signal.SIGKILL)
         left = kill_what_lost_its_supervisor(self._pid, self._zygote_pid)
+        if kernel.is_zombie(self._zygote_pid):  # it was killed as well: the orphans are anywhere
+            left = [kernel.UNKNOWN_PID]
         return CommandReport(lost=True, survivors=[kernel.describe(pid) for pid in left])
 
 
@@ -108,15 +110,22 @@ class CommandPool:
 
     def start(self, task: CommandTask, fds: list[int]) -> CommandSupervisor:
         """Have a command started. Its descriptors may be closed when this returns. Raises ipc.Broken or OSError."""
-        while self._spare:
-            with contextlib.suppress(IndexError, ipc.Broken):  # another thread took the last, or it was killed
-                supervisor = self._spare.pop()
+        while (supervisor := self._take_spare()) is not None:
+            try:
                 supervisor.send(task, fds)
                 return supervisor
+            except ipc.Broken:  # it was killed
+                supervisor.control.close()
         supervisor = self._fork_supervisor()
         with contextlib.suppress(ipc.Broken):  # a fork that failed is reported
             supervisor.send(task, fds)
         return supervisor
+
+    def _take_spare(self) -> CommandSupervisor | None:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return None
 
     def release(self, supervisor: CommandSupervisor) -> None:
         if supervisor.is_reusable and len(self._spare) < MOST_SPARE:

@@ -218,6 +218,8 @@ class Command:
             ended = kind(self.args, after_s, *(output or None for output in captured))
         elif report.lost:
             ended = SupervisorLost(f"the supervisor of {self.args!r} was killed, so the command was killed as well")
+        elif report.unwritten:
+            raise OSError(report.unwritten, os.strerror(report.unwritten))  # the output could not be passed on
         else:
             assert report.status is not None
             texts = [self._decode(output) for output in captured]
