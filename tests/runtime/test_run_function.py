@@ -278,6 +278,9 @@ def test_a_program_keeps_its_handlers_its_children_and_its_orphans() -> None:
     assert caught == [], caught
     run(["sh", "-c", "kill -INT $0", str(os.getpid())])
     assert caught == [signal.SIGINT], caught
+    signal.signal(signal.SIGUSR1, lambda *_: caught.append(run(["sh", "-c", "exit 5"]).returncode))
+    assert run(["sh", "-c", "kill -USR1 $0; sleep 0.2; exit 6", str(os.getpid())]).returncode == 6
+    assert caught == [signal.SIGINT, 5], caught
     try:
         os.wait()
     except ChildProcessError:

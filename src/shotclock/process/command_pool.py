@@ -101,7 +101,7 @@ class CommandPool:
     """The zygote and the supervisors of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may run a command while its thread starts one
         self._spare: list[CommandSupervisor] = []
         # Weak: where an exception ends a thread between two of our lines, its socket is closed with its last reference.
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
