@@ -147,6 +147,22 @@ def test_mistakes_are_raised_as_subprocess_raises_them_and_nothing_runs(tmp_path
             run(["true"], **option)  # type: ignore[arg-type]
 
 
+def test_a_program_without_standard_descriptors_is_refused() -> None:
+    code = """
+    import os
+    from shotclock import run
+    os.close(0)
+    try:
+        run(["true"])
+    except ValueError as error:
+        print(error)
+    os.open(os.devnull, os.O_RDONLY)
+    print(run(["cat"], capture_output=True))
+    """
+    refusal = "descriptor 0 is closed: open it first, for example /dev/null"
+    assert output_of(code) == f"{refusal}\nCompletedProcess(args=['cat'], returncode=0, stdout=b'', stderr=b'')\n"
+
+
 def test_a_daemon_in_its_own_session_is_stopped_and_named() -> None:
     done = run(DAEMON, shell=True, stdout=subprocess.PIPE, timeout=LIMIT_S)
     daemon = int(done.stdout)

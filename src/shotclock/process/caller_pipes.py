@@ -19,6 +19,7 @@ class CallerPipes:
     """The descriptors of the command, and our ends of its pipes."""
 
     def __init__(self, stdin: Any, stdout: Any, stderr: Any, input: memoryview) -> None:
+        _refuse_closed_descriptors()
         self._opened: set[int] = set()
         self._rest = input
         self._outputs: list[int] = []
@@ -51,7 +52,7 @@ class CallerPipes:
             return ends[0 if number == 0 else 1], ours
         if given == STDOUT:
             raise ValueError("STDOUT can only be used for stderr")
-        if given == DEVNULL or (given is None and _is_closed(number)):
+        if given == DEVNULL:
             null = os.open(os.devnull, os.O_RDWR)
             self._opened.add(null)
             return null, -1
@@ -113,9 +114,10 @@ class CallerPipes:
         os.close(fd)
 
 
-def _is_closed(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return True
-    return False
+def _refuse_closed_descriptors() -> None:
+    """Refuse to run where the next file that is opened would become a standard stream."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError as error:
+            raise ValueError(f"descriptor {number} is closed: open it first, for example {os.devnull}") from error
