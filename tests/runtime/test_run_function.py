@@ -423,7 +423,7 @@ def test_the_end_of_the_program_ends_the_commands_of_its_daemon_threads() -> Non
     began = time.monotonic()
     pids = [int(pid) for pid in output_of(code).split()]
     assert len(pids) == 3
-    assert all(map(is_gone, pids))
+    assert wait_until_gone(*pids)
     assert time.monotonic() - began < 5
 
 

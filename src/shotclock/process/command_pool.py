@@ -166,15 +166,17 @@ class CommandPool:
         return [self._zygote_pid, *(pid for pid in below if kernel.name_of(pid) == SUPERVISOR_NAME)]
 
     def close(self) -> None:
-        """End the supervisors, their commands and the zygote, and wait until they are gone."""
-        for control in list(self._sockets):
+        """End the supervisors and the zygote. A command of a daemon thread ends with the process, just after this."""
+        spare = [supervisor.control for supervisor in self._spare]
+        is_busy = any(control not in spare and control.fileno() >= 0 for control in self._sockets)
+        if self._zygote is None or is_busy:
+            return
+        for sock in (*spare, self._zygote):
             with contextlib.suppress(OSError):
-                control.shutdown(socket.SHUT_WR)
-        if self._zygote is not None:
-            with self._zygote as zygote, contextlib.suppress(OSError):
-                zygote.shutdown(socket.SHUT_WR)
-                zygote.settimeout(FAREWELL_LIMIT_S + VERIFY_LIMIT_MS / 1000)
-                zygote.recv(1)  # the end of file: it has exited
+                sock.shutdown(socket.SHUT_WR)
+        self._zygote.settimeout(FAREWELL_LIMIT_S + VERIFY_LIMIT_MS / 1000)
+        with contextlib.suppress(OSError):
+            self._zygote.recv(1)  # the end of file: it has exited
         self.forget()
 
     def forget(self) -> None:
