@@ -378,12 +378,10 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
 
 def _ask_person(spec: CommandSpec, arguments: Mapping[str, object]) -> Problem | None:
     """Have a person at a terminal type the confirmation. No flag replaces it."""
-    properties = spec.input_schema.get("properties", {})
-    defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
     missing = [name for name in spec.input_schema.get("required", ()) if name not in arguments]
     if missing:  # a call that cannot be made needs no confirmation
         return problem_of([{"field": name, "message": "Field required"} for name in missing])
-    values = {name: str(value) for name, value in {**defaults, **arguments}.items()}
+    values = {name: str(value) for name, value in {**spec.defaults, **arguments}.items()}
     return confirm(spec.name, str(spec.requires_person).format_map(values))
 
 

@@ -146,6 +146,11 @@ class CommandSpec:
         """Return whether the caller must confirm it. Where a person decides, that person confirms."""
         return self.destructive and self.approval is None and self.requires_person is None
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        properties = self.input_schema.get("properties", {})
+        return {name: declared["default"] for name, declared in properties.items() if "default" in declared}
+
     def operation(self) -> Operation:
         return Operation(**{name: getattr(self, name) for name in fields_of(Operation)})
 

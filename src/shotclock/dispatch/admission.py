@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.clocks import NS_PER_MS, ClockKind, WallTime, format_duration
@@ -21,20 +22,19 @@ from ..core.proposal import digest
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive, this_process
 from ..runtime.call import Call, Outcome
+from ..runtime.command_runner import run_in_thread
 from ..runtime.outcomes import timeout_problem
 from ..store.idempotency import Beginning, Finished, Fresh, Interrupted, Lock, Mismatch
 from ..store.jobs import RETENTION_MS
 from ..store.store import Store
 from .invocation import Stdin
 
-FIRST_TRY_S = 0.01
-LATER_TRIES_S = 0.2
+# Between two tries to get a place, or two looks at the first call with a key.
+FIRST_PAUSE_S = 0.01
+LATER_PAUSES_S = 0.2
 # Time beyond its timeout and grace after which a holder loses its place.
 LEASE_MARGIN_MS = 10_000
 RETRY_AFTER_MS = 1_000
-# Between two looks at the first call with a key.
-FIRST_LOOK_S = 0.02
-LATER_LOOKS_S = 0.2
 
 Check = Callable[[Call, CommandSpec, Mapping[str, object]], Awaitable[Outcome]]
 
@@ -65,12 +65,11 @@ class ConcurrencyLimits:
 
         try:
             for lock, slots in self._places(spec, call.arguments):
-                token = secrets.token_hex(8)
-                conflict = await self._take(lock, slots, token, call)
+                tokens.append(secrets.token_hex(8))
+                conflict = await self._take(lock, slots, tokens[-1], call)
                 if conflict is not None:
                     leave()
                     return await self._find_mistakes(call, spec) or _lock_held(lock, slots, conflict, call)
-                tokens.append(token)
         except BaseException:
             leave()
             raise
@@ -89,42 +88,37 @@ class ConcurrencyLimits:
         if spec.concurrency is not None:
             places.append((f"{self._app}/{spec.name}", spec.concurrency))
         if spec.single_flight is not None:
-            properties = spec.input_schema.get("properties", {})
-            defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
             # A missing argument is refused later, where its type is known.
             with contextlib.suppress(KeyError):
-                known = {name: str(value) for name, value in {**defaults, **arguments}.items()}
+                known = {name: str(value) for name, value in {**spec.defaults, **arguments}.items()}
                 places.append((f"{self._app}:{spec.single_flight.format_map(known)}", 1))
         return places
 
     async def _take(self, lock: str, slots: int, token: str, call: Call) -> Lock | None:
-        bell, queue_ms = call.bound.bell, call.clocks.queue_ms or 0
-        until_ns = call.started_ns + queue_ms * NS_PER_MS
+        bell, lease_ms = call.bound.bell, None
+        until_ns = call.started_ns + (call.clocks.queue_ms or 0) * NS_PER_MS
         if bell is not None:
             until_ns = min(until_ns, bell.at_ns)
-        lease_ms = None
-        if bell is not None:
             lease_ms = bell.remaining_ms(monotonic_ns()) + call.bound.grace_ms + LEASE_MARGIN_MS
-        pause_s = FIRST_TRY_S
+        pause_s = FIRST_PAUSE_S
         while True:
-            taken = await asyncio.to_thread(self._try, lock, slots, token, call.name, lease_ms)
+            taken = await run_in_thread(partial(self._try, lock, slots, token, call.name, lease_ms))
             if taken is None:
                 return None
             left_s = (until_ns - monotonic_ns()) / 1e9
             if left_s <= 0:
                 return taken
             await asyncio.sleep(min(pause_s, left_s))
-            pause_s = min(pause_s * 1.5, LATER_TRIES_S)
+            pause_s = min(pause_s * 1.5, LATER_PAUSES_S)
 
     def _try(self, lock: str, slots: int, token: str, label: str, lease_ms: int | None) -> Lock | None:
-        now = wall_time()
         return self._store().locks.acquire(
             lock,
             slots=slots,
             holder=this_process(),
             label=label,
             token=token,
-            now=now,
+            now=wall_time(),
             is_alive=is_alive,
             lease_ms=lease_ms,
         )
@@ -152,8 +146,12 @@ def _lock_held(lock: str, slots: int, oldest: Lock, call: Call) -> Outcome:
 
 def find_other_work(store: Store, scope: str, key: str, digest: str) -> Outcome | None:
     """Bind a key to this work, or return the refusal if it is bound to other work."""
-    beginning = store.idempotency.begin(scope, key, digest, this_process(), wall_time(), is_alive)
+    beginning = _begin(store, scope, key, digest)
     return _key_reused(key, beginning.began_at) if isinstance(beginning, Mismatch) else None
+
+
+def _begin(store: Store, scope: str, key: str, digest: str) -> Beginning:
+    return store.idempotency.begin(scope, key, digest, this_process(), wall_time(), is_alive)
 
 
 def _key_reused(key: str, began_at: WallTime) -> Outcome:
@@ -172,13 +170,12 @@ class KeyedCall:
 
     async def begin(self, call: Call) -> Outcome | Envelope | None:
         """Return None for the first call with its key, else the first call's answer, or why there is none."""
-        pause_s = FIRST_LOOK_S
+        pause_s = FIRST_PAUSE_S
         stop = None if call.request is None else call.request.stop
         await asyncio.to_thread(self._forget_old)
         while True:
-            beginning = await asyncio.to_thread(self._begin)
+            beginning = await run_in_thread(partial(self._begin, call))
             if isinstance(beginning, Fresh):
-                call.keep_answer = self._keep
                 return None
             repeated = self._repeat(beginning)
             if repeated is not None:
@@ -192,12 +189,13 @@ class KeyedCall:
                 await asyncio.sleep(pause_s)
             elif (await asyncio.wait([stop], timeout=pause_s))[0]:
                 return Outcome(Ending.NOT_STARTED, stop_problem(stop.result()), {"partial": True})
-            pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
+            pause_s = min(pause_s * 1.5, LATER_PAUSES_S)
 
-    def _begin(self) -> Beginning:
-        return self._store.idempotency.begin(
-            self._scope, self._key, self._digest, this_process(), wall_time(), is_alive
-        )
+    def _begin(self, call: Call) -> Beginning:
+        beginning = _begin(self._store, self._scope, self._key, self._digest)
+        if isinstance(beginning, Fresh):
+            call.keep_answer = self._keep  # set here: it frees the key of a call that is cancelled meanwhile
+        return beginning
 
     def _forget_old(self) -> None:
         self._store.idempotency.forget_begun_before(WallTime(max(0, wall_time().ms - RETENTION_MS)), is_alive)

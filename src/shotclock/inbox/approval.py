@@ -235,7 +235,7 @@ class Approvals:
     def _ask_for_operation(
         self, spec: CommandSpec, arguments: Mapping[str, Any], justification: str, surroundings: Mapping[str, Any]
     ) -> ProposalRequest:
-        arguments = {**_defaults(spec), **arguments}
+        arguments = {**spec.defaults, **arguments}
         title = f"{self._app} {spec.name}" + "".join(
             f" {name}={arguments[name]}" for name in _names_in_title(spec, arguments)
         )
@@ -299,16 +299,10 @@ def _describe_conversions(conversions: Conversions) -> dict[str, Any]:
     return found
 
 
-def _defaults(spec: CommandSpec) -> dict[str, Any]:
-    """Return the declared defaults of a command."""
-    properties = spec.input_schema.get("properties", {})
-    return {name: declared["default"] for name, declared in properties.items() if "default" in declared}
-
-
 def _names_in_title(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str]:
     """Return the names of the arguments that differ from their defaults, in one order: identical calls have identical
     titles."""
-    defaults, declared = _defaults(spec), list(spec.input_schema.get("properties", {}))
+    defaults, declared = spec.defaults, list(spec.input_schema.get("properties", {}))
     names = [name for name in declared if name in arguments] + sorted(arguments.keys() - declared)
     return [name for name in names if name not in defaults or canonical(defaults[name]) != canonical(arguments[name])]
 

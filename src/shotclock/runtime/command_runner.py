@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.clocks import ClockKind
 from ..process import foreground, ipc, kernel
@@ -31,6 +31,8 @@ CALL_OFF_S = 0.5  # how long to wait for a cancelled command that was not report
 # How long closing waits for the commands it kills: a kill and its verification.
 STOP_ALL_S = 3.0
 MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
+
+T = TypeVar("T")
 
 RequestFork = Callable[[bytes, list[int]], None]
 
@@ -370,6 +372,16 @@ async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)
+
+
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run bounded work in a thread to its end. A cancellation meanwhile is passed on afterwards."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await run_shielded(asyncio.wait([working]))
+        raise
 
 
 async def run_in_foreground(
