@@ -34,6 +34,12 @@ def running(store: Store, id: str = "job1", **given: Any) -> Job:
     return job
 
 
+def existing(store: Store, id: str = "job1") -> Job:
+    job = store.jobs.get(id)
+    assert job is not None
+    return job
+
+
 # --- one per invocation ---------------------------------------------------------------------------
 
 
@@ -90,7 +96,10 @@ def test_a_result_nobody_was_told_is_not_given_out_when_it_is_older_than_the_ret
 @pytest.mark.parametrize("ended", ["finished", "lost"])
 def test_with_an_idempotency_key_the_answer_stays_the_same_for_as_long_as_it_is_kept(store: Store, ended: str):
     running(store, idempotency_key="once")
-    (store.jobs.finish if ended == "finished" else store.jobs.mark_lost)("job1", ENVELOPE, NOW)
+    if ended == "finished":
+        store.jobs.finish("job1", ENVELOPE, NOW)
+    else:
+        store.jobs.mark_lost(existing(store), ENVELOPE, NOW)
     store.jobs.deliver("job1", NOW)
     for after in (1, RETENTION_MS - 1):
         again = new_job("job2", at=NOW + after, idempotency_key="once")
@@ -105,8 +114,8 @@ def test_a_job_whose_runner_died_is_said_to_be_lost_once_and_then_done_anew(stor
     job, created = store.jobs.attach_or_create(new_job("job2", at=NOW + 9), all_dead)
     assert (created, job.id, job.state, job.ended_at, job.envelope) == (False, "job1", JobState.LOST, NOW + 9, None)
     # Whoever found it writes down what to say about it. The first words stay.
-    assert store.jobs.mark_lost("job1", ENVELOPE, NOW + 10)
-    assert not store.jobs.mark_lost("job1", {}, NOW + 11)
+    assert store.jobs.mark_lost(job, ENVELOPE, NOW + 10)
+    assert not store.jobs.mark_lost(job, {}, NOW + 11)
     job, created = store.jobs.attach_or_create(new_job("job2", at=NOW + 12), all_dead)
     assert not created and job.envelope == ENVELOPE and job.ended_at == NOW + 9
     store.jobs.deliver("job1", NOW + 13)
@@ -122,7 +131,7 @@ def test_a_lost_job_is_taken_up_again_under_its_id_with_its_progress(
     store.jobs.progress("job1", 70, 100, "rows", NOW + 1)
     store.jobs.request_cancel("job1", NOW + 2)
     if found_before:
-        store.jobs.mark_lost("job1", ENVELOPE, NOW + 3)
+        store.jobs.mark_lost(existing(store), ENVELOPE, NOW + 3)
         if told_before:
             store.jobs.deliver("job1", NOW + 3)
     again = new_job("job2", at=NOW + 4, log_path="/log2", stdin_path="/in2", deadline_at=NOW + 99, max_lifetime_ms=7)
@@ -163,7 +172,7 @@ def test_an_earlier_attempt_has_nothing_more_to_say(store: Store):
     assert not store.jobs.beat("job1", NOW + 5, attempt=1)
     store.jobs.progress("job1", 5, None, None, NOW + 5, attempt=1)
     assert not store.jobs.finish("job1", ENVELOPE, NOW + 5, attempt=1)
-    assert not store.jobs.mark_lost("job1", ENVELOPE, NOW + 5, attempt=1)
+    assert not store.jobs.mark_lost(replace(job, attempt=1), ENVELOPE, NOW + 5)
     assert store.jobs.get("job1") == job
     assert store.jobs.finish("job1", ENVELOPE, NOW + 5, attempt=2)
 
@@ -257,11 +266,11 @@ def test_the_first_request_to_cancel_counts_and_an_ended_job_is_left_alone(store
 
 
 def test_the_first_end_is_the_end(store: Store):
-    running(store)
+    job = running(store)
     assert not store.jobs.deliver("job1", NOW)
     assert store.jobs.finish("job1", ENVELOPE, NOW + 1)
     assert not store.jobs.finish("job1", {"ok": False}, NOW + 2)
-    assert not store.jobs.mark_lost("job1", {"ok": False}, NOW + 2)
+    assert not store.jobs.mark_lost(job, {"ok": False}, NOW + 2)
     job = store.jobs.get("job1")
     assert (job.state, job.envelope, job.ended_at) == (JobState.FINISHED, ENVELOPE, NOW + 1)
     assert not store.jobs.finish("nobody", ENVELOPE, NOW)
@@ -285,7 +294,7 @@ def test_lists_are_newest_first_and_may_be_narrowed(store: Store):
     for number in range(6):
         running(store, f"j{number}", key=f"k{number}", app="ab"[number % 2])
     store.jobs.finish("j4", ENVELOPE, NOW)
-    store.jobs.mark_lost("j1", None, NOW)
+    store.jobs.mark_lost(existing(store, "j1"), ENVELOPE, NOW)
 
     def ids(**given: Any) -> str:
         return "".join(job.id[1] for job in store.jobs.list(**given))
@@ -481,7 +490,10 @@ class JobsAgainstAModel(RuleBasedStateMachine):
     def ends(self, index: int, how: str, by: int) -> None:
         if (job := self.pick(index)) is None:
             return
-        ours = getattr(self.store.jobs, how)(job.id, {"by": how}, self.now, attempt=job.attempt + by)
+        if how == "finish":
+            ours = self.store.jobs.finish(job.id, {"by": how}, self.now, attempt=job.attempt + by)
+        else:
+            ours = self.store.jobs.mark_lost(replace(job, attempt=job.attempt + by), {"by": how}, self.now)
         if by == 0 and job.is_active:
             state = JobState.FINISHED if how == "finish" else JobState.LOST
             self.change(job, state=state, envelope={"by": how}, ended_at=self.now)

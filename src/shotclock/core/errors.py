@@ -324,6 +324,7 @@ _WARNINGS: dict[str, str] = {
     "DEVICE_REPLACED": "The device was replaced; its earlier pages, with their forms and logins, are gone.",
     "HOST_REPLACED": "The process of the async handlers was replaced; their state in its memory is lost.",
     "CHECKPOINT_DISCARDED": "The checkpoints are of another input; the work starts over.",
+    "CHECKPOINT_LEFT": "The checkpoint could not be deleted: the identical call would continue from it.",
     "HUMAN_DEFAULTED": "The question was not answered; its default is the answer.",
     "OUTPUT_MISSING": "An output of the run could not be made, and is null.",
     "NUMBER_KEPT_AS_TEXT": "A number that was printed cannot be kept exactly, so it is passed on as text.",

@@ -1,6 +1,8 @@
 """Calls of one app's commands, from every surface: begun once, taken through the same stages, answered once.
 
-begin ── arguments checked, confirmation ── approval ── job, or idempotency key ── limits ── worker ── answer
+begin ── preview, if not confirmed ── approval ── job, or idempotency key ── limits ── worker ── answer
+
+Arguments are checked in the worker, and before that for a preview, an approval or a job.
 
 docs/design.md: R31, R38.
 """
@@ -15,23 +17,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from ..core.arguments import Conversions, NotSerializable, json_arguments, to_valid_json
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
-from ..core.clocks import NS_PER_MS, Bound, Clocks, Deadline
-from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
+from ..core.clocks import Bound, Clocks, Deadline
+from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
-from ..process.clock import monotonic_ns
 from ..process.context import CallListener, Progress
 from ..runtime.call import Call, CallRequest, Effects, Outcome, Tool, invalid
-from ..runtime.command_runner import run_shielded
+from ..runtime.command_runner import run_in_thread, run_shielded
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
-from .invocation import Invocation, InvocationCheckpoint, invocation_key
+from .invocation import Invocation, InvocationCheckpoint
 
 if TYPE_CHECKING:
     from ..inbox.approval import Approvals
     from ..inbox.inbox import Inbox
     from ..inbox.person_wait import StepSurroundings
+    from ..store.jobs import Job
     from ..store.store import Store
     from .job_client import JobClient
 
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 STOP_LIMIT_S = 3.0
 # The job commands other than `wait`; the store's own waits are shorter than this.
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
-
-
 # The longest check of arguments before a job or an approval, which may take days themselves.
 LOOK_LIMIT_MS = 30_000
 
@@ -133,7 +133,7 @@ class Dispatcher:
         return await self.carry_out(self.begin(request))
 
     def begin(self, request: CallRequest) -> Call:
-        """Start the clocks of a call. They count everything but the wait for an approval."""
+        """Settle whether a call is confirmed, and start its clocks. They count all but the wait for an approval."""
         spec = self.catalogue.find(request.name)
         by_argument: object = False
         if spec is not None and spec.needs_confirmation and CONFIRMATION in request.arguments:
@@ -222,7 +222,7 @@ class Dispatcher:
 
     async def _approve(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome | None:
         """Ask for an approval, unless this call has one. Wrong arguments are refused first."""
-        if self._needs_no_approval(call):
+        if call.proposal_id is not None or not self._needs_approval(spec):
             return None
         assert self._approvals is not None
         checked = await self._check(call, spec, request)
@@ -237,7 +237,8 @@ class Dispatcher:
         """Start or attach to the job of this work, and wait within the caller's budget. Return None if it is no job."""
         if not self._goes_on_as_job(spec):
             return None
-        ended = await self._wait_for_job(call, spec, request, may_start=self._needs_no_approval(call))
+        is_approved = call.proposal_id is not None or not self._needs_approval(spec)
+        ended = await self._wait_for_job(call, spec, request, may_start=is_approved)
         if ended is None:  # the approved job may have ended and been delivered meanwhile
             ended = await self._approve(call, spec, request)
         return ended or await self._wait_for_job(call, spec, request, may_start=True)
@@ -248,21 +249,13 @@ class Dispatcher:
             return None
         from .admission import KeyedCall
 
-        keyed = KeyedCall(
-            self.store(), self._scope(spec, request), request.idempotency_key, request.arguments, request.stdin
-        )
+        arguments = {**spec.defaults, **request.arguments}
+        keyed = KeyedCall(self.store(), self._scope(spec, request), request.idempotency_key, arguments, request.stdin)
         # The approved first call with the same key may have failed without an effect meanwhile.
         return await keyed.begin(call) or await self._approve(call, spec, request)
 
     async def _run_here(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome:
-
-        def checkpoint() -> InvocationCheckpoint:
-            key, stdin = request.idempotency_key, request.stdin
-            return InvocationCheckpoint(
-                self.store, lambda: invocation_key(self.catalogue, spec.name, arguments, key, stdin, request.owner)
-            )
-
-        arguments = call.arguments
+        checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
@@ -271,9 +264,9 @@ class Dispatcher:
             outcome = outcome.outcome(Ending.KILLED)
         if outcome.problem is not None and spec.steps:
             outcome.data = listener.add_steps(outcome.data)
-        outcome.warnings += tuple(listener.warnings)
         if outcome.problem is None:
-            await listener.forget_checkpoint()
+            await checkpoint.forget()
+        outcome.warnings += tuple(checkpoint.warnings)
         return outcome
 
     async def _wait_for_job(
@@ -291,37 +284,26 @@ class Dispatcher:
             refusal = await asyncio.to_thread(find_other_work, self.store(), scope, key, invocation.key())
             if refusal is not None:
                 return refusal
-        if may_start:
-            job = await asyncio.to_thread(client.start_or_attach, invocation, call.trace)
-        elif (attached := await asyncio.to_thread(client.find_attached, invocation)) is not None:
-            job = attached
-        else:
+
+        def find_job() -> Job | None:
+            found = client.start_or_attach(invocation, call.trace) if may_start else client.find_attached(invocation)
+            if found is not None:  # and continues if the call is cancelled, even by now
+                call.cancellation.ending = Ending.DETACHED
+            return found
+
+        job = await run_in_thread(find_job)
+        if job is None:
             return None
         waiting = client.wait(job, call, request.budget_ms, request.on_progress)
-        try:
-            ended = await _unless_stopped(waiting, request.stop, STOP_LIMIT_S)
-        except asyncio.CancelledError:
-            call.cancellation.outcome = Outcome(Ending.DETACHED)
-            raise
+        ended = await _unless_stopped(waiting, request.stop, STOP_LIMIT_S)
+        if isinstance(ended, StopSignal):
+            ended = await client.stop_waiting(job, call, ended.name)
         if isinstance(ended, Envelope):
             if request.confirmed:  # the runner does not know it
                 ended.meta["confirmed"] = True
             if job.delivered_at is not None and job.ended_at is not None:
                 ended.warnings.append(warning("REPLAYED", finished_at=job.ended_at.iso()))
-        if not isinstance(ended, StopSignal):
-            return ended
-        if ended.name == "SIGINT":  # Ctrl-C ends the work, not only the waiting
-            job = await client.cancel(job)
-            if not job.is_active:
-                finished = client.deliver(job)
-                if finished.ok:
-                    return finished
-                return Outcome(Ending.KILLED, stop_problem("SIGINT"), {"partial": True, "job_id": job.id})
-        current = await asyncio.to_thread(client.look, job.id)
-        return client.incomplete(current or job, call, (monotonic_ns() - call.started_ns) // NS_PER_MS)
-
-    def _needs_no_approval(self, call: Call) -> bool:
-        return call.proposal_id is not None or self._approvals is None or not self._approvals.guards(call.name)
+        return ended
 
     def _is_known(self, call: Call, spec: CommandSpec, request: CallRequest) -> bool:
         """Return whether the identical call was approved, and is running or has its answer kept."""
@@ -331,7 +313,6 @@ class Dispatcher:
         return key is not None and self.store().idempotency.is_known(self._scope(spec, request), key)
 
     def _invocation(self, call: Call, spec: CommandSpec, request: CallRequest) -> Invocation:
-        assert self._program is not None
         return Invocation(
             self.catalogue,
             spec,
@@ -417,14 +398,13 @@ class CommandListener(CallListener):
 
     def __init__(
         self,
-        checkpoint: Callable[[], InvocationCheckpoint],
+        checkpoint: InvocationCheckpoint,
         steps: tuple[str, ...] = (),
         resume_from: str | None = None,
         on_progress: Progress | None = None,
         stdin_path: str | None = None,
     ) -> None:
-        self._make_checkpoint = checkpoint
-        self._checkpoint: InvocationCheckpoint | None = None
+        self._checkpoint = checkpoint
         self._steps = steps
         self._begun: list[str] = []
         self._on_progress = on_progress
@@ -440,23 +420,10 @@ class CommandListener(CallListener):
             self._begun.append(name)
 
     async def checkpoint(self, state: object) -> None:
-        await self._get_checkpoint().save(state)
+        await self._checkpoint.save(state)
 
     async def restore(self, fingerprint: str) -> object:
-        return await self._get_checkpoint().restore(fingerprint)
-
-    def _get_checkpoint(self) -> InvocationCheckpoint:
-        if self._checkpoint is None:
-            self._checkpoint = self._make_checkpoint()
-        return self._checkpoint
-
-    @property
-    def warnings(self) -> list[Warning_]:
-        return [] if self._checkpoint is None else self._checkpoint.warnings
-
-    async def forget_checkpoint(self) -> None:
-        if self._checkpoint is not None and self._checkpoint.is_kept:
-            await asyncio.to_thread(self._checkpoint.clear)
+        return await self._checkpoint.restore(fingerprint)
 
     def add_steps(self, data: object) -> dict[str, object]:
         """Return the data of a failed command, with the state of its steps."""

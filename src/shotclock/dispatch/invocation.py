@@ -49,7 +49,8 @@ class Stdin:
 class Invocation:
     catalogue: Catalogue
     spec: CommandSpec
-    program: Program
+    program: Program | None
+    """None: it cannot become a job."""
     arguments: Mapping[str, object]
     timeout_ms: int
     """Of all the work; 0 is none."""
@@ -61,9 +62,19 @@ class Invocation:
     proposal_id: str | None = None
 
     def key(self) -> str:
-        return invocation_key(
-            self.catalogue, self.spec.name, self.arguments, self.idempotency_key, self.stdin, self.owner
-        )
+        """Return a digest of all that identifies the work: equal for the same work."""
+        work = [
+            self.catalogue.name,
+            self.catalogue.version,
+            self.spec.name,
+            # The same value may come from the library or the command line.
+            to_jsonable({**self.spec.defaults, **self.arguments}),
+            _directory(),
+            self.idempotency_key,
+            None if self.stdin is None else self.stdin.digest,
+            *([] if self.owner is None else [self.owner]),
+        ]
+        return digest(work)
 
     @property
     def resumes(self) -> bool:
@@ -71,7 +82,7 @@ class Invocation:
 
     def as_job(self, log_path: str, job_id: str, now: WallTime) -> Job:
         interruption = self.spec.interruption
-        assert interruption is not None
+        assert interruption is not None and self.program is not None
         from ..store.jobs import Job  # imports sqlite3, which few commands need
 
         return Job(
@@ -86,6 +97,7 @@ class Invocation:
             spec={
                 "catalogue": self.catalogue.to_plain(),
                 "timeout_ms": self.timeout_ms,
+                "grace_ms": self.spec.clocks.grace_ms or 0,
                 "resume_from": self.resume_from,
                 "proposal_id": self.proposal_id,
             },
@@ -99,31 +111,6 @@ class Invocation:
             deadline_at=now + self.timeout_ms if self.timeout_ms else None,
             owner=self.owner,
         )
-
-
-def invocation_key(
-    catalogue: Catalogue,
-    command: str,
-    arguments: Mapping[str, object],
-    idempotency_key: str | None = None,
-    stdin: Stdin | None = None,
-    owner: str | None = None,
-) -> str:
-    """Return a digest of all that identifies the work: equal for the same work."""
-    spec = catalogue.find(command)
-    properties = {} if spec is None else spec.input_schema.get("properties", {})
-    defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
-    work: list[Any] = [
-        catalogue.name,
-        catalogue.version,
-        command,
-        to_jsonable({**defaults, **arguments}),  # the same value may come from the library or the command line
-        _directory(),
-        idempotency_key,
-        None if stdin is None else stdin.digest,
-        *([] if owner is None else [owner]),
-    ]
-    return digest(work)
 
 
 class InvocationCheckpoint:
@@ -167,6 +154,14 @@ class InvocationCheckpoint:
 
     def clear(self) -> None:
         self._store().checkpoints.clear(self._key)
+
+    async def forget(self) -> None:
+        """Delete the checkpoint of work that succeeded. If it cannot be deleted, there is a warning."""
+        try:
+            if self.is_kept:
+                await asyncio.to_thread(self.clear)
+        except Failure as failure:
+            self.warnings.append(warning("CHECKPOINT_LEFT", cause=str(failure)))
 
 
 def _directory() -> str:

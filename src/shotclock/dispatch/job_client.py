@@ -15,8 +15,8 @@ from typing import Any
 
 from ..core.catalogue import semantic_version
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
-from ..core.envelope import Envelope, Problem
-from ..core.errors import Ending, Failure
+from ..core.envelope import Envelope, Problem, stop_problem
+from ..core.errors import Ending, Failure, SideEffects
 from ..core.proposal import Proposal, ProposalStatus
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..inbox.access import Principal, Role
@@ -38,7 +38,7 @@ LATER_LOOKS_S = 0.2
 # A runner writes a heartbeat four times a second. A living one that is silent for this long is stopped or starved.
 SILENT_LIMIT_MS = 60_000
 # How long cancelling waits beyond the grace for the runner to notice and to report.
-CANCEL_LIMIT_S = 10.0
+CANCEL_LIMIT_MS = 10_000
 LOG_TAIL = 4_000
 CHECKPOINTS_KEPT_MS = 7 * 24 * 3600 * 1000
 POLL_INTERVAL_MS = 1_000
@@ -79,11 +79,9 @@ class JobClient:
         if verb == "status":
             return Outcome(Ending.FINISHED, data=self.describe(job))
         if verb == "cancel":
-            job = await self.cancel(job)
-            problem = None
-            if job.is_active:
-                problem = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
-            return Outcome(Ending.FINISHED, problem, self.describe(job))
+            job = await self.cancel(job, call.bound.bell)
+            late = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
+            return Outcome(Ending.FINISHED, late if job.is_active else None, self.describe(job))
         return await self.wait(job, call, budget_ms, on_progress)
 
     @staticmethod
@@ -104,18 +102,25 @@ class JobClient:
         new = invocation.as_job(str(log), job_id, wall_time())
         job, ours = self._store.jobs.attach_or_create(new, is_alive, resume=invocation.resumes)
         if ours:
-            if invocation.stdin is not None and job.stdin_path is not None and not os.path.exists(job.stdin_path):
-                os.close(create_private_file(Path(job.stdin_path)))
-                shutil.copyfile(invocation.stdin.path, job.stdin_path)
-            self._start_runner(job, trace)
+            try:
+                self._start_runner(job, invocation, trace)
+            except OSError as error:
+                problem = Problem("SPAWN_FAILED", f"the job's runner could not be started: {error}")
+                envelope = answer_for_job(job, Outcome(Ending.NOT_STARTED, problem))
+                self._store.jobs.mark_lost(job, envelope.to_dict(), wall_time())
         return job
 
     def find_attached(self, invocation: Invocation) -> Job | None:
         """Return the running or undelivered job of this work."""
         return self._store.jobs.find_answer(invocation.key(), wall_time(), is_alive, resume=invocation.resumes)
 
-    def _start_runner(self, job: Job, trace: TraceContext) -> None:
+    def _start_runner(self, job: Job, invocation: Invocation, trace: TraceContext) -> None:
         assert job.log_path is not None
+        if invocation.stdin is not None and job.stdin_path is not None:
+            # Each attempt copies it: the copy of an earlier one may be incomplete.
+            Path(job.stdin_path).unlink(missing_ok=True)
+            os.close(create_private_file(Path(job.stdin_path)))
+            shutil.copyfile(invocation.stdin.path, job.stdin_path)
         environment = {name: value for name, value in os.environ.items() if name != TRACESTATE_VARIABLE}
         environment |= trace.as_variables()
         try:
@@ -129,10 +134,6 @@ class JobClient:
                 output_fd=output,
                 environment=environment,
             )
-        except OSError as error:
-            problem = Problem("SPAWN_FAILED", f"the job's runner could not be started: {error}")
-            envelope = answer_for_job(job, Outcome(Ending.NOT_STARTED, problem))
-            self._store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         finally:
             os.close(output)
 
@@ -170,7 +171,7 @@ class JobClient:
             pause_s = min(pause_s * 1.5, LATER_LOOKS_S)
 
     def look(self, job_id: str) -> Job | None:
-        """Read the job. One whose runner is gone is marked as lost, with the end of its log as the reason."""
+        """Read the job, and end it as lost if its runner is gone or never came."""
         job = self._store.jobs.get(job_id)
         if job is None:
             return None
@@ -182,7 +183,7 @@ class JobClient:
             is_lost = job.runner is None or not is_alive(job.runner)
         if not is_lost:
             return job
-        self._store.jobs.mark_lost(job_id, lost_envelope(job), wall_time(), attempt=job.attempt)
+        self._store.jobs.mark_lost(job, lost_envelope(job), wall_time())
         return self._store.jobs.get(job_id)
 
     def deliver(self, job: Job) -> Envelope:
@@ -191,9 +192,21 @@ class JobClient:
         meta = {**envelope["meta"], "job_id": job.id}
         return Envelope(envelope["data"], envelope["error"], list(envelope["warnings"]), meta)
 
-    def incomplete(self, job: Job, call: Call, budget_ms: int) -> Outcome:
+    async def stop_waiting(self, job: Job, call: Call, signal: str) -> Outcome | Envelope:
+        """Answer a caller that a signal stopped. SIGINT (Ctrl-C) ends the work, not only the waiting."""
+        current = await self.cancel(job) if signal == "SIGINT" else await asyncio.to_thread(self.look, job.id)
+        job = current or job
+        if job.is_active:
+            return self.incomplete(job, call, signal=signal)
+        ended = await asyncio.to_thread(self.deliver, job)
+        if signal != "SIGINT" or ended.code != "CANCELLED":
+            return ended
+        survivors: Any = ended.meta["survivors"]
+        data: dict[str, object] = {"partial": True, "job_id": job.id}
+        return Outcome(Ending(ended.ending), stop_problem(signal), data, survivors=survivors)
+
+    def incomplete(self, job: Job, call: Call, budget_ms: int = 0, signal: str | None = None) -> Outcome:
         """Answer that the job continues: its progress, and how to wait for it or cancel it."""
-        elapsed_ms = (monotonic_ns() - call.started_ns) // 1_000_000
         silent_ms = 0 if job.heartbeat_at is None else wall_time().since_ms(job.heartbeat_at)
         if silent_ms > SILENT_LIMIT_MS:
             fired = Fired(ClockKind.IDLE, "runner", SILENT_LIMIT_MS, silent_ms)
@@ -206,10 +219,15 @@ class JobClient:
             "continue_command": self._command_line("wait", job.id),
             "cancel_command": self._command_line("cancel", job.id),
         }
-        fired = Fired(ClockKind.BUDGET, "caller", budget_ms, elapsed_ms)
         message = f"{job.command} continues as job {job.id}"
-        problem = Problem("INCOMPLETE", message, fired=fired)
-        return Outcome(Ending.DETACHED, problem, data, budget_ms=budget_ms)
+        if job.cancel_requested_at is not None:
+            message = f"{message}; it was asked to stop and has not stopped yet"
+        elapsed_ms = (monotonic_ns() - call.started_ns) // NS_PER_MS
+        if signal is None:
+            problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, elapsed_ms))
+            return Outcome(Ending.DETACHED, problem, data, budget_ms=budget_ms)
+        problem = Problem("INCOMPLETE", f"{message}; {signal} ended the wait", context={"signal": signal})
+        return Outcome(Ending.DETACHED, problem, data, budget_ms=elapsed_ms)
 
     def find(self, prefix: str, of: str | None = None) -> Job:
         """Find a job by the beginning of its id. Raises Failure if there is none, or more than one."""
@@ -228,15 +246,16 @@ class JobClient:
         found = self._store.jobs.list(app, active_only, of=of)
         return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
-    async def cancel(self, job: Job) -> Job:
+    async def cancel(self, job: Job, bell: Deadline | None = None) -> Job:
         """Ask its runner to stop it, and wait, bounded, until it has."""
         await asyncio.to_thread(self._store.jobs.request_cancel, job.id, wall_time())
-        give_up_ns = monotonic_ns() + int(CANCEL_LIMIT_S * 1e9)
-        current: Job | None = job
-        while current is not None and current.is_active and monotonic_ns() < give_up_ns:
-            await asyncio.sleep(FIRST_LOOK_S)
+        limit = Deadline.after_ms(monotonic_ns(), job.spec.get("grace_ms", 0) + CANCEL_LIMIT_MS)
+        until_ns = min(limit.at_ns, limit.at_ns if bell is None else bell.at_ns)
+        while True:
             current = await asyncio.to_thread(self.look, job.id)
-        return current or job
+            if current is None or not current.is_active or monotonic_ns() >= until_ns:
+                return current or job
+            await asyncio.sleep(FIRST_LOOK_S)
 
     def describe(self, job: Job) -> dict[str, object]:
         shown: dict[str, object] = {
@@ -249,7 +268,7 @@ class JobClient:
             "continue_command": self._command_line("wait", job.id),
             "cancel_command": self._command_line("cancel", job.id),
             "poll_interval_ms": POLL_INTERVAL_MS,
-            "timeout_ms": job.spec["timeout_ms"] or job.max_lifetime_ms,
+            "timeout_ms": limit_ms(job),
             "progress": progress_of(job),
             "attempt": job.attempt,
             "created_at": job.created_at.iso(),
@@ -304,6 +323,11 @@ class JobClient:
         return shlex.join([*self._command, "job", verb, job_id])
 
 
+def limit_ms(job: Job) -> int:
+    """Return how long the work may take: its timeout, if it has one, within the lifetime of a job."""
+    return min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
+
+
 def progress_of(job: Job) -> dict[str, object]:
     if job.progress_done is None:
         return {"done": 0}
@@ -323,17 +347,21 @@ def _status(job: Job) -> str:
 
 def lost_envelope(job: Job) -> dict[str, Any]:
     context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
-    message = f"the runner of job {job.id} is gone; {job.command} was stopped in the middle"
+    ending, message = Ending.KILLED, f"the runner of job {job.id} is gone; {job.command} was stopped in the middle"
+    if job.runner is None:
+        ending, message = Ending.NOT_STARTED, f"the runner of job {job.id} did not start, so {job.command} did not run"
     data: dict[str, object] = {"job_id": job.id, "progress": progress_of(job)}
-    envelope = answer_for_job(job, Outcome(Ending.KILLED, Problem("JOB_LOST", message, context=context), data))
+    envelope = answer_for_job(job, Outcome(ending, Problem("JOB_LOST", message, context=context), data))
     envelope.meta["duration_ms"] = 0 if job.heartbeat_at is None else job.heartbeat_at.since_ms(job.attempt_at)
     return envelope.to_dict()
 
 
 def answer_for_job(job: Job, outcome: Outcome) -> Envelope:
+    if outcome.ending is Ending.NOT_STARTED and job.attempt > 1:
+        outcome.side_effects = SideEffects.UNKNOWN  # of the earlier attempts
     catalogue = job.spec.get("catalogue") or {}
     tool = Tool(semantic_version(job.tool_version), is_served=catalogue.get("is_served", False))
-    return answer(admit(job.command, Clocks(timeout_ms=job.spec["timeout_ms"]), tool=tool), outcome)
+    return answer(admit(job.command, Clocks(timeout_ms=limit_ms(job)), tool=tool), outcome)
 
 
 def _tail(log_path: str | None) -> str:

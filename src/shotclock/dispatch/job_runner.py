@@ -1,6 +1,6 @@
 """The runner of a job: a process that holds the limits, runs the work where it can be killed, and stores its end.
 
-If the runner is killed its work dies with it, the job is lost, and the same invocation starts it again.
+If the runner is killed its work dies with it and the job is lost. The next identical call answers or resumes it.
 
 docs/design.md: R32.
 """
@@ -35,7 +35,7 @@ from ..store.store import Store
 from .admission import ConcurrencyLimits
 from .dispatcher import ArgumentChecks, CommandListener
 from .invocation import InvocationCheckpoint
-from .job_client import answer_for_job
+from .job_client import answer_for_job, limit_ms
 
 # Between two heartbeats of a runner, with a check whether it should stop.
 BEAT_S = 0.25
@@ -63,24 +63,26 @@ def main(home: str, job_id: str) -> None:
             with contextlib.suppress(Failure):  # a busy store: its outcome is recorded later
                 store.proposals.hand_to_job(proposal_id, Runner(this_process(), job.id), wall_time())
         try:
-            envelope = asyncio.run(_keep(store, job, log, log_file))
+            envelope = asyncio.run(_run(store, job, log, log_file))
         except Exception as error:
             outcome = outcome_of_error(error)
-            outcome.ending = Ending.NOT_STARTED
+            if job.id not in running_runs:
+                outcome.ending = Ending.NOT_STARTED
             envelope = answer_for_job(job, outcome)
-        store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
-        if proposal_id is not None:
+        is_latest = store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
+        if is_latest and proposal_id is not None:
             message = str((envelope.error or {}).get("message", ""))
             ran = ActionOutcome(envelope.ok, wall_time(), envelope.code, None if envelope.ok else shorten(message, 500))
             with contextlib.suppress(Failure):  # the job has it
                 store.proposals.record_outcome(proposal_id, ran)
-        if envelope.ok:
-            store.checkpoints.clear(job.key)
+        if is_latest and envelope.ok:
+            with contextlib.suppress(Failure):  # it is deleted when it is old
+                store.checkpoints.clear(job.key)
     telemetry.finish()
     os._exit(0)
 
 
-async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
+async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     loop = asyncio.get_running_loop()
     os.set_blocking(log, False)
     logbook = Logbook(Path(job.log_path or os.devnull), log_file)
@@ -101,11 +103,10 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     runtime.approvals = approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
     if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
         approvals.must_be_approved(proposal)
-    timeout_ms = min(job.spec["timeout_ms"] or job.max_lifetime_ms, job.max_lifetime_ms)
     listener = JobListener(store, job, spec.steps, job.spec["resume_from"])
     async with runtime:
         runtime.open_channel(store.home)
-        call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=timeout_ms))
+        call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)))
         running_runs[job.id] = call
         working = asyncio.ensure_future(runtime.finish(call, listener))
         while not working.done():  # bounded by the work's own clocks
@@ -113,12 +114,12 @@ async def _keep(store: Store, job: Job, log: int, log_file: int) -> Envelope:
             if not _still_wanted(store, job):
                 call.cancellation.reason = Problem("CANCELLED", "the job was cancelled")
                 working.cancel()
-                await asyncio.wait([working], timeout=(spec.clocks.grace_ms or 0) / 1000 + 3)
+                await asyncio.wait([working], timeout=(call.clocks.grace_ms or 0) / 1000 + 3)
                 break
         if working.done() and not working.cancelled():
             envelope = working.result()
         else:
-            envelope = answer_for_job(job, Outcome(Ending.KILLED, call.cancellation.reason))
+            envelope = answer_for_job(job, Outcome(Ending.ABANDONED, call.cancellation.reason))
         if envelope.code == "CANCELLED":
             envelope.data = envelope.data or {"partial": True}
     await inbox.close()
@@ -142,10 +143,9 @@ def _still_wanted(store: Store, job: Job) -> bool:
 
 class JobListener(CommandListener):
     def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
-        def checkpoint() -> InvocationCheckpoint:
-            return InvocationCheckpoint(lambda: store, lambda: job.key)
-
+        checkpoint = InvocationCheckpoint(lambda: store, lambda: job.key)
         super().__init__(checkpoint, steps, resume_from, stdin_path=job.stdin_path)
+        self.warnings = checkpoint.warnings
         self._store = store
         self._job = job
         self._latest: tuple[int, int | None, str | None] | None = None

@@ -228,18 +228,20 @@ class Jobs(Table):
         with self._database.write() as transaction:
             return _end(transaction, id, JobState.FINISHED, text, now, attempt)
 
-    def mark_lost(
-        self, id: str, envelope: Mapping[str, Any] | None, now: WallTime, *, attempt: int | None = None
-    ) -> bool:
-        """End a job whose runner died, or add the envelope of a lost one. Return whether anything changed."""
-        text = None if envelope is None else json_text(envelope)
+    def mark_lost(self, seen: Job, envelope: Mapping[str, Any], now: WallTime) -> bool:
+        """End a job without a runner, or add the envelope of a lost one. Return whether anything changed.
+
+        Nothing does if the job is no longer as it was seen: its runner may have come.
+        """
+        text = json_text(envelope)
         with self._database.write() as transaction:
-            if _end(transaction, id, JobState.LOST, text, now, attempt):
-                return True
-            query = (
-                f"UPDATE jobs SET envelope = ? WHERE id = ? AND state = 'lost' AND envelope IS NULL AND {_SAME_ATTEMPT}"
-            )
-            return text is not None and transaction.execute(query, (text, id, attempt)).rowcount > 0
+            job = _get(transaction, seen.id)
+            if job is None or (job.attempt, job.state) != (seen.attempt, seen.state):
+                return False
+            if job.is_active:
+                return _end(transaction, job.id, JobState.LOST, text, now)
+            query = "UPDATE jobs SET envelope = ? WHERE id = ? AND state = 'lost' AND envelope IS NULL"
+            return transaction.execute(query, (text, job.id)).rowcount > 0
 
     def deliver(self, id: str, now: WallTime) -> bool:
         """Record the delivery of the envelope. Return whether that was the first one."""
