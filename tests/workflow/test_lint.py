@@ -786,6 +786,18 @@ def test_a_command_that_its_own_shell_can_read_is_not_a_syntax_error(linted: Lin
     assert rules(linted("steps: {a: {exec: 'a=(1 2)', shell: dash}}")) == ["shell/syntax"]
 
 
+def test_a_check_runs_no_program_of_the_file(linted: Lint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bash", "own.sh"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+        (tmp_path / name).chmod(0o755)
+    for shell in ("./bash", [str(tmp_path / "bash")], ["bash", "./own.sh"], ["bash", "--", "./own.sh"]):
+        linted(json.dumps({"steps": {"a": {"exec": "if true; then echo; fi", "shell": shell}}}))
+        assert not (tmp_path / "ran").exists(), shell
+    assert rules(linted("steps: {a: {exec: 'if true', shell: [bash, -eu, -o, pipefail]}}")) == ["shell/syntax"]
+    assert rules(linted("steps: {a: {exec: 'ls !(a)', shell: [bash, -O, extglob]}}")) == []
+
+
 def test_a_short_time_for_a_model_or_a_clone_is_told_as_a_wrong_unit(linted: Lint) -> None:
     clone = "a: {type: git-checkout, repository: r, clone_timeout_ms: 300}"
     text = f"steps: {{{clone}, b: {{type: ai, prompt: p, ai: {{timeout: 120}}}}}}"

@@ -15,7 +15,7 @@ from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.core.visible_text import Redaction
 from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.state import is_same, without_secrets
+from shotclock.workflow.state import is_same, redaction_for, without_secrets
 
 from .conftest import statuses, step
 from .test_people import YES, Runs
@@ -77,6 +77,16 @@ def test_a_run_whose_secrets_are_gone_with_its_file_is_not_gone_on_with(tmp_path
     assert refused["error"]["code"] == "WORKFLOW_INVALID" and "has changed" in refused["error"]["message"]
     file.write_text(LITERAL)
     assert runs("--resume", "r1", code=0)["ok"]
+
+
+def test_two_literal_secrets_of_one_name_are_both_hidden() -> None:
+    def fetch(token: str) -> dict[str, Any]:
+        return {"type": "http_client", "url": "http://127.0.0.1:1/", "headers": {"Authorization": token}}
+
+    steps = {"a": fetch("Bearer literal-first"), "b": fetch("Bearer literal-second")}
+    redaction = redaction_for(WorkflowFile.model_validate({"steps": steps}), {"0_SECRET": "from-outside"})
+    said = redaction.text("Bearer literal-first, Bearer literal-second, from-outside")
+    assert "literal" not in said and "outside" not in said
 
 
 def test_a_run_without_literal_secrets_goes_on_without_its_file(tmp_path: Path) -> None:

@@ -72,6 +72,10 @@ _PLAIN_COMMAND = re.compile(
     r"(?! *(?:if|then|else|elif|fi|for|while|until|do|done|case|esac|select|function)\b)[\w ./:=,@%+-]*"
 )
 _TEACHING = re.compile(r"\b(?:alias|shopt)\b")
+# A shell of the system, with options that do not change how it reads a command. A check runs no other program.
+_SYSTEM_SHELL = re.compile(
+    r"((?:(?:/usr)?/bin/)?(?:sh|dash|ash|bash))(?: -[efuvx]*(?:o (?:errexit|nounset|pipefail))?)*"
+)
 REFUSALS_LIMIT = 10  # values of one command that are reported
 
 
@@ -516,14 +520,15 @@ def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
 
 
 def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the commands that their shell cannot read. Nothing is run."""
+    """Yield the commands that their shell cannot read. No command is run."""
     checked = 0
     for path, part in _scripts(workflow):
         shell = part.shell or workflow.defaults.shell or SHELL
         # Blocks are known when the command runs, and `sh -n` does not apply an alias or extglob.
         if "{%" in part.exec or _PLAIN_COMMAND.fullmatch(part.exec) or _TEACHING.search(part.exec):
             continue
-        if checked >= SYNTAX_CHECKS_LIMIT or shutil.which(shell[0]) is None:
+        system_shell = _SYSTEM_SHELL.fullmatch(" ".join(shell))
+        if checked >= SYNTAX_CHECKS_LIMIT or system_shell is None or shutil.which(shell[0]) is None:
             continue
         script = part.exec
         if is_template(script):
@@ -532,7 +537,7 @@ def _check_syntax(workflow: WorkflowFile) -> Iterator[Finding]:
             except Unsafe:
                 continue  # reported by _check_scripts
         checked += 1
-        if complaint := read_error_output([*shell, "-n", "-c", script], SYNTAX_LIMIT_S):
+        if complaint := read_error_output([system_shell[1], "-n", "-c", script], SYNTAX_LIMIT_S):
             why = re.sub(r"^.*?: (?:-c: )?(?:line )?(?=\d+: )", "line ", complaint.splitlines()[0])
             yield Finding("shell/syntax", f"{os.path.basename(shell[0])} cannot read it: {why}", path)
 

@@ -267,18 +267,19 @@ _TEXTS = {"exec", "stdin", "url", "body", "params", "command", "args", "argument
 _TEXTS |= {"prompt", "system_prompt", "base_url", "default", "inputs", "transform"}
 
 
-def literal_secrets(written: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for part in _parts(written):
-        for key in ("env", "headers"):
-            for name, value in (part.get(key) or {}).items():
-                if _is_literal_secret(key, name, value):
-                    found[f"{name}_SECRET"] = str(value)  # the name of a header may not look like a secret variable
-    return found
-
-
 def redaction_for(workflow: WorkflowFile, environment: Mapping[str, str]) -> Redaction:
-    return Redaction({**environment, **literal_secrets(workflow.model_dump(exclude_unset=True))})
+    written = workflow.model_dump(exclude_unset=True)
+    values = (
+        str(value)
+        for part in _parts(written)
+        for key in ("env", "headers")
+        for name, value in (part.get(key) or {}).items()
+        if _is_literal_secret(key, name, value)
+    )
+    redaction = Redaction(environment)
+    # Two steps may have different secrets under one name, and the name of a header may not look secret.
+    redaction.learn({f"{number}_SECRET": value for number, value in enumerate(values)})
+    return redaction
 
 
 def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> JsonObject:
