@@ -17,6 +17,8 @@ from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.inbox.access import Principal
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
+from shotclock.workflow import run
+from shotclock.workflow.loader import load_text
 from tests.workflow.test_people import INCOMPLETE, WITHIN_S, YES, Runs, runs
 
 __all__ = ["runs"]
@@ -145,6 +147,38 @@ def test_an_answer_to_an_earlier_run_of_the_same_id_is_none_to_this_one(runs: Ru
         assert store.runs.forget(store.runs.list_outdated(WallTime.of_ns(time.time_ns() + 10**9), 0, 0)) == 1
     runs("flow.yaml", "--run-id", "r", code=14)
     assert len(proposals(runs)) == 2
+
+
+def test_a_run_is_not_parked_between_the_end_of_a_step_and_the_begin_of_its_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = run._write
+
+    async def write_slowly(writing: Callable[..., None]) -> None:
+        await asyncio.sleep(0.1)
+        await write(writing)
+
+    monkeypatch.setattr(run, "_write", write_slowly)
+    text = """
+steps:
+  ask: {type: human-input, prompt: Which way?}
+  first: {exec: sleep 1}
+  second: {exec: echo ran >> done; sleep 0.5, depends_on: first}
+"""
+    workflow = load_text(text.encode(), "flow.yaml", tmp_path).workflow
+    assert workflow is not None
+
+    async def work() -> Any:
+        request = run.RunRequest(workflow, str(tmp_path / "flow.yaml"), tmp_path)
+        with Store.open(tmp_path / "home") as store:
+            return await run.start(request, store, run.RunCaller(budget_ms=0))
+
+    parked: Any = asyncio.run(asyncio.wait_for(work(), WITHIN_S)).data
+    assert parked["status"] == "parked" and len(parked["waiting"]) == 1
+    assert {name: step["status"] for name, step in parked["steps"].items()} == {
+        "ask": "pending", "first": "succeeded", "second": "succeeded",
+    }  # fmt: skip
+    assert (tmp_path / "done").read_text() == "ran\n"
 
 
 # --- looking and cancelling -----------------------------------------------------------------------------------

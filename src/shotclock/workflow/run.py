@@ -388,14 +388,17 @@ class _Run:
             on_change=context.on_change,
             on_skip=record_skipped_span,
             recorded=self.recorded,
-            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns),
+            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns, context.person_wait.count),
         )
 
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
-        """Return the name of the signal that ended the run early. Nested runs are parked by the outermost."""
+        """Return the name of the signal that ended the run early."""
         person_wait, stop = context.person_wait, self.caller.stop
         if is_stopped_before := stop is not None and stop.done():
             scheduler.stop_at_once(clean_up=self.caller.cleans_up)
+        elif person_wait.parked.done():  # while this nested run was prepared
+            scheduler.park()
+        person_wait.schedulers.append(scheduler)
         working = asyncio.ensure_future(scheduler.run())
         self.call.work = _RunWork(scheduler, context.deadlines, self.call)
         control_of(self.call).on_change = _NewsOfRun(context, scheduler, self.began).note
@@ -405,7 +408,6 @@ class _Run:
             self.call.work.wind_down(self.call.winding_down.until_ns)
         try:
             waits: list[asyncio.Future[Any]] = [working]
-            waits += [person_wait.parked] if self.caller.outer is None else []
             waits += [] if stop is None else [stop]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the timeouts of the steps
             if working.done():
@@ -416,12 +418,10 @@ class _Run:
             leave(self.call)
             running_runs.pop(self.request.run_id, None)
             if not working.done():
-                if person_wait.parked.done():
-                    scheduler.park()
-                else:
-                    scheduler.stop()
+                scheduler.stop()
                 with contextlib.suppress(asyncio.CancelledError):
                     await working
+            person_wait.schedulers.remove(scheduler)
         return stop.result() if stop is not None and stop.done() and not scheduler.is_parked else None
 
     async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..runtime.call import Call
     from ..runtime.runtime import Runtime
     from ..store.store import Store
+    from .scheduler import Scheduler
 
 CLEAN_UP_LIMIT_MS = 300_000  # each clean-up step has its own timeout before that
 
@@ -138,6 +139,7 @@ class PersonWait:
         self.parked_on: dict[str, Proposal | ForeignProposal] = {}
         self.unanswered: list[Proposal] = []  # proposals that no step waits for any more, perhaps undecided
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.schedulers: list[Scheduler] = []  # of the run and the runs inside it
         self._at_work = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -162,13 +164,15 @@ class PersonWait:
 
     @contextlib.contextmanager
     def _counted(self, change: int) -> Iterator[None]:
-        self._at_work += change
-        self._look()
+        self.count(change)
         try:
             yield
         finally:
-            self._at_work -= change
-            self._look()
+            self.count(-change)
+
+    def count(self, change: int) -> None:
+        self._at_work += change
+        self._look()
 
     def _look(self) -> None:
         if self._at_work or not self.waiting:
@@ -179,9 +183,13 @@ class PersonWait:
             self._timer = asyncio.get_running_loop().call_later(self.budget_ms / 1000, self._park)
 
     def _park(self) -> None:
-        if not self.parked.done():
+        """Park all runs at once: a step that were decided now would begin, and then be cut."""
+        self._timer = None
+        if not self.parked.done() and not any(each.is_stopping for each in self.schedulers):
             self.parked_on = dict(self.waiting)
             self.parked.set_result(None)
+            for each in self.schedulers:
+                each.park()
 
 
 class Deadlines:
