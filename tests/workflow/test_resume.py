@@ -224,6 +224,25 @@ def test_a_step_that_runs_again_after_its_process_died_counts_the_first_start_an
     assert {name: step["attempts"] for name, step in steps.items()} == starts
 
 
+def test_a_try_that_had_overtime_when_its_process_died_is_counted_once(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text("""
+steps:
+  tries:
+    exec: 'echo x >> tries; test $(wc -l < tries) -gt 1 || sleep 600; exit 1'
+    soft: 300ms
+    overtime: {command: "echo '{\\"extend\\": \\"1h\\"}'; touch granted", budget: 2h}
+    on_fail: {retry: {max: 1, backoff: {delay_ms: 1}}}
+""")
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until((tmp_path / "granted").exists)
+    with Store.open(home) as store:
+        started.wait_until(lambda: bool(store.runs.steps("r")["tries"].record.get("overtime")))
+    assert started.kill()
+    tries = finished(home, "--resume", "r")["data"]["steps"]["tries"]
+    assert tries["attempts"] == 3 and len((tmp_path / "tries").read_text().split()) == 3
+
+
 def test_a_run_of_another_version_is_refused_with_an_envelope(tmp_path: Path) -> None:
     home, flow = tmp_path / "home", tmp_path / "flow.yaml"
     flow.write_text("steps: {a: {exec: touch begun; sleep 600, idempotent: true, grace: 0s}}\n")

@@ -388,7 +388,7 @@ class _Run:
             on_change=context.on_change,
             on_skip=record_skipped_span,
             recorded=self.recorded,
-            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns, context.person_wait.count),
+            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns, count_work=context.person_wait.count),
         )
 
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
@@ -544,7 +544,9 @@ class _NewsOfRun:
             state.overtime.append(described)
             if call.bound.owner == call.name:
                 state.timeout_ms = call.bound.limit_ms
-            self._write(partial(self._write_step, state))
+            # Only a finished try counts: one whose process dies is counted when the run is resumed.
+            tries = state.attempts - 1 if state.try_began_ns else state.attempts
+            self._write(partial(self._write_step, state, tries))
         if run.on_news is not None:
             run.on_news(name, described)
 
@@ -557,9 +559,9 @@ class _NewsOfRun:
         except Failure:
             pass  # the end of the step is written again with all of this
 
-    def _write_step(self, state: StepState) -> None:
+    def _write_step(self, state: StepState, tries: int) -> None:
         if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
-            record = StepRecord(state.id, state.status.value, state.to_record())
+            record = StepRecord(state.id, state.status.value, {**state.to_record(), "attempts": tries})
             self._context.store.runs.record(self._context.run_id, [record], wall_time(), may_wait=False)
 
     def _write_deadline(self) -> None:
