@@ -14,8 +14,10 @@ import pytest
 
 from shotclock.core.clocks import WallTime
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
+from shotclock.core.value_types import replace
 from shotclock.inbox.access import Principal
 from shotclock.inbox.inbox import Inbox
+from shotclock.process.kernel import this_process
 from shotclock.store.store import Store
 from shotclock.workflow import run
 from shotclock.workflow.loader import load_text
@@ -314,6 +316,50 @@ steps:
     shotclock(runs, "job", "cancel", "r")
     assert runs.done() == ["began", "tidy"]
     assert runs("--resume", "r", code=143)["meta"]["side_effects"] == "unknown"
+
+
+def test_cancelling_a_run_names_the_clean_up_of_a_step_that_may_not_run_twice(
+    runs: Runs, validate_envelope: Callable[[Any], Any]
+) -> None:
+    text = """
+steps:
+  slow: {exec: echo began >> done; sleep 60, on_fail: {run: [tidy, both]}}
+  other: {exec: sleep 60, idempotent: true, on_fail: {run: both}}
+  tidy: {exec: echo tidy >> done}
+  both: {exec: echo both >> done}
+"""
+    process = runs.start(runs.flow(text), "--run-id", "r")
+    give_up_at = time.monotonic() + WITHIN_S
+    while not runs.done():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=WITHIN_S)
+    [told] = validate_envelope(shotclock(runs, "job", "cancel", "r"))["warnings"]
+    assert (told["code"], told["context"]["steps"]) == ("CLEAN_UP_MISSING", ["tidy"])
+    assert "interrupted" in told["message"] and runs.done() == ["began", "both"]
+
+
+def test_cancelling_a_run_ends_the_runs_that_the_tools_of_its_agent_began(runs: Runs) -> None:
+    text = """
+tools: {look: {workflow: inner.yaml}}
+steps: {agent: {type: ai, prompt: Look., ai: {model: m, tools: look}, on_fail: {retry: {max: 1}}}}
+"""
+    workflow = load_text(text.encode(), "flow.yaml", runs.folder).workflow
+    inner = load_text(b"steps: {a: {exec: echo}}", "inner.yaml", runs.folder).workflow
+    assert workflow is not None and inner is not None
+    dead = replace(this_process(), boot_id="another")
+    names = ["r.agent.look", "r.agent.look.2", "r.agent.look.try2"]
+    with Store.open(runs.folder / "home") as store:
+        for name in ("r", *names, "r.agent.other"):
+            written = run.record_workflow(workflow if name == "r" else inner, {})
+            file = str(runs.folder / "flow.yaml")
+            now = WallTime.of_ns(time.time_ns())
+            store.runs.begin(run.StoredRun(name, name, file, written, {}, "0" * 32, dead, now, None))
+    shotclock(runs, "job", "cancel", "r")
+    with Store.open(runs.folder / "home") as store:
+        ended = [name for name in (*names, "r.agent.other") if store.runs.get(name).ended_at is not None]  # type: ignore[union-attr]
+    assert ended == names
 
 
 def test_a_run_that_is_under_way_is_not_cancelled_from_outside(runs: Runs) -> None:

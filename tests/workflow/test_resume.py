@@ -243,6 +243,35 @@ steps:
     assert tries["attempts"] == 3 and len((tmp_path / "tries").read_text().split()) == 3
 
 
+def test_a_run_killed_while_fail_fast_stops_it_is_stopped_and_cleaned_up_when_it_is_resumed(tmp_path: Path) -> None:
+    home, flow = tmp_path / "home", tmp_path / "flow.yaml"
+    flow.write_text("""
+fail_fast: true
+steps:
+  bad: {exec: sleep 0.5; exit 1, on_fail: {run: tidy}}
+  deaf: {exec: "trap 'touch asked' TERM; while :; do sleep 0.1; done", grace: 60s, idempotent: true}
+  later: {exec: echo later >> done, depends_on: beside}
+  beside: {exec: echo beside >> done, depends_on: deaf}
+  tidy: {exec: 'echo tidy >> done; test -e tidied || { touch tidied; sleep 600; }', idempotent: true}
+  once: {exec: echo once >> done}
+""")
+    done = tmp_path / "done"
+    started = Started(home, str(flow), "--run-id", "r")
+    started.wait_until((tmp_path / "asked").exists)
+    assert started.kill()
+    assert done.read_text().split() == ["once"]
+    started = Started(home, "--resume", "r")  # which cleans up, and is killed while it does
+    started.wait_until((tmp_path / "tidied").exists)
+    assert started.kill()
+    ended = finished(home, "--resume", "r")
+    assert ended["error"]["code"] == "STEPS_FAILED" and done.read_text().split() == ["once", "tidy", "tidy"]
+    statuses = {name: step["status"] for name, step in ended["data"]["steps"].items()}
+    assert statuses == {
+        "bad": "failed", "deaf": "cancelled", "tidy": "succeeded", "once": "succeeded",
+        **dict.fromkeys(("later", "beside"), "skipped"),
+    }  # fmt: skip
+
+
 def test_a_run_of_another_version_is_refused_with_an_envelope(tmp_path: Path) -> None:
     home, flow = tmp_path / "home", tmp_path / "flow.yaml"
     flow.write_text("steps: {a: {exec: touch begun; sleep 600, idempotent: true, grace: 0s}}\n")

@@ -36,7 +36,7 @@ from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Store, prune_in_passing
 from .lint import identity, inner_workflow
-from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, run_timeout_ms
+from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, most_tries, run_timeout_ms
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
 from .scheduler import RunLimits, Scheduler
 from .schema import WorkflowFile, check_inputs, find_unset_variables
@@ -619,9 +619,9 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
         return read_envelope(run.envelope)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     for step_id, step in workflow.steps.items():
-        if step.type == "workflow":
-            why = refusal or (f"it needs the variables of step {step_id} around it" if step.env else None)
-            for inner in await asyncio.to_thread(store.runs.list_inside, run_id, step_id):
+        why = refusal or (f"it needs the variables of step {step_id} around it" if step.env else None)
+        for name in _names_inside(workflow, step_id, states.get(step_id)):
+            for inner in await asyncio.to_thread(store.runs.list_inside, run_id, name):
                 await cancel(inner, store, refusal=why)
     try:
         workflow = await asyncio.to_thread(restore_secrets, run, workflow)
@@ -629,7 +629,6 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     except Failure as failure:
         refusal = refusal or str(failure)
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
-    uncleaned = _clean_up_of(workflow, recorded) if refusal is not None else []
     asker = Principal.local().name
     for proposal_id in await asyncio.to_thread(store.proposals.open_of_run, asker, run_id):
         with contextlib.suppress(Failure):  # decided or expired just now
@@ -639,20 +638,31 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     call = _admit(request, 0, TraceContext(run.trace_id))
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop.set_result(CANCEL)
-    if uncleaned:
-        message = f"{', '.join(uncleaned)} did not run: {refusal}"
-        call.warnings += (warning("CLEAN_UP_MISSING", message, steps=uncleaned),)
+    begun = _clean_up_of(workflow, (name for name, state in recorded.items() if state.has_begun))
+    cut_off = _clean_up_of(workflow, (name for name, state in recorded.items() if state.status is Status.INTERRUPTED))
+    has_run = {*begun, *(name for name, state in recorded.items() if state.status.is_final)}
+    unrun = [name for name in cut_off if name not in has_run]
+    for missing, reason in ((unrun, "its step was interrupted, and is not safe to run twice"), (begun, refusal)):
+        if missing and reason is not None:
+            message = f"{', '.join(missing)} did not run: {reason}"
+            call.warnings += (warning("CLEAN_UP_MISSING", message, steps=missing),)
     caller = RunCaller(stop, cleans_up=refusal is None)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
 
-def _clean_up_of(workflow: WorkflowFile, states: Mapping[str, StepState]) -> list[str]:
-    found: dict[str, None] = {}
-    for name, state in states.items():
-        reaction = workflow.steps[name].on_fail or workflow.defaults.on_fail
-        if reaction is not None and state.has_begun:
-            found |= dict.fromkeys(reaction.run)
-    return list(found)
+def _names_inside(workflow: WorkflowFile, step_id: str, state: StepState | None) -> list[str]:
+    """Return the names of the runs inside a step: its own, or those of the tools that its agent may have called."""
+    step = workflow.steps[step_id]
+    if step.type != "ai":
+        return [step_id] if step.type == "workflow" else []
+    tools = [f"{step_id}.{name}" for name, tool in workflow.tools.items() if tool.workflow is not None]
+    tries = most_tries(workflow, step) + (0 if state is None else state.cut_off)
+    return tools + [f"{tool}.try{number}" for tool in tools for number in range(2, tries + 1)]
+
+
+def _clean_up_of(workflow: WorkflowFile, names: Iterable[str]) -> list[str]:
+    reactions = (workflow.steps[name].on_fail or workflow.defaults.on_fail for name in names)
+    return list(dict.fromkeys(name for reaction in reactions if reaction is not None for name in reaction.run))
 
 
 async def render_outputs(
