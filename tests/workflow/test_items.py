@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.store.store import Store
 
 from .conftest import statuses, step
 
@@ -150,3 +151,36 @@ def test_with_one_place_parts_go_on_one_after_the_other_and_nobody_waits_for_eve
 def test_a_single_step_with_items_uses_all_places(run: Run, tmp_path: Path) -> None:
     envelope = run(f"max_parallelism: 3\nsteps: {{a: {{exec: '{WORK}', for_each: [1, 2, 3, 4, 5, 6]}}}}")
     assert envelope.ok and most_at_once((tmp_path / "log").read_text()) == 3
+
+
+def test_the_run_of_an_item_never_has_the_name_of_the_run_of_another_step(
+    run: Run, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "inner.yaml").write_text("inputs: {name: {type: string}}\nsteps: {it: {exec: 'true'}}\n")
+    envelope = run(
+        """
+        steps:
+          a: {type: workflow, workflow: inner.yaml, for_each: [x, y], inputs: {name: "{{ item }}"}}
+          a.2: {type: workflow, workflow: inner.yaml, inputs: {name: own}, depends_on: a}
+        """,
+        run_id="r",
+    )
+    assert envelope.ok
+    names = {each.id: each.inputs.get("name") for each in store.runs.list()}
+    assert names == {"r": None, "r.a": "x", "r.a.4": "y", "r.a.2": "own"}
+
+
+def test_a_template_sees_all_steps_where_it_uses_the_mapping_and_each_that_it_names(run: Run) -> None:
+    envelope = run(
+        """
+        outputs:
+          loop: "{% for name, each in steps.items() %}{{ name }}={{ each.status }} {% endfor %}"
+          get: "{{ outputs.get('a')|upper }}"
+          trimmed: "{{-outputs.a|upper}}"
+          minus: "{% set total = 9 %}{{ total-outputs.n|int }}"
+        steps: {a: {exec: echo x}, n: {exec: echo 4}}
+        """
+    )
+    assert isinstance(envelope.data, dict) and envelope.warnings == []
+    made = {"loop": "a=succeeded n=succeeded ", "get": "X", "trimmed": "X", "minus": "5"}
+    assert envelope.data["outputs"] == made

@@ -214,3 +214,13 @@ def test_a_template_can_neither_break_out_nor_leave_a_gap() -> None:
         with row(template):
             with pytest.raises(templates.TemplateError):
                 templates.render_text(template, SCOPE)
+
+
+def test_a_name_with_dashes_is_read_in_tags_only() -> None:
+    scope = {"outputs": {"my-file": "x"}, "inputs": {"a": "a"}}
+    for template, text in (
+        ("cat outputs.my-file {{ inputs.a|upper }}", "cat outputs.my-file A"),
+        ("{{ outputs.my-file|upper }}{{ 'outputs.my-file'|upper }}", "XOUTPUTS.MY-FILE"),
+        ("{% if outputs.my-file == 'x' %}inputs.a-b{% endif %}", "inputs.a-b"),
+    ):
+        assert templates.render_text(template, scope)[0] == text

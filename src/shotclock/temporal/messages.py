@@ -14,7 +14,6 @@ so the client looks first. A namespace gets them once:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NotRequired, TypedDict
 
@@ -28,7 +27,7 @@ from ..store.store import Store
 from ..workflow.plan import items_come_from
 from ..workflow.schema import WorkflowFile, texts_in
 from ..workflow.state import JsonObject, StepState
-from ..workflow.templates import mentions
+from ..workflow.templates import mentions, uses_mapping
 
 RUN_WORKFLOW = "shotclock-run"
 STEP_ACTIVITY = "shotclock-step"
@@ -120,7 +119,8 @@ def select_visible(
     """Return the states that the templates of a step or of the run's outputs name; all if they use the mapping."""
     text = " ".join(text for _, text in texts_in(part))
     # The prompt of a model may be in a file.
-    if (step is not None and step.type == "ai") or re.search(r"\b(?:outputs|steps)\b(?!\.|\[['\"])", text):
+    is_whole = any(uses_mapping(kind, text, states) for kind in ("outputs", "steps"))
+    if is_whole or (step is not None and step.type == "ai"):
         names = list(states)
     else:
         sources = [] if step is None else items_come_from(workflow, step)

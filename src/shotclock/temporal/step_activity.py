@@ -406,7 +406,7 @@ class _StepWork:
 
     async def _run_nested(self, nested: NestedRun, context: RunContext) -> Envelope:
         """Return the envelope of an ended nested run. Otherwise park the step until the workflow has run it."""
-        run_id, _ = name_nested_run(nested, context.run_id, context.nested_runs)
+        run_id, _ = name_nested_run(nested, context)
         if (ended := self._input["nested"].get(run_id)) is not None:
             return read_envelope(ended)
         inner = await asyncio.to_thread(inner_workflow, nested.file, context.files, unattended=True)

@@ -148,7 +148,7 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
     """
     workflow = await asyncio.to_thread(inner_workflow, inner.file, outer.files, unattended=not os.isatty(0))
     while True:
-        run_id, name = name_nested_run(inner, outer.run_id, outer.nested_runs)
+        run_id, name = name_nested_run(inner, outer)
         request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
         found = await asyncio.to_thread(outer.store.runs.get, run_id)
         caller = RunCaller(
@@ -168,14 +168,16 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
                 raise
 
 
-def name_nested_run(inner: NestedRun, outer_id: str, begun: dict[tuple[str, int], int]) -> tuple[str, str]:
+def name_nested_run(inner: NestedRun, outer: RunContext) -> tuple[str, str]:
     """Return the id of the next run of a step, and its name inside the outer run."""
-    index, count = inner.item
+    begun, (index, count) = outer.nested_runs, inner.item
     before = begun.get((inner.step_id, index), 0)
     begun[inner.step_id, index] = before + 1
     number = before * count + index + 1
     name = inner.step_id + (f".{number}" if number > 1 else "")
-    return f"{outer_id}.{name}", name
+    if number > 1 and name in outer.workflow.steps:  # which names its own run so
+        return name_nested_run(inner, outer)
+    return f"{outer.run_id}.{name}", name
 
 
 def _rename_changes(on_change: OnChange | None, name: str) -> OnChange | None:
@@ -394,10 +396,11 @@ class _Run:
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
         """Return the name of the signal that ended the run early."""
         person_wait, stop = context.person_wait, self.caller.stop
-        if is_stopped_before := stop is not None and stop.done():
-            scheduler.stop_at_once(clean_up=self.caller.cleans_up)
-        elif person_wait.parked.done():  # while this nested run was prepared
+        is_stopped_before = stop is not None and stop.done()
+        if person_wait.parked.done():  # while this nested run was prepared
             scheduler.park()
+        elif is_stopped_before:
+            scheduler.stop_at_once(clean_up=self.caller.cleans_up)
         person_wait.schedulers.append(scheduler)
         working = asyncio.ensure_future(scheduler.run())
         self.call.work = _RunWork(scheduler, context.deadlines, self.call)

@@ -22,7 +22,7 @@ from .run_context import RunContext
 from .schema import References, UnsetVariable, holds_template, is_template, unset_message
 from .shell_quoting import Unsafe, find_variable_refusal, with_references
 from .state import JsonObject, Status, StepError, TemplateScope
-from .templates import mentions
+from .templates import mentions, uses_mapping
 
 # Only an endless loop takes longer.
 TEMPLATE_MS = 5_000
@@ -311,7 +311,7 @@ def _plain_scope(scope: Mapping[str, Any], template: str) -> JsonObject:
         if key not in ("outputs", "steps"):
             plain[key] = value
             continue
-        names = list(value) if re.search(rf"\b{key}\b(?!\.|\[['\"])", template) else mentioned
+        names = list(value) if uses_mapping(key, template, scope["steps"]) else mentioned
         plain[key] = {}
         for name in names:
             try:

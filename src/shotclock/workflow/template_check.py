@@ -23,6 +23,7 @@ from .templates import (
     names_in,
     refuse_text_block,
     with_subscripts,
+    with_subscripts_in_tags,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _finding(rule: str, message: str, hint: str | None = None, *, is_error: bool
 
 
 def _parse_template(text: str) -> nodes.Node:
-    tree: nodes.Node = environment_for(False).parse(with_subscripts(text))
+    tree: nodes.Node = environment_for(False).parse(with_subscripts_in_tags(text))
     return tree
 
 

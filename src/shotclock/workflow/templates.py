@@ -11,7 +11,7 @@ import contextlib
 import math
 import re
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -77,8 +77,8 @@ _TAG = re.compile(
     r"""|\{[{%](?s:.*)"""
 )
 _PART = re.compile(r"\.([\w-]+)|\[(\d+)\]|\['([^']*)'\]|\[\"([^\"]*)\"\]")
-_MENTIONED = re.compile(r"\b(?<![.\w'\"-])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
-_DASHED = re.compile(r"\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)")
+_MENTIONED = re.compile(r"\b(?<![.\w'\"])(outputs|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
+_DASHED = re.compile(r"""'[^']*'|"[^"]*"|\b(outputs|steps|inputs)\.([A-Za-z_][\w]*(?:-[\w]+)+)""")
 
 Scope = Mapping[str, Any]
 
@@ -168,6 +168,12 @@ def mentions(template: str) -> list[Mention]:
     return [Mention(kind, dotted or quoted) for kind, dotted, quoted in _MENTIONED.findall(template)]
 
 
+def uses_mapping(kind: str, template: str, steps: Container[str]) -> bool:
+    """Return whether a template uses `outputs` or `steps` as a whole, perhaps by a method: `steps.items()`."""
+    is_whole = re.search(rf"\b{kind}\b(?!\.|\[['\"])", template) is not None
+    return is_whole or any(found.kind == kind and found.name not in steps for found in mentions(template))
+
+
 @contextlib.contextmanager
 def _computing(template: str) -> Iterator[None]:
     """Bound the memory of a computation. Every error in it becomes a TemplateError."""
@@ -186,7 +192,7 @@ def render_text(template: str, scope: dict[str, Any], marked: bool = False) -> l
     environment = environment_for(marked)
     environment.marked_values = []
     with _computing(template):
-        tree = environment.parse(with_subscripts(template))
+        tree = environment.parse(with_subscripts_in_tags(template))
         if marked and (refusal := refuse_text_block(tree)) is not None:
             raise TemplateError(f"{template[:100]!r}: {refusal}")
         parts, size = [], 0
@@ -343,9 +349,13 @@ def _to_int(value: Any) -> int:
         return int(float(value))  # "2.5" becomes 2, as in Jinja
 
 
-def with_subscripts(template: str) -> str:
+def with_subscripts(expression: str) -> str:
     """Write step ids with dashes as subscripts: Jinja would read a minus."""
-    return _DASHED.sub(lambda found: f"{found.group(1)}['{found.group(2)}']", template)
+    return _DASHED.sub(lambda found: f"{found[1]}['{found[2]}']" if found[1] else found[0], expression)
+
+
+def with_subscripts_in_tags(template: str) -> str:
+    return _TAG.sub(lambda tag: with_subscripts(tag[0]), template)
 
 
 def _refuse_marks(template: str) -> None:
