@@ -22,7 +22,7 @@ from shotclock.workflow import step_renderer
 from shotclock.workflow.report import report_of, to_junit, to_markdown
 from shotclock.workflow.scheduler import Scheduler
 from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.state import StepState
+from shotclock.workflow.state import Status, StepState
 
 from .conftest import statuses, step
 
@@ -598,3 +598,19 @@ def test_an_error_of_ours_outside_of_a_step_ends_the_run_and_stops_the_other_ste
     with pytest.raises(RuntimeError, match="ours"):
         asyncio.run(asyncio.wait_for(running.run(), 10))
     assert stopped == ["waits"]
+
+
+def test_a_step_whose_start_is_being_recorded_does_not_begin_once_the_run_winds_down() -> None:
+    begun: list[str] = []
+
+    async def execute(name: str, step: StepPart, state: StepState, scope: dict[str, Any]) -> None:
+        begun.append(name)
+        state.status = Status.SUCCEEDED
+
+    async def record(states: Sequence[StepState]) -> None:
+        running.wind_down()
+
+    steps = {name: {"type": "command", "exec": "true"} for name in ("a", "b")}
+    running = Scheduler(WorkflowFile.model_validate({"steps": steps}), execute=execute, record=record, scope={})
+    asyncio.run(asyncio.wait_for(running.run(), 10))
+    assert begun == [] and {state.status for state in running.states.values()} == {Status.SKIPPED}

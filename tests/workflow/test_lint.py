@@ -786,6 +786,10 @@ def test_a_command_that_its_own_shell_can_read_is_not_a_syntax_error(linted: Lin
     assert rules(linted("steps: {a: {exec: 'a=(1 2)', shell: dash}}")) == ["shell/syntax"]
 
 
+def test_a_file_whose_name_comes_from_a_block_is_known_when_it_runs(linted: Lint) -> None:
+    assert linted("steps: {a: {type: workflow, workflow: '{% if 1 %}a.yaml{% endif %}'}}") == []
+
+
 def test_a_check_runs_no_program_of_the_file(linted: Lint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("bash", "own.sh"):

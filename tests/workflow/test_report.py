@@ -476,3 +476,16 @@ def test_in_a_browser_a_thousand_steps_are_there(chromium: Callable[..., tuple[s
     dom, _ = chromium(to_html(chain(1000)))
     assert 'data-ready="yes"' in dom
     assert len(rows(dom)) == 1000
+
+
+def test_a_run_without_its_secrets_keeps_its_dependencies_in_the_report() -> None:
+    steps = {"a": {"type": "command", "exec": "true"}, "b": {"type": "command", "exec": "true", "depends_on": ["a"]}}
+    made = report([step("a"), step("b", at=100)], workflow={"steps": steps, "x-secrets-hidden": True})
+    assert made.steps[1].depends_on == (("a",),)
+
+
+def test_steps_that_call_each_other_in_no_time_are_each_once_on_the_critical_path() -> None:
+    calls = {"a": "b", "b": "c", "c": "a"}
+    steps = {name: {"type": "command", "exec": "true", "on_success": {"run": [other]}} for name, other in calls.items()}
+    made = report([step(name, took=0) for name in calls], workflow={"steps": steps})
+    assert len(made.critical_path) == len({*made.critical_path})

@@ -300,3 +300,11 @@ def test_whatever_the_signs_nothing_is_raised(text: str) -> None:
 def test_a_later_version_of_yaml_is_refused_and_an_earlier_one_is_read_as_this_one() -> None:
     assert [flaw.rule for flaw in read_tree("%YAML 1.3\n---\na: yes\n").flaws] == ["file/syntax"]
     assert read_tree("%YAML 1.1\n---\na: yes\n").value == {"a": "yes"}
+
+
+def test_an_alias_does_not_nest_deeper_than_the_limit() -> None:
+    half = DEPTH_LIMIT // 2
+    inner = "[" * half + "]" * half
+    for around, rules in ((half + 1, []), (half + 2, ["file/depth"])):
+        tree = read_tree(f"a: &a {inner}\nb: " + "[" * (around - 1) + "*a" + "]" * (around - 1) + "\n")
+        assert [flaw.rule for flaw in tree.flaws] == rules

@@ -132,7 +132,7 @@ class _Nesting:
         own += _check_references(workflow, loaded.source.folder)
         below: list[Finding] = []
         for path, step in _nested_files(workflow):
-            if "{{" not in step.workflow:
+            if not is_template(step.workflow):
                 here, inside = self._check_nested(loaded, workflow, path, step, timeout_ms, above)
                 own += here
                 below += inside
@@ -691,7 +691,7 @@ def digests_of(file: Path) -> dict[str, str]:
             continue
         found[name] = f"sha256 {loaded.source.sha256}"
         for path, step in _nested_files(loaded.workflow) if loaded.workflow is not None else ():
-            if "{{" in step.workflow:
+            if is_template(step.workflow):
                 found[f"{name}, step {path[1]}"] = BY_TEMPLATE
             else:
                 left.append(file.parent / step.workflow)

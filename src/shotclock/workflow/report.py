@@ -20,7 +20,7 @@ from ..core.visible_text import one_line, visible
 from ..store.runs import StepRecord, StoredRun
 from .plan import Groups, PlannedStep, needs, plan_of
 from .schema import WorkflowFile, callers_of
-from .state import Reason, Status
+from .state import Reason, Status, without_mark
 
 OUTPUT_SHOWN = 20_000  # characters of a step's output. All of it is in the envelope of the run
 MESSAGE_SHOWN = 2_000
@@ -193,9 +193,9 @@ def unstarted(name: str, envelope: Mapping[str, Any], now: WallTime) -> Report:
 def _plan(run: StoredRun) -> tuple[Mapping[str, PlannedStep], Mapping[str, Collection[str]]]:
     """Return the planned steps and the callers of each; none if another version stored an unreadable workflow."""
     try:
-        workflow = WorkflowFile.model_validate(run.workflow)
+        workflow = WorkflowFile.model_validate(without_mark(run.workflow))
         return {step.id: step for step in plan_of(workflow).steps}, callers_of(workflow)
-    except (ValidationError, ValueError, KeyError):
+    except (ValidationError, ValueError, KeyError, AttributeError):
         return {}, {}
 
 
@@ -251,7 +251,7 @@ def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, Coll
     ran = {name: step for name, step in steps.items() if step.ended_ms is not None and step.attempts}
     path: list[str] = []
     last = max(ran.values(), key=lambda step: step.ended_ms or 0, default=None)
-    while last is not None and last.id not in path[-1:]:
+    while last is not None and last.id not in path:
         path.append(last.id)
         start_ms = last.started_ms or 0
         waited_for = {*needs(last.depends_on), *callers.get(last.id, ())} & ran.keys()

@@ -331,11 +331,14 @@ def read_record(run: StoredRun, store: Store) -> tuple[WorkflowFile, dict[str, S
     """Return the workflow and the steps of a stored run."""
     try:
         states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
-        written = {key: value for key, value in run.workflow.items() if key != HIDES}
-        return WorkflowFile.model_validate(written), states
+        return WorkflowFile.model_validate(without_mark(run.workflow)), states
     except (ValueError, KeyError, TypeError):
         message = f"run {run.id!r} was recorded by another version of shotclock, which cannot be continued here"
         raise Failure("STORE_UNUSABLE", message, suggestion="continue it with the version that began it") from None
+
+
+def without_mark(stored: JsonObject) -> JsonObject:
+    return {key: value for key, value in stored.items() if key != HIDES}
 
 
 def record_workflow(workflow: WorkflowFile, environment: Mapping[str, str]) -> JsonObject:
@@ -358,8 +361,7 @@ def restore_secrets(run: StoredRun, kept: WorkflowFile) -> WorkflowFile:
         raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then resume the run") from None
     workflow = None if loaded.workflow is None else keep_steps(loaded.workflow, kept.steps)
     written = None if workflow is None else workflow.model_dump(exclude_unset=True)
-    expected = {key: value for key, value in run.workflow.items() if key != HIDES}
-    if workflow is None or not is_same(expected, written):
+    if workflow is None or not is_same(without_mark(run.workflow), written):
         hint = "put the file back as it was, or begin a new run"
         raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
     return workflow

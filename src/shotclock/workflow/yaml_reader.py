@@ -100,6 +100,11 @@ def quote(text: object) -> str:
     return repr(whole) if len(whole) <= SHOWN_LIMIT else f"{whole[:SHOWN_LIMIT]!r}…"
 
 
+def _height_of(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((1 + _height_of(each) for each in inside), default=0)
+
+
 class _Unreadable(Exception):
     def __init__(self, flaw: YamlFlaw) -> None:
         super().__init__(flaw.message)
@@ -140,9 +145,9 @@ class _TreeBuilder:
         if isinstance(event, AliasEvent):
             meant = self._meant(event)
             self._grow(event, meant.size, meant.length)
+            self._check_depth(event, depth + _height_of(meant.value))
             return meant.value, Spot(_place_of(event), meant.spot.inside)
-        if depth > DEPTH_LIMIT:
-            raise _Unreadable(YamlFlaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
+        self._check_depth(event, depth)
         count, length = self._count, self._length
         self._grow(event, 1, len(event.value) if isinstance(event, ScalarEvent) else 0)
         name, text = event.anchor, None
@@ -167,6 +172,10 @@ class _TreeBuilder:
             what = f"the alias {quote('*' + event.anchor)} is used inside what it names"
             raise _Unreadable(YamlFlaw("file/alias", what, _place_of(event)))
         return meant
+
+    def _check_depth(self, event: Any, depth: int) -> None:
+        if depth > DEPTH_LIMIT:
+            raise _Unreadable(YamlFlaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
 
     def _grow(self, event: Any, size: int, length: int) -> None:
         self._count += size
