@@ -249,7 +249,7 @@ def test_a_run_killed_while_fail_fast_stops_it_is_stopped_and_cleaned_up_when_it
 fail_fast: true
 steps:
   bad: {exec: sleep 0.5; exit 1, on_fail: {run: tidy}}
-  deaf: {exec: "trap 'touch asked' TERM; while :; do sleep 0.1; done", grace: 60s, idempotent: true}
+  deaf: {exec: "trap 'touch asked' TERM; while :; do sleep 0.1 || :; done", grace: 60s, idempotent: true}
   later: {exec: echo later >> done, depends_on: beside}
   beside: {exec: echo beside >> done, depends_on: deaf}
   tidy: {exec: 'echo tidy >> done; test -e tidied || { touch tidied; sleep 600; }', idempotent: true}

@@ -390,7 +390,7 @@ class _Run:
             on_change=context.on_change,
             on_skip=record_skipped_span,
             recorded=self.recorded,
-            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns, count_work=context.person_wait.count),
+            limits=RunLimits(context.slots, context.deadlines, self.began.at_ns),
         )
 
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:

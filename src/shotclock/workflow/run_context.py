@@ -164,15 +164,13 @@ class PersonWait:
 
     @contextlib.contextmanager
     def _counted(self, change: int) -> Iterator[None]:
-        self.count(change)
+        self._at_work += change
+        self._look()
         try:
             yield
         finally:
-            self.count(-change)
-
-    def count(self, change: int) -> None:
-        self._at_work += change
-        self._look()
+            self._at_work -= change
+            self._look()
 
     def _look(self) -> None:
         if self._at_work or not self.waiting:
@@ -183,9 +181,9 @@ class PersonWait:
             self._timer = asyncio.get_running_loop().call_later(self.budget_ms / 1000, self._park)
 
     def _park(self) -> None:
-        """Park all runs at once: a step that were decided now would begin, and then be cut."""
+        """Park all runs at once, unless a step is about to begin: it would be cut."""
         self._timer = None
-        if not self.parked.done() and not any(each.is_stopping for each in self.schedulers):
+        if not self.parked.done() and all(each.may_park for each in self.schedulers):
             self.parked_on = dict(self.waiting)
             self.parked.set_result(None)
             for each in self.schedulers:

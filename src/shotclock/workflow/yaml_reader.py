@@ -142,12 +142,12 @@ class _TreeBuilder:
         return value, spot
 
     def _node(self, event: Any, depth: int) -> tuple[Any, Spot]:
-        if isinstance(event, AliasEvent):
-            meant = self._meant(event)
+        meant = self._meant(event) if isinstance(event, AliasEvent) else None
+        if depth + (0 if meant is None else _height_of(meant.value)) > DEPTH_LIMIT:
+            raise _Unreadable(YamlFlaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
+        if meant is not None:
             self._grow(event, meant.size, meant.length)
-            self._check_depth(event, depth + _height_of(meant.value))
             return meant.value, Spot(_place_of(event), meant.spot.inside)
-        self._check_depth(event, depth)
         count, length = self._count, self._length
         self._grow(event, 1, len(event.value) if isinstance(event, ScalarEvent) else 0)
         name, text = event.anchor, None
@@ -172,10 +172,6 @@ class _TreeBuilder:
             what = f"the alias {quote('*' + event.anchor)} is used inside what it names"
             raise _Unreadable(YamlFlaw("file/alias", what, _place_of(event)))
         return meant
-
-    def _check_depth(self, event: Any, depth: int) -> None:
-        if depth > DEPTH_LIMIT:
-            raise _Unreadable(YamlFlaw("file/depth", f"is nested deeper than {DEPTH_LIMIT} levels", _place_of(event)))
 
     def _grow(self, event: Any, size: int, length: int) -> None:
         self._count += size
