@@ -108,6 +108,21 @@ def test_only_the_processes_of_the_call_that_ends_are_stopped(where: Any, tmp_pa
 
 
 @everywhere
+def test_a_process_in_the_group_of_its_host_is_killed_without_the_host(where: Any, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with a_runtime(where) as runtime:
+            nap = asyncio.ensure_future(runtime.call(op("naps", where), {"ms": 4000}, Clocks.of("30s")))
+            arguments = {"folder": str(tmp_path), "has_own_session": False}
+            envelope = await runtime.call(op("waits_for_one_that_ignores_term", where), arguments, CLOCKS)
+            (tmp_path / "ready").unlink()
+            assert (envelope.code, envelope.meta["survivors"], marked(tmp_path)) == ("TIMEOUT", [], {})
+            neighbour = await nap
+            assert neighbour.ok, neighbour
+
+    run(scenario(), within=60)
+
+
+@everywhere
 def test_what_a_call_keeps_running_for_those_after_it_is_named(where: Any, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with a_runtime(where) as runtime:

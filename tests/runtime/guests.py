@@ -80,9 +80,9 @@ async def waits_beside_an_orphan(folder: str) -> None:
     await asyncio.sleep(FOREVER_S)
 
 
-async def waits_for_one_that_ignores_term(folder: str) -> None:
+async def waits_for_one_that_ignores_term(folder: str, has_own_session: bool = True) -> None:
     script = f"trap '' TERM; : > '{folder}/trapped.new'; sleep {FOREVER_S}"
-    child = await asyncio.create_subprocess_exec("sh", "-c", script, start_new_session=True)
+    child = await asyncio.create_subprocess_exec("sh", "-c", script, start_new_session=has_own_session)
     mark(folder, "child", child.pid)
     await asyncio.to_thread(work.await_mark, folder, "trapped.new")
     mark(folder, "ready")

@@ -33,9 +33,9 @@ def kill_below(
 ) -> list[int]:
     """Send SIGKILL to every descendant of this subreaper until `reap` reports that none is left; return the survivors.
 
-    The only function that kills a tree. Whole process groups are signalled, because within a group nothing can escape
-    by forking meanwhile. `find` returns the targets of each sweep; `escalate` is called if a tree outlives the first
-    few.
+    A process group is signalled as a whole, because within it nothing can escape by forking meanwhile, unless its
+    leader is alive and no target: children of a shared worker are in the group of the worker. `find` returns the
+    targets of each sweep; `escalate` is called if a tree outlives the first few.
     """
     me, my_group = os.getpid(), os.getpgrp()
     find = find or (lambda: kernel.descendants(me))
@@ -45,8 +45,9 @@ def kill_below(
         sweeps += 1
         targets = find()
         for group in {group_of(pid) for pid in targets} - {0, my_group}:
-            with contextlib.suppress(OSError):
-                os.killpg(group, signal.SIGKILL)
+            if group in targets or kernel.is_zombie(group):
+                with contextlib.suppress(OSError):
+                    os.killpg(group, signal.SIGKILL)
         immune = [pid for pid in targets if not signal_process(pid, signal.SIGKILL)]
         if reap():
             return []
