@@ -398,10 +398,10 @@ class Failure(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         names = ("code", "entry", "data", "context", "suggestion", "side_effects", "retry_after_ms")
-        return (_rebuild_failure, (str(self), {name: getattr(self, name) for name in names}))
+        return (rebuild_failure, (str(self), {name: getattr(self, name) for name in names}))
 
 
-def _rebuild_failure(message: str, state: dict[str, object]) -> Failure:
+def rebuild_failure(message: str, state: dict[str, object]) -> Failure:
     failure = Failure.__new__(Failure)
     Exception.__init__(failure, message)
     vars(failure).update(state)

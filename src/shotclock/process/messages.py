@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-from ..core.errors import code_of
+from ..core.errors import code_of, rebuild_failure
 from . import ipc
 
 
@@ -188,7 +188,7 @@ def open_memory(fd: int) -> memoryview:
     return memoryview(mmap.mmap(fd, MEMORY_SIZE)).cast("Q")
 
 
-# The opcode that looks up a class, in every protocol since 4. The byte may also be part of a text.
+# The opcode by which protocol 4 and later name a class. The byte may also be part of a text.
 _CLASS = b"\x93"
 _BUILTINS = frozenset({"bytearray", "complex", "frozenset", "range", "set"})
 _PLAIN_MODULES = frozenset({"collections", "datetime", "decimal", "fractions", "uuid"})
@@ -197,13 +197,13 @@ _opens_all = True
 
 
 def is_plain(pickled: bytes) -> bool:
-    """Return whether the pickle certainly contains no class."""
+    """Return whether a pickle that this version of Python made certainly names no class."""
     return _CLASS not in pickled
 
 
 def unpickle(pickled: bytes) -> Any:
     """Unpickle a value. Raises what pickle raises, and for users' classes where those are kept out."""
-    if _opens_all or is_plain(pickled):
+    if _opens_all:
         return pickle.loads(pickled)
     return _PlainUnpickler(io.BytesIO(pickled)).load()
 
@@ -221,8 +221,10 @@ def keep_users_code_out() -> Iterator[None]:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module == "builtins" and name in _BUILTINS:
-            return super().find_class(module, name)
-        if module in _PLAIN_MODULES or module.startswith("shotclock.core."):
-            return super().find_class(module, name)
+        is_known = module in _PLAIN_MODULES or module.startswith("shotclock.core.")
+        if "." not in name and (name in _BUILTINS if module == "builtins" else is_known):
+            found = super().find_class(module, name)
+            # Only its own classes, not what the module has imported, and the function by which a Failure travels.
+            if (isinstance(found, type) and found.__module__ == module) or found is rebuild_failure:
+                return found
         raise pickle.UnpicklingError(f"{module}.{name} belongs to a program that is not imported here")
