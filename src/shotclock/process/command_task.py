@@ -154,7 +154,7 @@ class OutputPipe:
         return (self.last, self.total) if self.capture is None else (self.capture.end(LOOKED_AT), self.capture.total)
 
     def write(self) -> None:
-        if not _takes_more(self.relay_to):  # both streams may be one pipe, which the other has filled
+        if not takes_more(self.relay_to):  # both streams may be one pipe, which the other has filled
             return
         try:
             written = os.write(self.relay_to, self.held[:PIPE_ROOM])
@@ -171,7 +171,7 @@ class OutputPipe:
             self.fd = -1
 
 
-def _takes_more(fd: int) -> bool:
+def takes_more(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
     return bool(poller.poll(0))

@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from . import ipc, kernel
 from .clock import pause
-from .command_task import CommandReport, CommandTask, News
+from .command_task import CommandReport, CommandTask, News, takes_more
 from .kernel import DeadlineTimer
 from .kill import Cgroup, kill_below, signal_process
 from .supervisor import SUPERVISOR_NAME, Supervisor, has_rung
@@ -313,10 +313,12 @@ def _guard_runtime(control: socket.socket, timer_fd: int, runtime_fd: int) -> No
         if control.fileno() in ready:
             return
         if has_rung(timer_fd):
-            os.write(2, b"shotclock: killed with all its work: the process was frozen for too long\n")
             signal.pidfd_send_signal(runtime_fd, signal.SIGKILL)
             if kernel.name_of(os.getppid()) == ZYGOTE_NAME:  # perhaps stopped as well, but it has to clean up
                 signal_process(os.getppid(), signal.SIGCONT)
+            with contextlib.suppress(OSError):  # last: stderr may be closed or full
+                if takes_more(2):
+                    os.write(2, b"shotclock: killed with all its work: the process was frozen for too long\n")
             return
 
 
