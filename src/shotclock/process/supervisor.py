@@ -10,6 +10,7 @@ only, has one thread, and every wait is bounded by the next limit. docs/design.m
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -281,6 +282,8 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if execs:
                 os.close(error_in)
+                os.close(self._start_fd)
+                self._start_fd = -1
             self._report.unstartable = ("fork", error.errno or 0)
             self._stage = _Stage.GONE
             return
@@ -295,7 +298,9 @@ class Supervisor:
                 become()
             except StartFailed as failed:
                 os.write(error_in, f"{failed.step} {failed.errno}".encode())
-            except BaseException:
+            except BaseException as error:
+                if execs:
+                    os.write(error_in, f"exec {getattr(error, 'errno', None) or errno.EINVAL}".encode())
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
@@ -333,8 +338,8 @@ class Supervisor:
         if self._has_stop_file and self._task.stop_file is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._task.stop_file)
-        # A survivor would be taken for a process of the next command.
-        self._stays = self._stays and not report.survivors
+        # A survivor, or a child left behind, would be taken for a process of the next command.
+        self._stays = self._stays and not kernel.has_children()
         if self._cgroup is not None and not self._stays:
             self._cgroup.remove()
         if self._caller_gone:
@@ -362,7 +367,8 @@ class Supervisor:
 
     def _poll_once(self) -> None:
         poller = select.poll()
-        poller.register(self._control, select.POLLIN)
+        if not self._caller_gone:  # otherwise it would be ready at once, again and again
+            poller.register(self._control, select.POLLIN)
         poller.register(self._child_signal, select.POLLIN)
         if self._start_fd >= 0:
             poller.register(self._start_fd, select.POLLIN)
@@ -519,12 +525,10 @@ class Supervisor:
             signal_process(pid, signal.SIGCONT)
 
     def _begin_flushing(self) -> None:
-        now = monotonic_ns()
-        if self._stage is _Stage.STOPPING:  # the reader of the relay has had its time as well
-            self._task.bell_ns = now + FLUSH_LIMIT_MS * NS_PER_MS
         self._stage = _Stage.FLUSHING
+        self._limit_flushing()
         # The tree has closed the pipes; only a foreign process that was handed them can keep them open.
-        self._linger_ns = now + LEAK_GRACE_MS * NS_PER_MS
+        self._linger_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
         for stream in self._streams:
             is_kept_open = self._task.leave_children or bool(self._report.survivors)
             most = LARGEST_PIPE if is_kept_open else RELAY_HELD
@@ -534,6 +538,15 @@ class Supervisor:
             if is_kept_open:
                 stream.close()
 
+    @property
+    def _is_cut_short(self) -> bool:
+        return self._caller_gone or self._report.fired is not None or self._report.stopped is not None
+
+    def _limit_flushing(self) -> None:
+        """Limit the wait for the reader of the relay, if the work was cut short: its time is over as well."""
+        if self._stage is _Stage.FLUSHING and self._is_cut_short:
+            self._task.bell_ns = monotonic_ns() + FLUSH_LIMIT_MS * NS_PER_MS
+
     def _close_silent_streams(self) -> None:
         self._linger_ns = None
         for stream in self._streams:
@@ -541,7 +554,7 @@ class Supervisor:
                 stream.close()
 
     def _give_up_streams(self) -> None:
-        if self._report.fired is None and any(stream.held for stream in self._streams):
+        if not self._is_cut_short and any(stream.held for stream in self._streams):
             self._note_fired(ClockKind.TIMEOUT)
         for stream in self._streams:
             stream.close()
@@ -557,8 +570,9 @@ class Supervisor:
             self._stop()
 
     def _stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send the signal that the caller received."""
+        """Send the signal, and kill at the end of the grace."""
         if not self._is_active:
+            self._limit_flushing()
             return
         self._begin_stopping(self._task.grace_ms)
         if not self._task.grace_ms:
@@ -684,6 +698,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
+            self._limit_flushing()
             return
         self._stage = _Stage.STOPPING
         if self._cgroup is not None and not self._cgroup.inside:
