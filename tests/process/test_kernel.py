@@ -16,6 +16,7 @@ import pytest
 
 from shotclock.core.value_types import replace
 from shotclock.process import kernel
+from shotclock.process.kill import kill_tree
 from tests.runtime.bounds import eventually
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -272,3 +273,57 @@ def test_a_bell_is_heard_by_another_process_even_if_the_one_that_armed_it_is_sto
             eventually(lambda: output(tmp_path) == [1])
         finally:
             process.kill()
+
+
+BLIND = """
+import os, resource, subprocess, sys
+from shotclock.process import kernel, zygote
+from shotclock.process.context import StartedProcesses
+from shotclock.process.kill import kill_tree
+
+child = subprocess.Popen(["sleep", "60"])
+started = StartedProcesses()
+started.add(child.pid)
+unnoticed = StartedProcesses()
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+unnoticed.add(child.pid)
+answers = [kernel.is_zombie(child.pid)]
+for look in (
+    lambda: kernel.start_of(child.pid),
+    started.alive,
+    lambda: kill_tree(child.pid, lambda wait_ms: None),
+    lambda: zygote.kill_what_lost_its_supervisor(child.pid),
+):
+    try:
+        answers.append(look())
+    except OSError as error:
+        answers.append(error.errno)
+os.close(held.pop())
+os.close(held.pop())
+answers.append([each.alive() == [child.pid] for each in (started, unnoticed)])
+child.kill()
+child.wait()
+print(answers)
+"""
+
+
+def test_without_a_descriptor_left_to_look_nothing_is_reported_gone() -> None:
+    ran = subprocess.run([sys.executable, "-c", BLIND], capture_output=True, timeout=30, text=True)
+    assert (ran.stdout, ran.stderr) == ("[False, 24, 24, 24, 24, [True, True]]\n", "")
+
+
+def test_a_pid_that_was_reused_while_its_tree_was_killed_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = kernel.start_of
+    with subprocess.Popen(["sleep", "60"]) as other:
+        starts = iter([look(other.pid) - 1])
+        monkeypatch.setattr(kernel, "start_of", lambda pid: next(starts, None) or look(pid))
+        assert kill_tree(other.pid, lambda wait_ms: None) == []
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.3)
+        other.kill()

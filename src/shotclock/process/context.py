@@ -231,6 +231,9 @@ def _number(name: str, given: Any) -> float:
     return number
 
 
+_UNSEEN = -1  # the start of a process that could not be looked at when it was noted
+
+
 class StartedProcesses:
     __slots__ = ("__weakref__", "_pids", "is_over", "mark")
 
@@ -244,13 +247,15 @@ class StartedProcesses:
         return bool(self._pids)
 
     def add(self, pid: int) -> None:
-        self._pids[pid] = kernel.start_of(pid)  # a pid may be another process's by the time we look
+        self._pids[pid] = _UNSEEN
+        with contextlib.suppress(OSError):
+            self._pids[pid] = kernel.start_of(pid)  # a pid may be another process's by the time we look
         if self.is_over:
             signal_process(pid, signal.SIGKILL)
 
     def alive(self) -> list[int]:
-        """Return the living processes, with their descendants."""
-        roots = [pid for pid, start in self._pids.items() if kernel.start_of(pid) == start]
+        """Return the living processes, with their descendants. Raises OSError if they cannot be looked for."""
+        roots = [pid for pid, start in self._pids.items() if start in (kernel.start_of(pid), _UNSEEN)]
         roots += [pid for pid in _find_marked(f"{CALL_VARIABLE}={self.mark}".encode()) if pid not in roots]
         found = dict.fromkeys(roots)
         for root in roots:

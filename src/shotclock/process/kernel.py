@@ -213,9 +213,9 @@ def _threads_of(pid: int) -> Iterator[str]:
 
 
 def _state_of(pid: int, fields: list[bytes]) -> str:
-    """Return the state letter of a process, or of a living thread if its main thread has ended; X if it is gone."""
-    letter = fields[0].decode() if fields else "X"
-    if fields and letter in "ZX" and int(fields[17]) > 1:
+    """Return the state letter of a process, or of a living thread if its main thread has ended."""
+    letter = fields[0].decode()
+    if letter in "ZX" and int(fields[17]) > 1:
         for thread in _threads_of(pid):
             with contextlib.suppress(OSError):
                 if (other := _read_stat(thread)[0].decode()) not in "ZX":
@@ -223,8 +223,18 @@ def _state_of(pid: int, fields: list[bytes]) -> str:
     return letter
 
 
+def _look_at(pid: int) -> str:
+    """Return the state letter; X if the process is gone, "?" if it cannot be seen, for want of descriptors perhaps."""
+    try:
+        return _state_of(pid, _read_stat(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    except OSError:
+        return "?"
+
+
 def _find_stat(pid: int) -> list[bytes]:
-    """Return the fields as `_read_stat` does; none of a process that is gone."""
+    """Return the fields as `_read_stat` does; none of a process that is gone or cannot be seen."""
     try:
         return _read_stat(pid)
     except OSError:
@@ -240,9 +250,14 @@ def ancestors(pid: int) -> list[int]:
 
 
 def start_of(pid: int) -> int:
-    """Return the start in clock ticks since boot; 0 if it is gone. With the pid it is never reused."""
-    fields = _find_stat(pid)
-    return int(fields[19]) if fields else 0
+    """Return the start in clock ticks since boot, which identifies a process with its pid; 0 if it is gone.
+
+    Raises OSError if it cannot be seen.
+    """
+    try:
+        return int(_read_stat(pid)[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def environment_of(pid: int) -> list[bytes]:
@@ -259,12 +274,12 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether a process is gone, or dead and not yet collected."""
-    return _state_of(pid, _find_stat(pid)) in "ZX"
+    """Return whether a process is gone, or dead and not yet collected. One that cannot be seen is assumed to live."""
+    return _look_at(pid) in "ZX"
 
 
 def is_halted(pid: int) -> bool:
-    return _state_of(pid, _find_stat(pid)) in "TtZX"
+    return _look_at(pid) in "TtZX"
 
 
 def is_suspended(pid: int) -> bool:
@@ -290,7 +305,7 @@ def cpu_ticks(pid: int) -> int:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal or a debugger. Only SIGKILL is sure to end that."""
-    return _state_of(pid, _find_stat(pid)) in "Tt"
+    return _look_at(pid) in "Tt"
 
 
 def describe(pid: int) -> dict[str, object]:

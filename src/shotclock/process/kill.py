@@ -66,7 +66,11 @@ def kill_below(
 
 
 def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
-    """Kill a process of this user that is not below us, and its tree. The caller knows that the pid was not reused."""
+    """Kill a process of this user that is not below us, and its tree. The caller knows that the pid was not reused.
+
+    Raises OSError if processes cannot be looked at.
+    """
+    started = kernel.start_of(root)
     signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of its children
     seen: dict[int, int] = {}
     """Start times by pid. A process whose parent is killed first is no longer found below the root."""
@@ -80,8 +84,8 @@ def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
         return [pid for pid, at in seen.items() if kernel.start_of(pid) == at and not kernel.is_zombie(pid)]
 
     left = kill_below(lambda: not find(), pause, find=find)
-    started = kernel.start_of(root)
-    signal_process(root, signal.SIGKILL)
+    if kernel.start_of(root) == started:  # otherwise it died meanwhile, and the pid may be another process's
+        signal_process(root, signal.SIGKILL)
     give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
     while started and kernel.start_of(root) == started and not kernel.is_zombie(root):
         if monotonic_ns() >= give_up_ns:

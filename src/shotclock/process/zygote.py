@@ -229,10 +229,14 @@ def _kill_strays(forked: set[int]) -> None:
 
 
 def kill_what_lost_its_supervisor(supervisor: int, detached_zygote: int | None = None) -> list[int]:
-    """Kill the processes of a killed supervisor, for its caller: its zygote may be stopped. Return the survivors."""
+    """Kill the processes of a killed supervisor, for its caller: its zygote may be stopped. Return the survivors.
+
+    Raises OSError if processes cannot be looked at.
+    """
     top = os.getpid() if detached_zygote is None else detached_zygote
 
     def find() -> list[int]:
+        kernel.start_of(os.getpid())  # raises if the listings below would be empty for want of descriptors
         if _is_supervisor(supervisor) and not kernel.is_zombie(supervisor):  # dying: its children are not orphans yet
             return [supervisor]
         zygotes = [pid for pid in (top, *kernel.descendants(top)) if kernel.name_of(pid) == ZYGOTE_NAME]

@@ -313,6 +313,6 @@ def _remove_stale(folder: Path) -> None:
         started, _, rest = rest.partition("-")
         if rest.partition("-")[0] != namespace or not (pid.isdecimal() and started.isdecimal()):
             continue
-        if kernel.start_of(int(pid)) != int(started):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if kernel.start_of(int(pid)) != int(started):
                 os.unlink(folder / name)

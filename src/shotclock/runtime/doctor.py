@@ -287,10 +287,10 @@ def find_leftovers(trace_id: str | None = None) -> list[Leftover]:
         overdue_ms = (now_ns - deadline_ns) // NS_PER_MS
         if overdue_ms < OVERDUE_AFTER_MS or (trace_id is not None and trace != trace_id):
             continue
-        started = kernel.start_of(pid)
-        if not started or kernel.is_zombie(pid) or _is_guarded(pid):
-            continue
         with contextlib.suppress(OSError):
+            started = kernel.start_of(pid)
+            if not started or kernel.is_zombie(pid) or _is_guarded(pid):
+                continue
             command = str(kernel.describe(pid)["command"])
             found.append(Leftover(pid, command, overdue_ms, trace, _why_kept(pid), started))
     return found
