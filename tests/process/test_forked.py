@@ -87,6 +87,15 @@ def test_time_up_kills_it_and_everything_below():
     assert 300 <= took_ms < 2000
 
 
+def test_a_child_that_died_in_time_is_not_overdue_however_long_its_tree_takes_to_end():
+    lines = """
+end = forked._end_everything
+forked._end_everything = lambda *arguments: (time.sleep(1.5), end(*arguments))[1]
+attempt(lambda: os._exit(0), within(1000))
+"""
+    assert run(lines)[0] == "Died"
+
+
 def test_what_it_leaves_running_is_killed_though_it_returned():
     assert run("attempt(lambda: daemon() or 7)")[:2] == ["returned", 7]
 

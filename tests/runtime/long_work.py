@@ -59,6 +59,11 @@ async def asks_on_a_loop(ctx, by: str = "2s") -> object:
     return {"granted_ms": granted_ms, "left_ms": ctx.remaining_ms()}
 
 
+def asks_before_a_command(ctx) -> object:
+    ctx.request_overtime("nearly there", by="2s")
+    return {"deadline_ns": ctx.deadline.at_ns, "variable": os.environ["SHOTCLOCK_DEADLINE_NS"]}
+
+
 def calls_another(ctx) -> object:
     return ctx.call("counts-inside", {"to": 100}).to_dict()
 

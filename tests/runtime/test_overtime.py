@@ -281,6 +281,12 @@ def test_a_call_can_ask_for_overtime_and_knows_what_it_got(handler, isolation):
     assert data["left_ms"] > 0, "it knows of the bell that was moved"
 
 
+def test_a_moved_deadline_is_in_the_variables_of_commands_that_the_function_starts():
+    overtime = {"command": EXTENDS, "budget": "20s", "hard_extends": True}
+    data: Any = call(long_work.asks_before_a_command, "process", Clocks.of("5s"), overtime).data
+    assert data["variable"] == str(data["deadline_ns"])
+
+
 @pytest.mark.parametrize(
     "handler, isolation",
     [

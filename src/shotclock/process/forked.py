@@ -130,14 +130,13 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
         watch.close()
         os.close(answer)
         os.close(answer_in)
-    unfinished: Unfinished = Died("it ended without an answer")
-    if received is not None:
+    if isinstance(received, Unfinished):
+        unfinished = received
+    else:
         kind, content = pickle.loads(received)
-        if kind == "returned":
+        if kind == "returned":  # it counts, also if a signal came just then: the function had ended by itself
             return content  # type: ignore[no-any-return]
         unfinished = Raised(*content)
-    elif until_ns is not None and monotonic_ns() >= until_ns:
-        unfinished = Overdue("it did not answer in time")
     if watch.received:  # Ctrl-C reaches the child as well; its own answer then only reports the interruption
         unfinished = StoppedBySignal(watch.received[0])
     unfinished.survivors = [kernel.describe(survivor) for survivor in left]
@@ -162,8 +161,8 @@ def _become(function: Callable[[], object], parent: int, answer: int, watch: _Si
         os._exit(0)
 
 
-def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | None) -> bytes | None:
-    """Return the whole answer, if any. The end of file proves nothing: other processes may hold the pipe as well."""
+def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | None) -> bytes | Unfinished:
+    """Return the whole answer, or why there is none. The end of file proves nothing: other processes may hold the pipe as well."""
     buffer = bytearray()
     while True:
         watch.wait(LONGEST_WAIT_MS if until_ns is None else _wait_ms(until_ns), answer)
@@ -173,8 +172,10 @@ def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | No
                 buffer += chunk
         if len(buffer) >= _PREFIX and len(buffer) - _PREFIX >= int.from_bytes(buffer[:_PREFIX], "little"):
             return bytes(buffer[_PREFIX:])
-        if died or watch.received or (until_ns is not None and monotonic_ns() >= until_ns):
-            return None
+        if died or watch.received:
+            return Died("it ended without an answer")
+        if until_ns is not None and monotonic_ns() >= until_ns:
+            return Overdue("it did not answer in time")
 
 
 def _has_ended(pid: int) -> bool:

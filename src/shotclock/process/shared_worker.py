@@ -84,8 +84,8 @@ class SharedWorker:
             self._flush()
 
     def is_here(self) -> bool:
-        """Return whether this is the loop's thread."""
-        return threading.get_ident() == self._thread
+        """Return whether this is the loop's thread, and not the copy of it in a process that a handler forked."""
+        return threading.get_ident() == self._thread and os.getpid() == self.pid
 
     def send(self, message: messages.FromWorker) -> None:
         """Send a message from any thread, at the end of this turn of the loop with the others of the turn."""

@@ -148,6 +148,8 @@ class OnlyCall(RunningCall):
             self.behind.append(message)
         elif message[0] == self.number:  # others came too late for their call
             super().take(message)
+            if isinstance(message, messages.MoveBell):  # commands that the function starts read it there
+                set_call_variables(message.bell_ns, self.trace.traceparent, self.request.caller[2])
 
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> object:
         """Run an async function on the loop of this worker, and read messages meanwhile."""
