@@ -1,4 +1,4 @@
-"""The guard of a frozen runtime kills it whatever has become of stderr."""
+"""A zygote and the guard of a frozen runtime, whatever has become of the standard descriptors."""
 
 import os
 import subprocess
@@ -56,3 +56,28 @@ def test_a_frozen_runtime_is_killed_whatever_became_of_stderr(stderr: str) -> No
         assert b"frozen for too long" in os.read(read_end, 4096)
     if stderr != "without a reader":
         os.close(read_end)
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 2), (0, 1, 2)])
+def test_a_zygote_ends_with_its_socket_also_if_standard_descriptors_are_closed(closed: tuple[int, ...]) -> None:
+    program = f"""
+import os, sys
+from shotclock.process.zygote import start_clean_zygote
+
+answer = os.dup(1)
+for number in {closed}:
+    os.close(number)
+ours, zygote = start_clean_zygote()
+is_open = [number for number in {closed} if os.path.exists("/proc/self/fd/" + str(number))]
+ours.close()
+pidfd = os.pidfd_open(zygote)
+import select
+ended = select.select([pidfd], [], [], {LIMIT_S})[0] != []
+if not ended:
+    os.kill(zygote, 9)
+os.waitpid(zygote, 0)
+os.write(answer, repr((is_open, ended)).encode())
+"""
+    words = [sys.executable, "-c", program]
+    ran = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30, text=True)
+    assert (ran.stdout, ran.stderr) == ("([], True)", "")

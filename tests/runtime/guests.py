@@ -381,3 +381,12 @@ async def note(path: str, number: int, nap_ms: float) -> int:
 def handler_of(command: str) -> Any:
     """As an App finds its commands, which may be closures."""
     return {"shout": lambda value: echo(value)}[command]
+
+
+async def writes_and_forks(ctx: Context) -> None:
+    """Leave text to be sent while a fork of this process starts another."""
+    ctx.write("once")
+    if (pid := os.fork()) == 0:
+        subprocess.run(["true"])
+        os._exit(0)
+    os.waitpid(pid, 0)

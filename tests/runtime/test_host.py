@@ -375,6 +375,13 @@ def test_text_and_questions_reach_whoever_attends_the_call(isolation: Any) -> No
 
 
 @pytest.mark.slow
+def test_a_process_that_a_handler_forks_sends_nothing_in_its_place() -> None:
+    reader = Reader()
+    envelope = one_call(op("writes_and_forks"), listener=reader)
+    assert envelope.ok and reader.text == "once", envelope.to_dict()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", PLACES)
 def test_text_is_a_sign_of_life_and_is_there_when_the_call_has_stalled(isolation: Any) -> None:
     async def scenario() -> tuple[Envelope, Reader]:

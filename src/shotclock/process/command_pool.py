@@ -91,7 +91,10 @@ class CommandSupervisor:
         if not self._pid:  # it died before its first word, and ran nothing
             return CommandReport(lost=True)
         signal_process(self._pid, signal.SIGKILL)
-        left = kill_what_lost_its_supervisor(self._pid, self._zygote_pid)
+        try:
+            left = kill_what_lost_its_supervisor(self._pid, self._zygote_pid)
+        except OSError:  # processes cannot be looked at, for want of descriptors
+            left = [kernel.UNKNOWN_PID]
         if kernel.is_zombie(self._zygote_pid):  # it was killed as well: the orphans are anywhere
             left = [kernel.UNKNOWN_PID]
         return CommandReport(lost=True, survivors=[kernel.describe(pid) for pid in left])

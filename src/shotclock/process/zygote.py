@@ -88,6 +88,12 @@ def start_detached_zygote() -> tuple[socket.socket, int]:
 
 
 def _spawn_zygote(*, detached: bool) -> tuple[socket.socket, int]:
+    # A closed stderr is replaced meanwhile: otherwise our end of the socket could become the stderr of the zygote, which
+    # would then never see it closed.
+    nulls = [os.open(os.devnull, os.O_RDWR)]
+    while nulls[-1] <= 2:
+        os.set_inheritable(nulls[-1], True)
+        nulls.append(os.open(os.devnull, os.O_RDWR))
     ours, theirs = socket.socketpair()
     # -P, and only our own root on the path: a `socket.py` in the current folder must not be imported.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -96,24 +102,19 @@ def _spawn_zygote(*, detached: bool) -> tuple[socket.socket, int]:
         leave = f"os.write({theirs.fileno()}, pid.to_bytes({_PID_SIZE}, 'little')), os._exit(0)"
         code = f"import os; pid = os.fork(); pid and ({leave}); {code}"
     os.set_inheritable(theirs.fileno(), True)
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        os.fstat(2)
-        errors_to = 2
-    except OSError:
-        errors_to = null
     try:
         pid = contextvars.Context().run(  # it belongs to no call, also not to the first that needs it
             os.posix_spawn,
             sys.executable,
             [sys.executable, "-P", "-c", code],
             needed_variables(),
-            file_actions=[(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, errors_to, 1)],
+            file_actions=[(os.POSIX_SPAWN_DUP2, nulls[-1], 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
             setsigmask=[],
             setsid=detached,  # so that Ctrl-C reaches it neither during its start nor later
         )
     finally:
-        os.close(null)
+        for null in nulls:
+            os.close(null)
         theirs.close()
     ours.setblocking(False)
     return ours, pid
