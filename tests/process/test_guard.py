@@ -79,5 +79,5 @@ os.waitpid(zygote, 0)
 os.write(answer, repr((is_open, ended)).encode())
 """
     words = [sys.executable, "-c", program]
-    ran = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30, text=True)
+    ran = subprocess.run(words, capture_output=True, timeout=30, text=True)
     assert (ran.stdout, ran.stderr) == ("([], True)", "")

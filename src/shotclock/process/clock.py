@@ -1,4 +1,4 @@
-"""The only reader of time: monotonic nanoseconds, comparable across processes of one boot. docs/design.md: R26."""
+"""The only reader of time: monotonic nanoseconds, comparable across processes of one boot. docs/design.md: R4, R5."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from ..core.clocks import WallTime
 
 monotonic_ns = time.monotonic_ns
 wall_ns = time.time_ns
+wall_seconds = time.time
+pause = time.sleep  # for the few places that cannot wait for an event
 
 _process_began = [monotonic_ns()]
 os.register_at_fork(after_in_child=lambda: _process_began.__setitem__(0, monotonic_ns()))
@@ -22,15 +24,6 @@ def timestamp(at_ns: int) -> str:
     """Return a wall-clock instant in UTC, for people and logs, never to measure time."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest // 1_000_000:03d}Z"
-
-
-def pause(seconds: float) -> None:
-    """Sleep, for the few places that cannot wait for an event."""
-    time.sleep(seconds)
-
-
-def wall_seconds() -> float:
-    return time.time()
 
 
 def wall_time() -> WallTime:

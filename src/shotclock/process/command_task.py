@@ -237,12 +237,12 @@ class CommandTask:
     env: dict[str, str]
     cwd: str | None = None
     started_ns: int = 0
-    bell_ns: int | None = None
-    kill_ns: int | None = None
-    soft_ns: int | None = None
-    idle_ms: int = 0
+    bell_ns: int | None = None  # the timeout, at which the work is asked to stop
+    kill_ns: int | None = None  # the latest kill, whatever the grace
+    soft_ns: int | None = None  # the soft limit, at which the work is asked to end by itself
+    idle_ms: int = 0  # the longest silence; 0 is any
     input_ms: int = 0  # how long a process may wait for input; 0 is for ever
-    grace_ms: int = 0
+    grace_ms: int = 0  # between the request to stop and the kill
     output: str = Output.CAPTURE.name
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     spill_stdout: str | None = None

@@ -2,8 +2,8 @@
 
 Those are killed when a limit ends the call, or listed. Python's functions that start processes are wrapped: each notes
 the new process for its call, and marks its environment, which finds daemons and background jobs. Not found are
-processes started under another loop than asyncio's, in a thread that the call made itself, or orphaned with an
-environment of their own.
+processes started by `os.system` or `os.forkpty`, under another loop than asyncio's, in a thread that the call made
+itself, or orphaned with an environment of their own.
 
 docs/design.md: R29a.
 """
@@ -256,34 +256,27 @@ class StartedProcesses:
     def alive(self) -> list[int]:
         """Return the living processes, with their descendants. Raises OSError if they cannot be looked for."""
         roots = [pid for pid, start in self._pids.items() if start in (kernel.start_of(pid), _UNSEEN)]
-        roots += [pid for pid in _find_marked(f"{CALL_VARIABLE}={self.mark}".encode()) if pid not in roots]
-        found = dict.fromkeys(roots)
-        for root in roots:
-            found.update(dict.fromkeys(kernel.descendants(root)))
-        for pid in (os.getpid(), *_helpers()):
-            found.pop(pid, None)
-        return [pid for pid in found if not kernel.is_zombie(pid)]
+        roots += _find_marked(f"{CALL_VARIABLE}={self.mark}".encode())
+        found = dict.fromkeys(pid for root in roots for pid in (root, *kernel.descendants(root)))
+        ours = (os.getpid(), *_helpers())
+        return [pid for pid in found if pid not in ours and not kernel.is_zombie(pid)]
 
     def stop(self, kill_ns: int) -> list[int]:
         """Send TERM now and KILL at `kill_ns`; return the survivors. Blocks until then, and for the limit of a kill."""
         left = self.alive()
-        if left and monotonic_ns() < kill_ns:
+        if not left:
+            return []
+        if monotonic_ns() < kill_ns:
             for pid in left:
                 signal_process(pid, signal.SIGTERM)
                 signal_process(pid, signal.SIGCONT)
             while monotonic_ns() < kill_ns and self.alive():
                 pause(LOOK_PAUSE_S)
-        if not left:
-            return []
         return kill_below(lambda: not self.alive(), lambda wait_ms: pause(wait_ms / 1000), find=self.alive)
 
     def stop_beside(self, loop: asyncio.AbstractEventLoop, then: Then, *, grace_ns: int = 0) -> None:
         """Stop them in a thread, and call `then` with the survivors on the loop."""
         run_beside(loop, partial(self.stop, monotonic_ns() + grace_ns), then)
-
-    def look_beside(self, loop: asyncio.AbstractEventLoop, then: Then) -> None:
-        """List them in a thread: a call that ended by itself may keep processes for later calls."""
-        run_beside(loop, self.alive, then)
 
 
 def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], then: Then) -> None:
@@ -400,14 +393,8 @@ def _find_marked(entry: bytes) -> list[int]:
     return [int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name))]
 
 
-def _helpers() -> list[int]:
+def _helpers() -> list[object]:
     """Return the processes that Python's own modules keep for the whole program."""
-    pids = []
-    for module, holder, attribute in (
-        ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
-        ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
-    ):
-        pid = getattr(getattr(sys.modules.get(module), holder, None), attribute, None)
-        if isinstance(pid, int):
-            pids.append(pid)
-    return pids
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    return [getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)]

@@ -1,4 +1,4 @@
-"""The environment of processes of a call: no person answers, and output is data. docs/design.md: R5."""
+"""The environment of processes of a call: no person answers, and output is data. docs/design.md: R5, R44."""
 
 from __future__ import annotations
 

@@ -113,10 +113,9 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
     answer, answer_in = os.pipe()
     os.set_blocking(answer, False)
     me, pid = os.getpid(), -1
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()  # or the child would write it a second time
-    with contextlib.suppress(Exception):
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # or the child would write it a second time
     try:
         try:
             pid = os.fork()
@@ -162,7 +161,7 @@ def _become(function: Callable[[], object], parent: int, answer: int, watch: _Si
 
 
 def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | None) -> bytes | Unfinished:
-    """Return the whole answer, or why there is none. The end of file proves nothing: other processes may hold the pipe as well."""
+    """Return the whole answer, or why there is none. The end of file proves nothing: others may hold the pipe too."""
     buffer = bytearray()
     while True:
         watch.wait(LONGEST_WAIT_MS if until_ns is None else _wait_ms(until_ns), answer)

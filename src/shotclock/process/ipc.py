@@ -29,7 +29,7 @@ _CHUNK = 64 * 1024  # recv() allocates it all before it knows how little came
 
 
 class Broken(Exception):
-    """The other side is gone, possibly in the middle of a message."""
+    """The other side is gone or did not read in time, possibly in the middle of a message."""
 
 
 def frame(message: Message) -> bytes:
@@ -162,7 +162,7 @@ def send_fds(sock: Socket, note: bytes, fds: list[int]) -> None:
 
 
 def receive_fds(sock: Socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
-    """Receive a note of one byte and its descriptors; an empty note when the other side is gone."""
+    """Receive up to `size` bytes with their descriptors; no byte when the other side is gone."""
     room = _socket.CMSG_SPACE(limit * array.array("i").itemsize)
     note, ancillary, _, _ = sock.recvmsg(size, room, getattr(_socket, "MSG_CMSG_CLOEXEC", 0))
     fds = array.array("i")

@@ -1,6 +1,6 @@
 """Calls into the kernel: adoption of orphans, death with the parent, the process tree, timers, process identity.
 
-Outside Linux `become_subreaper` fails and the callers fall back to the process group.
+Outside Linux `become_subreaper` fails: there an orphan is killed only with the process group of the work.
 
 The identity of a process is its pid, start time and boot, because pids are reused. A process that cannot be seen from
 here (another machine, another pid namespace) is assumed to be alive: the opposite mistake would take a lock from its
@@ -169,9 +169,14 @@ def _find_lister() -> Callable[[int], list[int]]:
 
 
 def name_of(pid: int) -> str:
+    return _read_text(f"/proc/{pid}/comm").rstrip("\n")
+
+
+def _read_text(path: str, most: int = -1) -> str:
+    """Return the text of a file, or its beginning; empty if it cannot be read."""
     try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().decode(errors="replace").rstrip("\n")
+        with open(path, "rb") as file:
+            return file.read(most).decode(errors="replace")
     except OSError:
         return ""
 
@@ -250,10 +255,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def start_of(pid: int) -> int:
-    """Return the start in clock ticks since boot, which identifies a process with its pid; 0 if it is gone.
-
-    Raises OSError if it cannot be seen.
-    """
+    """Return the start in clock ticks since boot, with the pid never reused; 0 if gone. Raises OSError if unseen."""
     try:
         return int(_read_stat(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
@@ -311,11 +313,7 @@ def is_stopped(pid: int) -> bool:
 def describe(pid: int) -> dict[str, object]:
     if pid == UNKNOWN_PID:
         return {"pid": pid, "command": "unknown: /proc does not show it"}
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(400).replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        words = ""
+    words = _read_text(f"/proc/{pid}/cmdline", most=400).replace("\0", " ").strip()
     words = words or name_of(pid) or "?"  # in the middle of an exec there is no command line yet
     # A process may call itself anything, escape sequences included.
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words)
@@ -407,7 +405,8 @@ def _this_process(pid: int) -> ProcessIdentity:
     started = read_start(pid)
     if started is None:
         raise ProcessLookupError(pid)
-    return ProcessIdentity(host, _boot_id() or host, pid, started, _namespace())
+    boot_id = _read_text("/proc/sys/kernel/random/boot_id").strip()
+    return ProcessIdentity(host, boot_id or host, pid, started, _namespace())
 
 
 def read_start(pid: int) -> int | None:
@@ -429,14 +428,6 @@ def _read_start_without_proc(pid: int) -> int | None:
         return None
     except psutil.NoSuchProcess:
         raise ProcessLookupError(pid) from None
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _namespace() -> str:

@@ -1,4 +1,4 @@
-"""Killing of every descendant of this subreaper, verified by the kernel. docs/design.md: R12, R13, R14."""
+"""Killing of process trees, verified by waitpid below a subreaper, else by /proc. docs/design.md: R12, R13, R14."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def kill_below(
     find: Callable[[], list[int]] | None = None,
     escalate: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Send SIGKILL to every descendant of this subreaper until `reap` reports that none is left; return the survivors.
+    """Send SIGKILL to every target until `reap` reports that none is left, or the limit is over; return the survivors.
 
     A process group is signalled as a whole, because within it nothing can escape by forking meanwhile, unless its
     leader is alive and no target: children of a shared worker are in the group of the worker. `find` returns the
-    targets of each sweep; `escalate` is called if a tree outlives the first few.
+    targets of each sweep (default: our descendants); `escalate` is called if a tree outlives the first few.
     """
     me, my_group = os.getpid(), os.getpgrp()
     find = find or (lambda: kernel.descendants(me))
@@ -66,10 +66,7 @@ def kill_below(
 
 
 def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
-    """Kill a process of this user that is not below us, and its tree. The caller knows that the pid was not reused.
-
-    Raises OSError if processes cannot be looked at.
-    """
+    """Kill a process of this user that is not below us, and its tree. The caller knows that the pid was not reused."""
     started = kernel.start_of(root)
     signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of its children
     seen: dict[int, int] = {}
@@ -228,7 +225,7 @@ def home_directory() -> str | None:
     """Return the writable cgroup v2 of this process, cached before it enters one of its own."""
     if not LINUX:
         return None
-    try:
+    with contextlib.suppress(OSError, StopIteration, ValueError):
         with open("/proc/self/cgroup", encoding="utf-8") as file:
             own = next(line[3:].rstrip("\n") for line in file if line.startswith("0::"))
         with open("/proc/self/mountinfo", encoding="utf-8") as file:
@@ -239,8 +236,6 @@ def home_directory() -> str | None:
                     relative = os.path.relpath(own, root) if root != "/" else own.lstrip("/")
                     home = os.path.normpath(os.path.join(mount, relative))
                     return home if os.access(home, os.W_OK | os.X_OK) else None
-    except (OSError, StopIteration, ValueError):
-        pass
     return None
 
 

@@ -1,6 +1,6 @@
 """Messages between the runtime and its workers: on the wire the number of the type, and the fields (`ipc.frame`).
 
-Both sides are forked from one program, so the numbers may change between versions. Values of users travel pickled. A
+Both sides run the same version, so the numbers may change between versions. Values of users travel pickled. A
 process that must not run users' code (a server) unpickles only plain values and our own classes; for others it uses
 the JSON form beside them.
 """

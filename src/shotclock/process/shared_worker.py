@@ -1,4 +1,4 @@
-"""The shared worker: many async functions on one loop, whose limits the runtime holds. docs/design.md: R19, R29a."""
+"""The shared worker: many async functions on one loop, whose limits the runtime holds. docs/design.md: R29, R29a."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SharedWorker:
         self.pid = os.getpid()
         self._thread = threading.get_ident()
         self._context = copy_context()
-        self._calls: dict[int, SharedCall] = {}
+        self.calls: dict[int, SharedCall] = {}
         self._outbox = bytearray()
         self._is_flushing = False
         self._flushed_ns = 0
@@ -69,11 +69,11 @@ class SharedWorker:
                 self._begin(message)
             elif isinstance(message, Answer):
                 take_answer(message)
-            elif (call := self._calls.get(message[0])) is not None:
+            elif (call := self.calls.get(message[0])) is not None:
                 call.take(message)
 
     def _begin(self, request: Run) -> None:
-        call = self._calls[request.number] = SharedCall(self, request)
+        call = self.calls[request.number] = SharedCall(self, request)
         call.task = self.loop.create_task(call.run(), context=self._context.copy())
         call.task.add_done_callback(call.on_end, context=self._context)
 
@@ -122,9 +122,6 @@ class SharedWorker:
     def _flush_rest(self) -> None:
         self.loop.remove_writer(self._sock)
         self._flush()
-
-    def forget(self, number: int) -> None:
-        self._calls.pop(number, None)
 
 
 class SharedCall(RunningCall):
@@ -188,7 +185,7 @@ class SharedCall(RunningCall):
             self.send(Done(self.number, "unserializable", f"the result cannot be sent: {error}", [], finished_ns))
 
     def on_end(self, task: asyncio.Task[None]) -> None:
-        self._worker.forget(self.number)
+        self._worker.calls.pop(self.number, None)
         if not self._has_replied:  # cancelled before its first step
             self.send(Done(self.number, "unbegun", None, [], monotonic_ns()))
 

@@ -2,9 +2,9 @@
 
     caller ── supervisor ── leader (a command, or a worker running a Python function) ── anything
 
-It is a subreaper, so all processes of the work stay below it. It holds the limits, so a stuck caller cannot delay a
-kill, and the other end of the caller's socket, so when the caller dies everything below is killed. It runs our code
-only, has one thread, and every wait is bounded by the next limit. docs/design.md: R7, R10, R15.
+It is a subreaper, so on Linux all processes of the work stay below it. It holds the limits, so a stuck caller cannot
+delay a kill, and the other end of the caller's socket, so when the caller dies everything below is killed. It runs our
+code only, has one thread, and while it has work, it waits at most to the next limit. docs/design.md: R7, R10, R15.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Supervisor:
         self._start_afresh()
         # Handlers, not SIG_IGN, which exec would keep. Only signals ignored before, as by `nohup`, stay ignored for the
         # work.
-        self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, _do_nothing) is signal.SIG_IGN]
+        self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, lambda *_: None) is signal.SIG_IGN]
         self._child_signal, _ = kernel.open_signal_pipe()
         os.setsid()
         kernel.become_subreaper()
@@ -747,7 +747,3 @@ def has_rung(bell_fd: int) -> bool:
 def _is_one_output() -> bool:
     stdout, stderr = os.fstat(1), os.fstat(2)
     return os.path.samestat(stdout, stderr) and not stat.S_ISCHR(stdout.st_mode)
-
-
-def _do_nothing(number: int, frame: object) -> None:
-    pass

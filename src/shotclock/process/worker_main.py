@@ -378,8 +378,6 @@ def _find_leaked() -> list[dict[str, object]]:
 
 
 def _flush() -> None:
-    try:
+    with contextlib.suppress(Exception):  # the function may have closed or replaced them
         sys.stdout.flush()
         sys.stderr.flush()
-    except Exception:
-        pass  # the function may have closed or replaced them

@@ -132,10 +132,9 @@ def main(fd: int) -> None:
     os.closerange(fd + 1, fd + 256)
     kernel.name_process(ZYGOTE_NAME)
     _serve_forks(socket.socket(fileno=fd))
-    os._exit(0)
 
 
-def _serve_forks(requests: socket.socket) -> None:
+def _serve_forks(requests: socket.socket) -> NoReturn:
     forked: set[int] = set()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)  # the runtime handles Ctrl-C
@@ -177,10 +176,12 @@ def _serve_forks(requests: socket.socket) -> None:
     # The supervisors have noticed as well. They clean up and exit; then the rest is killed.
     for _ in range(int(FAREWELL_LIMIT_S / FAREWELL_PAUSE_S)):
         _reap(forked)
-        if not _guards(forked):
+        # Those that we forked, and those that a preloaded zygote below us forked.
+        if not any(pid in forked or _is_supervisor(pid) for pid in kernel.descendants(os.getpid())):
             break
         pause(FAREWELL_PAUSE_S)
     _kill_strays(forked)
+    os._exit(0)
 
 
 def _report_unstartable(fds: list[int], error: OSError) -> None:
@@ -206,12 +207,6 @@ def _reap(forked: set[int]) -> None:
         _kill_strays(forked)
     for cgroup in cgroups.values():
         cgroup.remove()
-
-
-def _guards(forked: set[int]) -> set[int]:
-    """Return the supervisors below us: those we forked, and those that a preloaded zygote forked."""
-    below = kernel.descendants(os.getpid())
-    return {pid for pid in below if pid in forked or _is_supervisor(pid)}
 
 
 def _kill_strays(forked: set[int]) -> None:
@@ -360,7 +355,6 @@ def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     kernel.name_process(ZYGOTE_NAME)
     _prepare(*ipc.receive_one(requests))
     _serve_forks(requests)
-    os._exit(0)
 
 
 def become_zygote_of(requests: socket.socket) -> NoReturn:
@@ -378,7 +372,6 @@ def become_zygote_of(requests: socket.socket) -> NoReturn:
     os.closerange(fd + 1, fd + 256)
     worker_main.prepare_forks(serves_many=False)
     _serve_forks(socket.socket(fileno=fd))
-    os._exit(0)
 
 
 def _prepare(

@@ -35,6 +35,7 @@ from ..process.context import (
     Survivors,
     current_scope,
     give_up_started,
+    run_beside,
     take_started,
     watch,
 )
@@ -316,7 +317,7 @@ class InlineCall(HandlerWork):
         self._is_ending = True
         settle = partial(self._settle, outcome)
         if self.fired is None:  # the handler may keep them for later calls, as it keeps what is in memory
-            started.look_beside(self._loop, settle)
+            run_beside(self._loop, started.alive, settle)
         else:
             left_ns = self._finished_ns + self._call.bound.grace_ms * NS_PER_MS - MARGIN_NS - monotonic_ns()
             started.stop_beside(self._loop, settle, grace_ns=max(0, left_ns))
@@ -521,7 +522,7 @@ class ProcessCall(HandlerWork):
         if not self.started:
             settle(())
         elif not self.is_stopping:  # the handler may keep them for later calls, as it keeps what is in memory
-            self.started.look_beside(self._loop, settle)
+            run_beside(self._loop, self.started.alive, settle)
         else:
             left_ns = max(0, self.overdue_ns - MARGIN_NS - monotonic_ns())
             self.started.stop_beside(self._loop, settle, grace_ns=left_ns)
