@@ -113,9 +113,10 @@ def run(function: Callable[[], T], *, until_ns: int | None) -> T:
     answer, answer_in = os.pipe()
     os.set_blocking(answer, False)
     me, pid = os.getpid(), -1
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()  # or the child would write it a second time
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()  # or the child would write it a second time
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
     try:
         try:
             pid = os.fork()
