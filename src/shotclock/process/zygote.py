@@ -88,8 +88,8 @@ def start_detached_zygote() -> tuple[socket.socket, int]:
 
 
 def _spawn_zygote(*, detached: bool) -> tuple[socket.socket, int]:
-    # A closed stderr is replaced meanwhile: otherwise our end of the socket could become the stderr of the zygote, which
-    # would then never see it closed.
+    # A closed stderr is replaced meanwhile. Otherwise our end of the socket could become the output of the zygote and
+    # keep it from seeing the end of file.
     nulls = [os.open(os.devnull, os.O_RDWR)]
     while nulls[-1] <= 2:
         os.set_inheritable(nulls[-1], True)
