@@ -1,5 +1,6 @@
 """Several servers before one engine: they show the same, and what is decided at one is decided for all."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,9 +9,16 @@ from typing import Any
 
 import pytest
 
-from shotclock.inbox.access import Role
+from shotclock.core.errors import Failure
+from shotclock.core.proposal import UNCONFIRMED, Decision, ProposalStatus
+from shotclock.inbox.access import Principal, Role
+from shotclock.inbox.inbox import Inbox
+from shotclock.store.store import Store
+from shotclock.temporal.connection import read_address
+from shotclock.temporal.engine import TemporalEngine
+from shotclock.temporal.front_end import FrontEnd
 from tests.server.web.serving import Served
-from tests.temporal.conftest import Cluster, Program, Runs, free_port, steps_of, wait_until
+from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, free_port, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +28,9 @@ ASKS = """
       ask: {type: human-input, prompt: "Which one?"}
       after: {type: command, exec: "echo {{ outputs.ask }}", depends_on: [ask]}
     """
+
+
+YES, LOCAL = Decision(ProposalStatus.APPROVED, answer="yes"), Principal.local()
 
 
 class FrontEnds:
@@ -334,3 +345,45 @@ def test_what_is_changed_on_the_page_is_what_runs(front_ends: FrontEnds, runs: R
         assert (seen["status"], seen["decided_by"]) == ("modified", "operator0"), seen
         told = front_ends.servers[at].result(id, front_ends.operators[at])
         assert told["arguments"]["exec"] == "echo here alone | tee -a deployed"
+
+
+def test_a_decision_that_cannot_be_sent_is_reported_and_the_look_goes_on(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, run_ids = Runs(tmp_path, cluster.url), [f"unsent{number}-{time.monotonic_ns()}" for number in range(2)]
+    runs.write(ASKS)
+
+    async def look() -> None:
+        with Store.open(tmp_path / "front") as store:
+            front_end, inbox, operator = FrontEnd(read_address(cluster.url, {}), lambda: store), Inbox(store), LOCAL
+            proposals: dict[str, str] = {}
+            while len(proposals) < 2:
+                await front_end.look()
+                listed = store.proposals.list(status=ProposalStatus.PENDING, limit=100)
+                keys = {str(found.key): found.id for each in listed if (found := store.proposals.get(each.id))}
+                proposals = {run_id: keys[key] for run_id in run_ids for key in keys if key.startswith(run_id)}
+            first, second = (proposals[run_id] for run_id in run_ids)
+            assert await front_end.has(second)
+            await inbox.decide(first, YES, operator)
+            await inbox.close()
+
+            async def fail(*args: Any) -> None:
+                raise Failure("CONNECTION_LOST", "cut off")
+
+            engine = TemporalEngine(read_address(cluster.url, {}))
+            await engine.decide(run_ids[1], second, YES, operator)
+            monkeypatch.setattr(front_end._engine, "send_decision", fail)
+            while await front_end.has(second):
+                await front_end.look()
+                assert front_end.problem == "cut off"
+            with pytest.raises(Failure) as late:
+                await front_end.decide(second, YES, operator, UNCONFIRMED)
+            assert late.value.code == "ALREADY_DECIDED"
+
+    running = [runs.start(None, "flow.yaml", "--run-id", run_id) for run_id in run_ids]
+    try:
+        asyncio.run(asyncio.wait_for(look(), WITHIN_S))
+        assert running[1].ended()[0] == 0
+    finally:
+        runs.close()
+        runs.call("job", "cancel", run_ids[0])

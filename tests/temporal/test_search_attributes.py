@@ -13,11 +13,12 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from shotclock.core.errors import Failure
 from shotclock.temporal.connection import connect, read_address
 from shotclock.temporal.engine import TemporalEngine
 from shotclock.temporal.messages import TYPES, describe_end
 from shotclock.temporal.payloads import KEY_VARIABLE
-from tests.temporal.conftest import Cluster, Runs, wait_until
+from tests.temporal.conftest import Cluster, Proxy, Runs, wait_until
 
 WITHIN_S = 60
 LIMIT = timedelta(seconds=10)
@@ -155,3 +156,19 @@ def test_the_clock_of_the_run_comes_before_that_of_a_step() -> None:
 
     ended = describe_end({"error": fired("run a")}, [None, {"code": "EXEC_FAILED"}, fired("step b")])
     assert {key.name: value for key, value in ended.items()}["ShotclockClock"] == "timeout of run a"
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_answer_once_is_asked_again(link: Proxy) -> None:
+    async def main() -> None:
+        engine = TemporalEngine(read_address(link.url, {}))
+        await engine.client()
+        link.cut()
+        assert await engine.find_attributes() == []
+        with pytest.raises(Failure, match="does not list its runs"):
+            await engine._find_run("never-begun")
+        link.mend()
+        while not await engine.find_attributes():
+            await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_S))

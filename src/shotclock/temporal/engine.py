@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -48,7 +48,7 @@ from ..workflow.engine import RunOrder, RunSummary
 from ..workflow.lint import identity
 from ..workflow.report import Report, judge_code, report_of
 from ..workflow.run import RunCaller, RunRequest, read_envelope, run_exists
-from ..workflow.schema import WorkflowFile, check_inputs
+from ..workflow.schema import check_inputs
 from ..workflow.state import JsonObject, Status, StepState, commands_for, count_steps, park_outcome
 from .connection import Address, connect
 from .messages import (
@@ -153,7 +153,8 @@ class TemporalEngine:
             "attributes": attributes,
         }
         start_id = uuid.uuid4().hex
-        has_end = limit_ms and not _may_ask(request.workflow)
+        steps = request.workflow.steps.values()
+        has_end = limit_ms and not any(step.approval or STEP_TYPES[step.type].waits_when_approved for step in steps)
 
         async def send() -> None:
             await client.start_workflow(
@@ -208,7 +209,9 @@ class TemporalEngine:
                 done, _ = await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if done or within_ms is None:
                     break
-                longer_ms = await _read_limit_ms(handle) + END_MARGIN_MS
+                longer_ms = 0
+                with contextlib.suppress(Failure):
+                    longer_ms = int((await read_progress(handle))["limit_ms"]) + END_MARGIN_MS
                 if longer_ms <= within_ms:
                     break
                 within_ms = longer_ms  # the run was extended
@@ -217,7 +220,7 @@ class TemporalEngine:
             if watching.done():
                 return self._parked_answer(run_id, watching.result(), caller.budget_ms or 0)
             if untaken.done():
-                message = f"no worker serves queue {untaken.result()!r}: run {run_id} waits for one until its deadline"
+                message = f"no worker serves queue {untaken.result()!r}: run {run_id} waits for one"
                 start = f"`shotclock worker {self.where} --queue {untaken.result()}` starts one"
                 raise Failure("INCOMPLETE", message, suggestion=f"{start}; then run data.continue_command")
             if caller.stop is None or not caller.stop.done():
@@ -254,9 +257,11 @@ class TemporalEngine:
         """Add the open proposals of nested runs. A run waits only for people if its nested runs do as well."""
         if not progress["only_waits"]:
             return progress
-        inner = [
-            await self._read_with_nested(await read_progress(await self.handle(each))) for each in progress["children"]
-        ]
+        try:
+            handles = [await self.handle(each) for each in progress["children"]]
+            inner = [await self._read_with_nested(await read_progress(each, SEEN_LIMIT)) for each in handles]
+        except Failure:  # a nested run that does not answer may be working
+            return {**progress, "only_waits": False}
         waiting = [*progress["waiting"], *(proposal for each in inner for proposal in each["waiting"])]
         return {**progress, "waiting": waiting, "only_waits": all(each["only_waits"] for each in inner)}
 
@@ -352,19 +357,22 @@ class TemporalEngine:
         return summary
 
     async def list_runs(self, most: int, *, active_only: bool = False) -> list[RunSummary]:
-        query = f"WorkflowType = '{RUN_WORKFLOW}'" + (" AND ExecutionStatus = 'Running'" if active_only else "")
         found: list[WorkflowExecution] = []
-        client = await self.client()
-        try:
-            async for each in client.list_workflows(query, rpc_timeout=RPC_LIMIT):
-                if each.parent_id is None:
-                    found.append(each)
-                if len(found) == most:
-                    break
-        except RPCError as error:
-            raise Failure("CONNECT_FAILED", f"the engine does not list its runs: {error}") from None
+        async for each in self._search(" AND ExecutionStatus = 'Running'" if active_only else ""):
+            if each.parent_id is None:
+                found.append(each)
+            if len(found) == most:
+                break
         found.sort(key=lambda each: each.start_time, reverse=True)
         return list(await asyncio.gather(*map(self._summarise, found)))
+
+    async def _search(self, condition: str, most: int | None = None) -> AsyncIterator[WorkflowExecution]:
+        client, query = await self.client(), f"WorkflowType = '{RUN_WORKFLOW}'{condition}"
+        try:
+            async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT):
+                yield found
+        except RPCError as error:
+            raise Failure("CONNECT_FAILED", f"the engine does not list its runs: {error}") from None
 
     async def report(self, run_id: str) -> Report:
         try:
@@ -382,8 +390,8 @@ class TemporalEngine:
             envelope = (await _read_ended(handle)).to_dict()
             ended_at = _read_instant(described.close_time)
         run, records = make_run(run_id, progress)
-        parked_at = now if progress["only_waits"] and ended_at is None else None
-        run = replace(run, ended_at=ended_at, envelope=envelope, parked_at=parked_at)
+        is_parked = ended_at is None and (await self._read_with_nested(progress))["only_waits"]
+        run = replace(run, ended_at=ended_at, envelope=envelope, parked_at=now if is_parked else None)
         made = report_of(run, records, now=now, is_alive=True)
         if made.status is Status.PARKED:
             made = replace(made, why=f"it waits for a person: `shotclock inbox list {self.where}`")
@@ -392,9 +400,7 @@ class TemporalEngine:
     async def _find_run(self, beginning: str) -> str:
         found: list[str] = []
         if re.fullmatch(r"[A-Za-z0-9._-]+", beginning):
-            query = f"WorkflowType = '{RUN_WORKFLOW}' AND WorkflowId STARTS_WITH '{beginning}'"
-            client = await self.client()
-            found = [each.id async for each in client.list_workflows(query, limit=5, rpc_timeout=RPC_LIMIT)]
+            found = [each.id async for each in self._search(f" AND WorkflowId STARTS_WITH '{beginning}'", 5)]
         if len(found) == 1:
             return found[0]
         message = f"there is no run {beginning!r}" if not found else f"several runs begin with {beginning!r}"
@@ -420,8 +426,9 @@ class TemporalEngine:
                 ending = attributes.get(ENDING)
                 code = (await _read_ended(handle)).code if ending is None else None if ending == "OK" else ending
                 status = judge_code(code)
-            elif attributes.get(STATUS) != "running" and (await read_progress(handle, SEEN_LIMIT))["only_waits"]:
-                status = Status.PARKED
+            elif attributes.get(STATUS) != "running":
+                progress = await self._read_with_nested(await read_progress(handle, SEEN_LIMIT))
+                status = Status.PARKED if progress["only_waits"] else Status.RUNNING
         if status is Status.RUNNING and found.close_time is not None:  # terminated, or ended long ago
             status = Status.SUCCEEDED if found.status is WorkflowExecutionStatus.COMPLETED else Status.FAILED
         began_at = _read_instant(found.start_time)
@@ -432,27 +439,25 @@ class TemporalEngine:
 
     async def find_attributes(self) -> list[str]:
         """Return our registered search attributes; none with a key for payloads: Temporal stores them in the clear."""
+        if read_key(os.environ) is not None:
+            return []
         if self._attributes is None:
-            client, found = await self.client(), []
-            if read_key(os.environ) is None:
-                with contextlib.suppress(RPCError):
-                    request = ListSearchAttributesRequest(namespace=client.namespace)
-                    listed = await client.operator_service.list_search_attributes(request, timeout=SEEN_LIMIT)
-                    types = listed.custom_attributes
-                    found = [key.name for key in KEYS if types.get(key.name) == int(key.indexed_value_type)]
-            self._attributes = found
+            client = await self.client()
+            request = ListSearchAttributesRequest(namespace=client.namespace)
+            try:
+                listed = await client.operator_service.list_search_attributes(request, timeout=SEEN_LIMIT)
+            except RPCError:  # the next request may be answered
+                return []
+            types = listed.custom_attributes
+            self._attributes = [key.name for key in KEYS if types.get(key.name) == int(key.indexed_value_type)]
         return self._attributes
 
     async def list_running(self, most: int | None = None, *, only_waiting: bool = False) -> list[str]:
         """Return the ids of the running runs. `only_waiting`: without those that certainly have no open proposal."""
-        query = f"WorkflowType = '{RUN_WORKFLOW}' AND ExecutionStatus = 'Running'"
+        condition = " AND ExecutionStatus = 'Running'"
         if only_waiting and STATUS.name in await self.find_attributes():
-            query += f" AND ({STATUS.name} = '{WAITING}' OR {STATUS.name} IS NULL)"
-        client = await self.client()
-        try:
-            return [found.id async for found in client.list_workflows(query, limit=most, rpc_timeout=RPC_LIMIT)]
-        except RPCError as error:
-            raise Failure("CONNECT_FAILED", f"the engine does not list its runs: {error}") from None
+            condition += f" AND ({STATUS.name} = '{WAITING}' OR {STATUS.name} IS NULL)"
+        return [found.id async for found in self._search(condition, most)]
 
     async def is_running(self, run_id: str) -> bool:
         try:
@@ -473,9 +478,9 @@ class TemporalEngine:
             return calls
         except WorkflowUpdateFailedError as error:
             cause = error.cause
-            if isinstance(cause, ApplicationError) and cause.type:
+            if isinstance(cause, ApplicationError) and cause.type and cause.type.isupper():
                 raise Failure(cause.type, cause.message) from None
-            raise Failure("CALL_NOT_FOUND", str(cause)) from None
+            raise Failure("CALL_NOT_FOUND", str(cause)) from None  # the engine's own: the run has ended meanwhile
         except WorkflowUpdateRPCTimeoutOrCancelledError:
             text = f"no worker answers for run {handle.id!r}; it may still receive the order later"
             raise Failure("CONNECTION_LOST", text, suggestion=_NO_WORKER) from None
@@ -545,10 +550,6 @@ class TemporalEngine:
                         raise Failure(code, message, context={"proposal_id": id, "status": status, "decided_by": by})
 
 
-def _may_ask(workflow: WorkflowFile) -> bool:
-    return any(step.approval or STEP_TYPES[step.type].waits_when_approved for step in workflow.steps.values())
-
-
 async def _is_accepted(
     handle: Handle, send: Callable[[], Awaitable[None]], start_id: str, stop: asyncio.Future[str] | None
 ) -> bool:
@@ -594,13 +595,6 @@ async def _insist(send: Callable[[], Awaitable[None]]) -> None:
             if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended
                 return
         await asyncio.sleep(LOOK_S)
-
-
-async def _read_limit_ms(handle: Handle) -> int:
-    try:
-        return int((await read_progress(handle))["limit_ms"])
-    except Failure:
-        return 0
 
 
 async def _read_end(handle: Handle) -> Envelope:

@@ -96,6 +96,7 @@ class FrontEnd:
 
     async def _look(self) -> int:
         """Return the number of runs that do not answer."""
+        unsent: Failure | None = None
         ids = await self._engine.list_running(MOST_RUNS, only_waiting=True)
         answers = await self._ask(ids)
         waiting = {each["id"]: (run_id, each) for run_id, answer in answers.items() for each in answer["waiting"]}
@@ -104,13 +105,19 @@ class FrontEnd:
             unheard = await asyncio.to_thread(self._copy_new, [each for _, each in shown.values()])
             self._open |= {id: ProposalOrigin(run_id, each["step"]) for id, (run_id, each) in shown.items()}
             for record in unheard:
-                await self._send_unheard(self._open[record["id"]], record)
+                try:
+                    await self._engine.send_decision(self._open[record["id"]].run_id, record)
+                except Failure as failure:
+                    if failure.code != "ALREADY_DECIDED":  # else the run has this decision, or another one
+                        unsent = failure
         if not self._has_adopted:
             self._open |= await self._find_left_over()
             self._has_adopted = True
         for id, origin in list(self._open.items()):
             if id not in waiting and (origin.run_id not in ids or origin.run_id in answers):
                 await self._settle(id, origin, answers.get(origin.run_id))
+        if unsent is not None:  # the next look tries it again
+            raise unsent
         return len(ids) - len(answers)
 
     async def _ask(self, ids: Iterable[str]) -> dict[str, Progress]:
@@ -131,7 +138,7 @@ class FrontEnd:
         return {run_id: progress for run_id, progress in zip(asked, answers, strict=True) if progress is not None}
 
     def _copy_new(self, packed: list[JsonObject]) -> list[JsonObject]:
-        """Copy new proposals. Return those decided here before their run had them: a worker may use the same store."""
+        """Copy new proposals. Return those that a command on this machine has decided, in this store alone."""
         store, now = self._store(), wall_time()
         unheard: list[JsonObject] = []
         pending = {each.id for each in store.proposals.list(status=ProposalStatus.PENDING, limit=MOST_ADOPTED)}
@@ -147,15 +154,8 @@ class FrontEnd:
         AuditFile(store).catch_up_if_possible()
         return unheard
 
-    async def _send_unheard(self, origin: ProposalOrigin, record: JsonObject) -> None:
-        try:
-            await self._engine.send_decision(origin.run_id, record)
-        except Failure as failure:
-            if failure.code != "ALREADY_DECIDED":  # the run has this decision, or another one, which the next look sees
-                raise  # the next look tries it again
-
     async def _find_left_over(self) -> dict[str, ProposalOrigin]:
-        """Return the engine's proposals that an earlier server, or a worker, has left open in this store."""
+        """Return the engine's proposals that an earlier server has left open in this store."""
 
         def read() -> dict[str, str]:
             store = self._store()
@@ -215,9 +215,10 @@ class FrontEnd:
     async def decide(self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation) -> Proposal:
         """Decide a proposal of a run, as `Inbox.decide` does. Raises CONNECTION_LOST if it is unknown whether the run
         has the decision."""
-        run_id = self._open[proposal_id].run_id
-        deciding = self._engine.decide(run_id, proposal_id, decision, by, confirmation)
         try:
+            if (origin := self._open.get(proposal_id)) is None:  # a look has settled it since it was found
+                raise Failure("ALREADY_DECIDED", f"{proposal_id} is not open any more")
+            deciding = self._engine.decide(origin.run_id, proposal_id, decision, by, confirmation)
             decided = await self._within(CHANGE_LIMIT_S, deciding, "CONNECTION_LOST")
         except Failure as failure:
             if failure.code == "ALREADY_DECIDED":  # the store says by whom after a look

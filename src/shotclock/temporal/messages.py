@@ -1,7 +1,6 @@
 """The messages between the client, the workflow and the activities, in plain JSON.
 
-Instants are milliseconds of the engine's clock: the workflow's time and the start of an activity are both read on it,
-so it is never compared with a worker's own clock.
+Instants are milliseconds of the engine's clock. A worker knows that clock by the start of its activity.
 
 Runs are found in Temporal by search attributes, if the namespace has them. Setting an unregistered one fails the run,
 so the client looks first. A namespace gets them once:
@@ -94,9 +93,8 @@ class OrderInput(TypedDict):
 class StepReply(TypedDict, total=False):
     state: JsonObject
     is_cancelled: bool
-    lost: dict[str, int]  # the worker was shut down while the step ran: the current try, and its beginning
-    is_unbegun: bool
-    """The step came late, and the engine did not confirm that it may begin. Another worker begins it as a new one."""
+    lost: dict[str, int]  # The worker was shut down or cut off, and has stopped the step: its try, and when that began.
+    is_unbegun: bool  # With `lost`: the worker has not begun the step, which is sent again.
     is_parked: bool  # The step waits for people or nested runs. The workflow waits for them, then sends the step again.
     proposals: list[JsonObject]
     nested: list[RunInput]

@@ -151,7 +151,7 @@ def make_driver(environ: Mapping[str, str]) -> StorageDriver:
 
 
 class _ContentDriver(StorageDriver):
-    """A storage that names payloads by their digests: equal ones are stored once, and corrupt ones are noticed."""
+    """A storage that names payloads by their digests: corrupt ones are noticed. Without a key equal ones are one."""
 
     def name(self) -> str:
         return "shotclock"
