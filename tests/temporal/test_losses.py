@@ -17,10 +17,13 @@ from typing import Any
 
 import psutil
 import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import PauseActivityRequest
 
 from shotclock.temporal.connection import connect, read_address
+from shotclock.temporal.messages import STEP_ACTIVITY
 from tests.providers.servers import Connection, Server
-from tests.temporal.conftest import Cluster, Program, Runs, is_alive, steps_of, wait_until
+from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, is_alive, steps_of, wait_until
 from tests.temporal.test_replay import fetch, replay
 
 pytestmark = pytest.mark.slow
@@ -600,3 +603,32 @@ def test_a_worker_whose_guard_is_killed_ends(workers: Workers) -> None:
     guard.kill()
     wait_until(lambda: worker.process.poll() is not None, "its end", 10)
     assert worker.process.poll() == 70
+
+
+def test_a_paused_activity_is_no_cancelled_step(runs: Runs, workers: Workers) -> None:
+    """Its worker stops the step, and it begins again."""
+    workers.start()
+    run_id = f"paused-{time.monotonic_ns()}"
+    running = runs.start(
+        """
+        timeout: 60
+        steps:
+          works:
+            type: command
+            exec: "echo begun >> began; test $(wc -l < began) -ge 2 || sleep 300"
+            idempotent: true
+            grace: 100ms
+        """,
+        *("--run-id", run_id, "--queue", workers.queue, "--heartbeat", "3s"),
+    )
+    runs.wait_for("began")
+
+    async def pause() -> None:
+        client = await connect(read_address(workers.cluster.url, {}))
+        of = WorkflowExecution(workflow_id=run_id)
+        request = PauseActivityRequest(namespace=client.namespace, execution=of, type=STEP_ACTIVITY, identity="me")
+        await client.workflow_service.pause_activity(request)
+
+    asyncio.run(asyncio.wait_for(pause(), WITHIN_S))
+    code, envelope = running.ended()
+    assert code == 0 and envelope["meta"]["survivors"] == [], envelope

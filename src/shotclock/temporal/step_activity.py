@@ -219,6 +219,10 @@ async def _open_context(
     environment = {**services.environment, **run["env"]}
     providers = Providers(RunServices(services.inbox, environment=environment))
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
+
+    def find_fired() -> Fired:
+        return replace(call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns), kept_ms=deadlines.kept_ms)
+
     context = RunContext(
         run_id=run["run_id"],
         workflow=workflow,
@@ -236,7 +240,7 @@ async def _open_context(
         base_env={name: value for name, value in environment.items() if not looks_secret(name)},
         redaction=redaction_for(workflow, {**environment, **services.own_variables}),
         call=call,
-        find_fired=partial(_find_fired, call, deadlines),
+        find_fired=find_fired,
         json_limit=JSON_LIMIT,
     )
     try:
@@ -244,11 +248,6 @@ async def _open_context(
     finally:
         current_scope.reset(token)
         await providers.close()
-
-
-def _find_fired(run: Call, deadlines: Deadlines) -> Fired:
-    fired = run.fired(ClockKind.TIMEOUT, monotonic_ns() - run.started_ns)
-    return replace(fired, kept_ms=deadlines.kept_ms)
 
 
 def _find_folder(of_file: str, here: Path | None) -> Path:
@@ -296,13 +295,12 @@ class _StepWork:
             try:
                 await asyncio.wait([replying])  # bounded by the timeouts of the step, and by the grace of a stopped one
             except asyncio.CancelledError:  # at any moment, even while the step is being stopped for another reason
-                self._note_cancelled()
+                self._note_cancelled(activity.cancellation_details())
         return replying.result()
 
-    def _note_cancelled(self) -> None:
-        """Stop the step: its run was stopped, which the SDK may report before a heartbeat does, or the worker is
-        shutting down."""
-        details = activity.cancellation_details()
+    def _note_cancelled(self, details: activity.ActivityCancellationDetails | None) -> None:
+        """Stop the step: its run was stopped, or the worker is shutting down, or the activity was paused or reset. The
+        SDK and a heartbeat report it, in any order."""
         if details is not None and details.cancel_requested:
             self._is_ordered_off = True
         else:
@@ -328,7 +326,8 @@ class _StepWork:
         ) as context:
             self._context = context
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
-            context.nested_runs.update(self._count_nested())
+            tries = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
+            context.nested_runs.update({(name, number): count for number, count in enumerate(tries)})
             control_of(context.call).on_change = partial(self._note_news, context)
             enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
@@ -400,10 +399,6 @@ class _StepWork:
             if call.bound.owner == call.name:
                 self.state.timeout_ms = call.bound.limit_ms
 
-    def _count_nested(self) -> dict[tuple[str, int], int]:
-        tries = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
-        return {(self._input["step"], number): count for number, count in enumerate(tries)}
-
     async def _run_nested(self, nested: NestedRun, context: RunContext) -> Envelope:
         """Return the envelope of an ended nested run. Otherwise park the step until the workflow has run it."""
         run_id, _ = name_nested_run(nested, context)
@@ -474,9 +469,7 @@ class _StepWork:
             self._services.leases.hold(self, self._heard_ns, self._limit_ns)
             await asyncio.sleep(min(pause_s, max(0, stop_ns - monotonic_ns()) / 1e9))
             has_arrived = await self._beat(stop_ns)
-            if self._is_ordered_off:
-                working.cancel()
-            elif has_arrived and not self._is_announced:
+            if has_arrived and not self._is_ordered_off and not self._is_announced:
                 await self._announce(pause_s)
             if self._is_cut_off or (not has_arrived and monotonic_ns() >= stop_ns):
                 self._is_cut_off = True
@@ -493,8 +486,8 @@ class _StepWork:
             # The SDK has its own timer: five seconds after the heartbeat timeout it would cancel a step without
             # heartbeats, and drop its reply. It sends few of these.
             activity.heartbeat(beat)
-        except AsyncActivityCancelledError:
-            self._is_ordered_off = True
+        except AsyncActivityCancelledError as error:
+            self._note_cancelled(error.details)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:  # the step is not ours any more
                 self._is_cut_off = True
