@@ -316,6 +316,7 @@ _ERRORS: dict[str, ErrorEntry] = {
 _WARNINGS: dict[str, str] = {
     "DESCENDANTS_STOPPED": "Processes outlived the command that started them and were stopped.",
     "SURVIVORS": "Processes could not be stopped and are still there.",
+    "END_UNSEEN": "Work has ended unseen; whether processes of it are still there is unknown.",
     "OUTPUT_TRUNCATED": "More output came than is kept; the file named holds the rest, up to its cap.",
     "OUTPUT_NOT_UTF8": "The output is not UTF-8; the exact bytes are in the field ending in _base64.",
     "DEADLINE_INHERITED": "The caller's deadline is earlier than the timeout asked for, and wins.",

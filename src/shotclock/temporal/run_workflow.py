@@ -43,12 +43,13 @@ with workflow.unsafe.imports_passed_through():
         move_bell,
         nest,
     )
+    from ..core.envelope import Problem, warning
     from ..core.errors import Ending, SideEffects
     from ..core.overtime import Overtime, OvertimeRequest
     from ..core.trace import TraceContext
     from ..core.value_types import fields_of, record, replace
     from ..providers.provider import STEP_TYPES, StepPart
-    from ..runtime.call import DEFAULT_CLOCKS, Call, CallTime, WindDown, answer_at
+    from ..runtime.call import DEFAULT_CLOCKS, Call, CallTime, Outcome, WindDown, answer_at
     from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, may_run_again, most_tries, plan_of
     from ..workflow.run_context import Deadlines, ParallelSlots
     from ..workflow.scheduler import RunLimits, Scheduler
@@ -92,6 +93,8 @@ ORDER_LIMIT_S = 10
 CLEAN_UP_MS = 360_000  # the part of the engine's limit of a run that is kept for clean-up
 LAST_WORD_MS = 1_000  # the part of the run's time in which a step reports that it had no more
 ONCE = RetryPolicy(maximum_attempts=1)
+WIND_DOWN_ALL = "wind-down-all"  # the patch for runs that were wound down before it: one step at a time, no nested runs
+NO_REPLY: JsonObject = {"stopping": []}
 
 T = TypeVar("T")
 
@@ -190,32 +193,38 @@ class RunWorkflow:
         data = describe_steps(self._input["run_id"], self._input["name"], self._scheduler.states)
         if ended_by is None and self._workflow.outputs and (outputs := await self._render_outputs()):
             data["outputs"] = outputs
-        states, is_out_of_time = self._scheduler.states, self._deadlines.have_fired
+        states, bound, is_out_of_time = self._scheduler.states, self._call.bound, self._deadlines.have_fired
         ended_by = ended_by or self._ended_by
-        outcome = judge_run(self._call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
-        outcome.warnings = tuple(self._scheduler.notes)
-        envelope = answer_at(self._call, outcome, workflow.time_ns()).to_dict()
+        fired = Fired(ClockKind.TIMEOUT, bound.owner, bound.limit_ms, self._elapsed_ms(), kept_ms=self._kept_ms)
+        outcome = judge_run(self._call, states, data, ended_by, fired, is_out_of_time=is_out_of_time)
+        unseen = [note for state in states.values() for note in state.warnings if note["code"] == "END_UNSEEN"]
+        outcome.warnings = (*self._scheduler.notes, *unseen)
+        envelope = _answer(self._call, outcome)
         self._set_attributes(describe_end(envelope, [state.error for state in self._scheduler.states.values()]))
         if envelope["ok"]:
             return envelope
         why: Any = envelope["error"]
         raise ApplicationError(str(why["message"]), envelope, type=str(why["code"]), non_retryable=True)
 
-    def _find_fired(self) -> Fired:
-        bound = self._call.bound
-        return Fired(ClockKind.TIMEOUT, bound.owner, bound.limit_ms, self._elapsed_ms(), kept_ms=self._kept_ms)
-
     async def _render_outputs(self) -> JsonObject:
         templates = dict(self._workflow.outputs)
         visible = select_visible(self._workflow, None, {"outputs": templates}, self._scheduler.states)
-        reply: JsonObject = await workflow.execute_activity(
-            OUTPUTS_ACTIVITY,
-            {"run": self._describe_run(), "outputs": templates, "visible": visible},
-            result_type=dict,
-            start_to_close_timeout=timedelta(seconds=OUTPUTS_LIMIT_S),
-            retry_policy=RetryPolicy(maximum_attempts=3),
-            summary="outputs",
-        )
+        try:
+            reply: JsonObject = await workflow.execute_activity(
+                OUTPUTS_ACTIVITY,
+                {"run": self._describe_run(), "outputs": templates, "visible": visible},
+                result_type=dict,
+                schedule_to_start_timeout=self._find_left(""),
+                start_to_close_timeout=timedelta(seconds=OUTPUTS_LIMIT_S),
+                retry_policy=RetryPolicy(maximum_attempts=3),
+                summary="outputs",
+            )
+        except (ActivityError, asyncio.CancelledError) as error:
+            if is_cancelled_exception(error):
+                self.stop(CANCEL)
+            why = f"no worker has rendered the outputs: {error.__cause__ or error}"
+            self._scheduler.notes.append(warning("OUTPUT_MISSING", why))
+            return dict.fromkeys(templates)
         self._scheduler.notes += reply["warnings"]
         if reply["is_cut_short"]:
             self._deadlines.note_cut_short("")
@@ -238,9 +247,10 @@ class RunWorkflow:
             try:
                 reply = await self._carry_out(name, step, state, answers)
             except ActivityError as error:
+                self._note_unseen(name, state, error)
                 if _is_cancelled() or is_cancelled_exception(error):
                     if is_cancelled_exception(error):  # no worker had taken it: a worker replies with its state
-                        state.side_effects = SideEffects.NONE
+                        _note_unbegun(state)
                     raise asyncio.CancelledError from error
                 if self._is_over_without_worker(name, step, state, error):
                     return
@@ -249,6 +259,10 @@ class RunWorkflow:
             _replace_state(state, StepState.from_record(reply["state"]))
             if reply.get("is_cancelled"):
                 raise asyncio.CancelledError  # the state has the output so far
+            if _is_cancelled() and (reply.get("is_parked") or "lost" in reply):  # a stopped run sends it no more
+                if reply.get("is_parked") or reply.get("is_unbegun"):
+                    _note_unbegun(state)
+                raise asyncio.CancelledError
             if (lost := reply.get("lost")) is not None:
                 if reply.get("is_unbegun"):
                     state.status, state.started_ms = Status.RUNNING, started_ms
@@ -265,18 +279,20 @@ class RunWorkflow:
                 raise asyncio.CancelledError
 
     async def _carry_out(self, name: str, step: StepPart, state: StepState, answers: _Answers) -> StepReply:
-        deadline, now_ns = self._deadlines.of(name), workflow.time_ns()
-        left_ms = None if deadline is None else max(1, deadline.remaining_ms(now_ns))
-        own_ms, run_ms = self._backstops_ms(name, step, left_ms)
+        left, planned = self._find_left(name), self._plan.step(name)
+        # When the engine abandons a step that its living worker does not end: by its own limits, and by the run's.
+        own_ms, run_ms = MAX_MS, MAX_MS if left is None else left // timedelta(milliseconds=1) + GIFT_MS
+        if planned.worst_ms and not planned.is_per_item:
+            own_ms = 2 * (planned.worst_ms + planned.attempts * grace_ms(self._workflow, step)) + GIFT_MS
         # The step's own backstop is later than the end of the step, however long the run is.
-        end = Deadline(now_ns + run_ms * NS_PER_MS) if run_ms < own_ms else None
+        end = Deadline(workflow.time_ns() + run_ms * NS_PER_MS) if run_ms < own_ms else None
         self._under_way[name] = _StepOnWorker(self._call.bound.bell, end)
         reply: StepReply = await workflow.execute_activity(
             STEP_ACTIVITY,
             self._describe_step(name, step, state, answers),
             result_type=dict,
             task_queue=step.runs_on,
-            schedule_to_start_timeout=None if left_ms is None else timedelta(milliseconds=left_ms),
+            schedule_to_start_timeout=left,
             start_to_close_timeout=timedelta(milliseconds=min(own_ms, run_ms) + REPLY_MARGIN_MS),
             heartbeat_timeout=timedelta(milliseconds=self._input["heartbeat_ms"]),
             retry_policy=ONCE,
@@ -285,13 +301,9 @@ class RunWorkflow:
         )
         return reply
 
-    def _backstops_ms(self, name: str, step: StepPart, left_ms: int | None) -> tuple[int, int]:
-        """Return when to abandon a step that its living worker does not end: by its own limits, and by the run's."""
-        planned = self._plan.step(name)
-        most = MAX_MS
-        if planned.worst_ms and not planned.is_per_item:
-            most = 2 * (planned.worst_ms + planned.attempts * grace_ms(self._workflow, step)) + GIFT_MS
-        return most, MAX_MS if left_ms is None else left_ms + GIFT_MS
+    def _find_left(self, name: str) -> timedelta | None:
+        deadline = self._deadlines.of(name)
+        return None if deadline is None else timedelta(milliseconds=max(1, deadline.remaining_ms(workflow.time_ns())))
 
     def _describe_run(self) -> JsonObject:
         bell = self._call.bound.bell
@@ -324,6 +336,13 @@ class RunWorkflow:
         }
 
     # --- without a worker ---------------------------------------------------------------------------------
+
+    def _note_unseen(self, name: str, state: StepState, error: ActivityError) -> None:
+        """Warn of a step that no worker has seen end: its processes should be dead, which was not checked."""
+        cause = error.cause
+        if isinstance(cause, TimeoutError) and cause.type in (TimeoutType.HEARTBEAT, TimeoutType.START_TO_CLOSE):
+            state.ending = Ending.ABANDONED.value
+            self._scheduler.notes.append(warning("END_UNSEEN", f"step {name}: its worker was lost or did not answer"))
 
     def _is_over_without_worker(self, name: str, step: StepPart, state: StepState, error: ActivityError) -> bool:
         """Judge a step whose worker is gone, or that no worker has taken."""
@@ -369,13 +388,13 @@ class RunWorkflow:
         return False
 
     def _is_over_after_its_time(self, step: StepPart, state: StepState, used_ms: int) -> bool:
-        """End a try whose time was over before its worker was missed: its processes have died with the worker."""
+        """End a try whose time was over before its worker was missed."""
         state.cut_off -= 1  # it counts as a try of the file's `retry`
         if state.attempts - state.cut_off < most_tries(self._workflow, step):
             return False
         fired = Fired(ClockKind.TIMEOUT, f"step {state.id}", state.timeout_ms or 0, used_ms)
         message = "its worker was lost, and its time was over before another could take it"
-        state.status, state.side_effects, state.ending = Status.TIMED_OUT, SideEffects.UNKNOWN, Ending.KILLED.value
+        state.status, state.side_effects, state.ending = Status.TIMED_OUT, SideEffects.UNKNOWN, Ending.ABANDONED.value
         state.error = _timeout_error(state, "TIMEOUT", message, fired)
         return True
 
@@ -420,10 +439,18 @@ class RunWorkflow:
             if isinstance(cause, ApplicationError) and cause.details:
                 failed: JsonObject = cause.details[0]
                 return failed
-            raise
+            return self._describe_unseen_run(run_input, cause)
         finally:
             del self._children[run_id]
             self._child_deadlines.pop(run_id, None)
+
+    def _describe_unseen_run(self, run_input: RunInput, cause: BaseException | None) -> JsonObject:
+        """Return the envelope of a nested run that has ended without one: terminated, or never begun."""
+        message = f"run {run_input['run_id']} has ended without an envelope: {cause}"
+        unseen = warning("END_UNSEEN", message)
+        problem = Problem("INTERRUPTED", message)
+        outcome = Outcome(Ending.ABANDONED, problem, warnings=(unseen,), side_effects=SideEffects.UNKNOWN)
+        return _answer(replace(self._call, name=f"run {run_input['name']}"), outcome)
 
     async def _wait_for_people(self, name: str, proposals: list[JsonObject]) -> list[JsonObject]:
         ids = [proposal["id"] for proposal in proposals]
@@ -485,6 +512,8 @@ class RunWorkflow:
     @workflow.signal(unfinished_policy=workflow.HandlerUnfinishedPolicy.ABANDON)
     async def hold(self, step_and_queue: list[str]) -> None:
         step, queue = step_and_queue
+        if step not in self._under_way:  # it has ended
+            return
         self._holders[step] = queue
         self._show_progress()
         await self._send_deadline(step)
@@ -512,11 +541,24 @@ class RunWorkflow:
             return await self._send_order(order, order["step"])
         if order["by_ms"] is not None:
             return await self._extend(order["by_ms"], order["who"])
+        return await self._wind_down(order)
+
+    @workflow.signal(unfinished_policy=workflow.HandlerUnfinishedPolicy.ABANDON)
+    async def wind_down(self, order: OrderInput) -> None:
+        """Follow the run around this one, which is winding down."""
+        await self._wind_down(order)
+
+    async def _wind_down(self, order: OrderInput) -> JsonObject:
+        """Wind down the run, its steps and its nested runs. A step that has ended meanwhile needs no order."""
         until_ns = workflow.time_ns() + (order["within_ms"] or DEFAULT_WIND_DOWN_MS) * NS_PER_MS
         reason = order["reason"] or "it was asked to"
         self._call.winding_down = WindDown(order["who"], reason, workflow.time_ns(), until_ns)
         self._scheduler.wind_down()
-        replies = [await self._send_order(order, step) for step in list(self._holders)]
+        if workflow.patched(WIND_DOWN_ALL):
+            await _gather([_signal(run_id, "wind_down", order) for run_id in self._children])
+            replies = await _gather([self._try_order(order, step) for step in self._holders])
+        else:
+            replies = [await self._send_order(order, step) for step in list(self._holders)]
         return {"stopping": [call for reply in replies for call in reply["stopping"]]}
 
     @order.validator
@@ -578,8 +620,7 @@ class RunWorkflow:
         for run_id, child in list(self._child_deadlines.items()):
             child.at_ms += (bell.at_ns - before.at_ns) // NS_PER_MS
             at_ms = child.at_ms if child.latest_ms is None else min(child.at_ms, child.latest_ms)
-            with contextlib.suppress(ApplicationError):  # it has ended meanwhile
-                await workflow.get_external_workflow_handle(run_id).signal("follow", at_ms)
+            await _signal(run_id, "follow", at_ms)
         await _gather([self._send_deadline(step) for step in self._holders])
 
     async def _send_deadline(self, step: str) -> None:
@@ -587,15 +628,22 @@ class RunWorkflow:
         on_worker, bell = self._under_way.get(step), self._call.bound.bell
         if on_worker is None or bell is None or on_worker.bell is bell:
             return
-        on_worker.bell = bell
         order: OrderInput = {
             "run_id": self._input["run_id"], "step": step, "who": "", "by_ms": 0, "within_ms": None, "reason": "",
             "deadline_at": bell.at_ns // NS_PER_MS,
         }  # fmt: skip
-        with contextlib.suppress(ApplicationError):  # the step may have ended
-            await self._send_order(order, step)
+        if await self._try_order(order, step) is not NO_REPLY:  # otherwise the next `hold` or extension sends it again
+            on_worker.bell = bell
+
+    async def _try_order(self, order: OrderInput, step: str) -> JsonObject:
+        try:
+            return await self._send_order(order, step)
+        except ApplicationError:  # the step may have ended
+            return NO_REPLY
 
     async def _send_order(self, order: OrderInput, step: str) -> JsonObject:
+        if step not in self._holders:
+            raise ApplicationError(f"step {step} has ended", type="CALL_NOT_FOUND")
         try:
             reply: JsonObject = await workflow.execute_activity(
                 ORDER_ACTIVITY,
@@ -655,9 +703,30 @@ def _timeout_error(state: StepState, code: str, message: str, fired: Fired) -> S
     }
 
 
+def _answer(call: Call, outcome: Outcome) -> JsonObject:
+    """Return the envelope. If an end was not seen, it claims neither `killed` nor that nothing has survived."""
+    is_unseen = any(note["code"] == "END_UNSEEN" for note in outcome.warnings)
+    if is_unseen and outcome.ending is Ending.KILLED:
+        outcome.ending = Ending.ABANDONED
+    envelope = answer_at(call, outcome, workflow.time_ns())
+    if is_unseen and not outcome.survivors:
+        del envelope.meta["survivors"]
+    return envelope.to_dict()
+
+
+def _note_unbegun(state: StepState) -> None:
+    if state.side_effects is None and not state.attempts:
+        state.side_effects = SideEffects.NONE
+
+
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def _signal(run_id: str, name: str, argument: OrderInput | int) -> None:
+    with contextlib.suppress(ApplicationError):  # the nested run has ended meanwhile
+        await workflow.get_external_workflow_handle(run_id).signal(name, argument)
 
 
 async def _gather(waiting: list[Coroutine[Any, Any, T]]) -> list[T]:
