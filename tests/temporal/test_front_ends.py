@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -382,7 +383,8 @@ def test_a_decision_that_cannot_be_sent_is_reported_and_the_look_goes_on(
 
     running = [runs.start(None, "flow.yaml", "--run-id", run_id) for run_id in run_ids]
     try:
-        asyncio.run(asyncio.wait_for(look(), WITHIN_S))
+        with ThreadPoolExecutor(1) as thread:  # the browser of other tests has a loop in this one
+            thread.submit(lambda: asyncio.run(asyncio.wait_for(look(), WITHIN_S))).result()
         assert running[1].ended()[0] == 0
     finally:
         runs.close()

@@ -169,15 +169,12 @@ class _AddressReader:
             return None
 
     def _read_api_key(self) -> str | None:
-        if self._options.get(API_KEY.key) is None:
-            text = self._environ.get(API_KEY.variable, "").strip()
-            if not text:
-                return None
-        else:
+        content = self._environ.get(API_KEY.variable, "").strip().encode() or None
+        if self._options.get(API_KEY.key) is not None:
             content = self._read_file(API_KEY)
-            if content is None:
-                return None
-            text = content.decode("ascii", "replace").strip()
+        if content is None:
+            return None
+        text = content.decode("ascii", "replace").strip()
         if not re.fullmatch(r"[!-~]+", text):  # the message does not repeat it
             self._refuse(API_KEY, "it holds no API key: one word of ASCII")
         return text

@@ -501,16 +501,14 @@ class TemporalEngine:
                 decided = apply_decision(
                     proposal, decision, by.name, wall_time(), via=by.via or None, confirmation=confirmation
                 )
-                await self.send_decision(run_id, export_proposal(decided))
+                await self.send_decision(run_id, asked["step"], export_proposal(decided))
                 return decided
         await self.refuse_decided(proposal_id)
         raise Failure("ALREADY_DECIDED", f"{proposal_id} is not open any more")
 
-    async def send_decision(self, run_id: str, record: Mapping[str, Any]) -> None:
+    async def send_decision(self, run_id: str, step: str, record: Mapping[str, Any]) -> None:
         """Send a decided proposal to its run. Raise CONNECTION_LOST if it is unknown whether the run has taken it."""
         id, handle = record["id"], await self.handle(run_id)
-        waiting = (await read_progress(handle, SEEN_LIMIT))["waiting"]
-        step = next((each["step"] for each in waiting if each["id"] == id), "")
         try:
             await handle.execute_update("decide", pack_record(step, record), rpc_timeout=RPC_LIMIT)
         except WorkflowUpdateFailedError as error:

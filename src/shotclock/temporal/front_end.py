@@ -106,7 +106,8 @@ class FrontEnd:
             self._open |= {id: ProposalOrigin(run_id, each["step"]) for id, (run_id, each) in shown.items()}
             for record in unheard:
                 try:
-                    await self._engine.send_decision(self._open[record["id"]].run_id, record)
+                    origin = self._open[record["id"]]
+                    await self._engine.send_decision(origin.run_id, origin.step, record)
                 except Failure as failure:
                     if failure.code != "ALREADY_DECIDED":  # else the run has this decision, or another one
                         unsent = failure
@@ -158,13 +159,9 @@ class FrontEnd:
         """Return the engine's proposals that an earlier server has left open in this store."""
 
         def read() -> dict[str, str]:
-            store = self._store()
-            found: dict[str, str] = {}
-            for each in store.proposals.list(status=ProposalStatus.PENDING, limit=MOST_ADOPTED):
-                proposal = store.proposals.get(each.id)
-                if proposal is not None and each.id not in self._open and self._may_be_engines(each.id):
-                    found[each.id] = str(proposal.key).partition("/")[0]
-            return found
+            listed = self._store().proposals.list(status=ProposalStatus.PENDING, limit=MOST_ADOPTED)
+            runs = {each.id: self._find_foreign_run(each.id) for each in listed if each.id not in self._open}
+            return {id: run_id for id, run_id in runs.items() if run_id is not None}
 
         left = await asyncio.to_thread(read)
         answers = await self._ask(set(left.values()))
@@ -198,19 +195,21 @@ class FrontEnd:
         """Return whether a proposal belongs to a run of the engine. Look at the engine if that is unknown."""
         if id in self._open:
             return True
-        if not self._has_adopted or await asyncio.to_thread(self._may_be_engines, id):
+        if not self._has_adopted or await asyncio.to_thread(self._find_foreign_run, id) is not None:
             await self.look()
             if self.problem is not None and id not in self._open:
                 message = f"it is unknown which engine proposal {id[:100]} belongs to: {self.problem}"
                 raise Failure("CONNECT_FAILED", message)
         return id in self._open
 
-    def _may_be_engines(self, id: str) -> bool:
-        """Return whether an open proposal belongs to a run that this machine does not have."""
+    def _find_foreign_run(self, id: str) -> str | None:
+        """Return the run of an open proposal if this machine does not have the run: it may be the engine's."""
         store = self._store()
         proposal = store.proposals.get(id)
-        run_id, slash, _ = ((proposal and proposal.key) or "").partition("/")
-        return bool(slash) and proposal is not None and proposal.is_open and store.runs.get(run_id) is None
+        if proposal is None or not proposal.is_open:
+            return None
+        run_id, slash, _ = (proposal.key or "").partition("/")
+        return run_id if slash and store.runs.get(run_id) is None else None
 
     async def decide(self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation) -> Proposal:
         """Decide a proposal of a run, as `Inbox.decide` does. Raises CONNECTION_LOST if it is unknown whether the run

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NotRequired, TypedDict
 
-from temporalio.common import SearchAttributeKey, SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 from ..core.clocks import LATEST_MS, WallTime
 from ..core.proposal import Proposal
@@ -207,13 +207,3 @@ def describe_end(
     if clocks:
         values[CLOCK] = f"{clocks[0]['kind']} of {clocks[0]['owner']}"[:MOST_LETTERS]
     return values
-
-
-def list_updates(
-    values: Mapping[SearchAttributeKey[Any], Any], registered: Collection[str], shown: Mapping[str, Any]
-) -> list[SearchAttributeUpdate[Any]]:
-    return [
-        key.value_set(value) if value else key.value_unset()
-        for key, value in values.items()
-        if key.name in registered and shown.get(key.name) != value
-    ]

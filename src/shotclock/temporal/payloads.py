@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,9 @@ def make_driver(environ: Mapping[str, str]) -> StorageDriver:
 class _ContentDriver(StorageDriver):
     """A storage that names payloads by their digests: corrupt ones are noticed. Without a key equal ones are one."""
 
+    _put: Callable[[str, bytes], Awaitable[None]]
+    _get: Callable[[str], Awaitable[bytes]]
+
     def name(self) -> str:
         return "shotclock"
 
@@ -181,12 +184,6 @@ class _ContentDriver(StorageDriver):
                 raise ValueError(f"payload {digest} is not what was stored")
             found.append(Payload.FromString(data))
         return found
-
-    async def _put(self, digest: str, data: bytes) -> None:
-        raise NotImplementedError
-
-    async def _get(self, digest: str) -> bytes:
-        raise NotImplementedError
 
 
 class DirectoryDriver(_ContentDriver):

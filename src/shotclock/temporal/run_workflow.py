@@ -77,7 +77,6 @@ with workflow.unsafe.imports_passed_through():
         describe_beginning,
         describe_end,
         describe_progress,
-        list_updates,
         select_visible,
         slice_workflow,
     )
@@ -93,8 +92,8 @@ ORDER_LIMIT_S = 10
 CLEAN_UP_MS = 360_000  # the part of the engine's limit of a run that is kept for clean-up
 LAST_WORD_MS = 1_000  # the part of the run's time in which a step reports that it had no more
 ONCE = RetryPolicy(maximum_attempts=1)
-WIND_DOWN_ALL = "wind-down-all"  # the patch for runs that were wound down before it: one step at a time, no nested runs
-NO_REPLY: JsonObject = {"stopping": []}
+# After these no worker has seen the end of a step: its processes should be dead, which was not checked.
+UNSEEN = (TimeoutType.HEARTBEAT, TimeoutType.START_TO_CLOSE)
 
 T = TypeVar("T")
 
@@ -107,10 +106,9 @@ class _StepOnWorker:
 
 
 @record
-class _ChildDeadline:
-    """The deadline that a nested run has from this one, on the engine's clock."""
-
-    at_ms: int
+class _NestedRun:
+    step: str
+    deadline_ms: int | None  # the deadline that it has from this run, on the engine's clock
     latest_ms: int | None
 
 
@@ -144,8 +142,7 @@ class RunWorkflow:
         """The queues of the workers that have steps, for orders. Only steps that have run for a while are here."""
         self._under_way: dict[str, _StepOnWorker] = {}
         self._shown: JsonObject = {"ShotclockStatus": "running", "ShotclockStep": []}
-        self._children: dict[str, str] = {}
-        self._child_deadlines: dict[str, _ChildDeadline] = {}
+        self._children: dict[str, _NestedRun] = {}
         self._scheduler = Scheduler(
             self._workflow,
             execute=self._execute,
@@ -189,9 +186,8 @@ class RunWorkflow:
                 self.stop(CANCEL)
             except Exception as error:  # a bug
                 ended_by = error
-        ended_by = ended_by or self._ended_by
         data = describe_steps(self._input["run_id"], self._input["name"], self._scheduler.states)
-        if ended_by is None and self._workflow.outputs and (outputs := await self._render_outputs()):
+        if not (ended_by or self._ended_by) and self._workflow.outputs and (outputs := await self._render_outputs()):
             data["outputs"] = outputs
         states, bound, is_out_of_time = self._scheduler.states, self._call.bound, self._deadlines.have_fired
         ended_by = ended_by or self._ended_by
@@ -247,7 +243,10 @@ class RunWorkflow:
             try:
                 reply = await self._carry_out(name, step, state, answers)
             except ActivityError as error:
-                self._note_unseen(name, state, error)
+                if isinstance(error.cause, TimeoutError) and error.cause.type in UNSEEN:
+                    state.ending = Ending.ABANDONED.value
+                    what = f"step {name}: its worker was lost or did not answer"
+                    self._scheduler.notes.append(warning("END_UNSEEN", what))
                 if _is_cancelled() or is_cancelled_exception(error):
                     if is_cancelled_exception(error):  # no worker had taken it: a worker replies with its state
                         _note_unbegun(state)
@@ -337,13 +336,6 @@ class RunWorkflow:
 
     # --- without a worker ---------------------------------------------------------------------------------
 
-    def _note_unseen(self, name: str, state: StepState, error: ActivityError) -> None:
-        """Warn of a step that no worker has seen end: its processes should be dead, which was not checked."""
-        cause = error.cause
-        if isinstance(cause, TimeoutError) and cause.type in (TimeoutType.HEARTBEAT, TimeoutType.START_TO_CLOSE):
-            state.ending = Ending.ABANDONED.value
-            self._scheduler.notes.append(warning("END_UNSEEN", f"step {name}: its worker was lost or did not answer"))
-
     def _is_over_without_worker(self, name: str, step: StepPart, state: StepState, error: ActivityError) -> bool:
         """Judge a step whose worker is gone, or that no worker has taken."""
         cause = error.cause
@@ -417,10 +409,9 @@ class RunWorkflow:
             answers.may_park = any(proposal["status"] != "pending" for proposal in answers.proposals)
 
     async def _run_nested(self, name: str, run_input: RunInput) -> JsonObject:
-        run_id, deadline_at = run_input["run_id"], run_input["deadline_at"]
-        self._children[run_id] = name
-        if deadline_at is not None and run_input["deadline_owner"] != f"step {name}":
-            self._child_deadlines[run_id] = _ChildDeadline(deadline_at, run_input["latest_at"])
+        run_id, is_steps = run_input["run_id"], run_input["deadline_owner"] == f"step {name}"
+        deadline_ms = None if is_steps else run_input["deadline_at"]
+        self._children[run_id] = _NestedRun(name, deadline_ms, run_input["latest_at"])
         try:
             envelope: JsonObject = await workflow.execute_child_workflow(
                 RUN_WORKFLOW,
@@ -439,18 +430,12 @@ class RunWorkflow:
             if isinstance(cause, ApplicationError) and cause.details:
                 failed: JsonObject = cause.details[0]
                 return failed
-            return self._describe_unseen_run(run_input, cause)
+            message = f"run {run_id} was terminated, or never began: {cause}"
+            notes = (warning("END_UNSEEN", message),)
+            outcome = Outcome(Ending.ABANDONED, Problem("INTERRUPTED", message), warnings=notes)
+            return _answer(replace(self._call, name=f"run {run_input['name']}"), outcome)
         finally:
             del self._children[run_id]
-            self._child_deadlines.pop(run_id, None)
-
-    def _describe_unseen_run(self, run_input: RunInput, cause: BaseException | None) -> JsonObject:
-        """Return the envelope of a nested run that has ended without one: terminated, or never begun."""
-        message = f"run {run_input['run_id']} has ended without an envelope: {cause}"
-        unseen = warning("END_UNSEEN", message)
-        problem = Problem("INTERRUPTED", message)
-        outcome = Outcome(Ending.ABANDONED, problem, warnings=(unseen,), side_effects=SideEffects.UNKNOWN)
-        return _answer(replace(self._call, name=f"run {run_input['name']}"), outcome)
 
     async def _wait_for_people(self, name: str, proposals: list[JsonObject]) -> list[JsonObject]:
         ids = [proposal["id"] for proposal in proposals]
@@ -554,11 +539,8 @@ class RunWorkflow:
         reason = order["reason"] or "it was asked to"
         self._call.winding_down = WindDown(order["who"], reason, workflow.time_ns(), until_ns)
         self._scheduler.wind_down()
-        if workflow.patched(WIND_DOWN_ALL):
-            await _gather([_signal(run_id, "wind_down", order) for run_id in self._children])
-            replies = await _gather([self._try_order(order, step) for step in self._holders])
-        else:
-            replies = [await self._send_order(order, step) for step in list(self._holders)]
+        await _gather([_signal(run_id, "wind_down", order) for run_id in self._children])
+        replies = await _gather([self._try_order(order, step) for step in self._holders])
         return {"stopping": [call for reply in replies for call in reply["stopping"]]}
 
     @order.validator
@@ -617,10 +599,11 @@ class RunWorkflow:
         if before is None or bell is None:
             return
         self._deadlines.move(bell)
-        for run_id, child in list(self._child_deadlines.items()):
-            child.at_ms += (bell.at_ns - before.at_ns) // NS_PER_MS
-            at_ms = child.at_ms if child.latest_ms is None else min(child.at_ms, child.latest_ms)
-            await _signal(run_id, "follow", at_ms)
+        for run_id, child in list(self._children.items()):
+            if child.deadline_ms is not None:
+                child.deadline_ms += (bell.at_ns - before.at_ns) // NS_PER_MS
+                at_ms = child.deadline_ms if child.latest_ms is None else min(child.deadline_ms, child.latest_ms)
+                await _signal(run_id, "follow", at_ms)
         await _gather([self._send_deadline(step) for step in self._holders])
 
     async def _send_deadline(self, step: str) -> None:
@@ -632,14 +615,15 @@ class RunWorkflow:
             "run_id": self._input["run_id"], "step": step, "who": "", "by_ms": 0, "within_ms": None, "reason": "",
             "deadline_at": bell.at_ns // NS_PER_MS,
         }  # fmt: skip
-        if await self._try_order(order, step) is not NO_REPLY:  # otherwise the next `hold` or extension sends it again
+        with contextlib.suppress(ApplicationError):  # the step may have ended; otherwise the next extension sends it
+            await self._send_order(order, step)
             on_worker.bell = bell
 
     async def _try_order(self, order: OrderInput, step: str) -> JsonObject:
         try:
             return await self._send_order(order, step)
         except ApplicationError:  # the step may have ended
-            return NO_REPLY
+            return {"stopping": []}
 
     async def _send_order(self, order: OrderInput, step: str) -> JsonObject:
         if step not in self._holders:
@@ -664,14 +648,15 @@ class RunWorkflow:
     def progress(self) -> JsonObject:
         running = [name for name, state in self._scheduler.states.items() if state.status is Status.RUNNING]
         # Nested runs report for themselves whether they only wait for people.
-        waiting = {proposal["step"] for proposal in self._waiting.values()} | set(self._children.values())
+        children = {run_id: child.step for run_id, child in self._children.items()}
+        waiting = {proposal["step"] for proposal in self._waiting.values()} | set(children.values())
         return {
             **self._describe_run(),
             "workflow": self._input["workflow"],
             "steps": {name: state.to_record() for name, state in self._scheduler.states.items()},
             "waiting": list(self._waiting.values()),
             "decided": self._decided,
-            "children": dict(self._children),
+            "children": children,
             "only_waits": bool(waiting) and bool(running) and all(name in waiting for name in running),
         }
 
@@ -683,8 +668,12 @@ class RunWorkflow:
         self._set_attributes(describe_progress(steps, is_waiting=bool(waiting)))
 
     def _set_attributes(self, values: dict[SearchAttributeKey[Any], Any]) -> None:
-        if updates := list_updates(values, self._input["attributes"], self._shown):
-            workflow.upsert_search_attributes(updates)
+        changed = {key: value for key, value in values.items() if self._shown.get(key.name) != value}
+        registered = [key for key in changed if key.name in self._input["attributes"]]
+        if registered:
+            workflow.upsert_search_attributes(
+                [key.value_set(changed[key]) if changed[key] else key.value_unset() for key in registered]
+            )
             self._shown |= {key.name: value for key, value in values.items()}
 
     async def _record(self, states: Sequence[StepState]) -> None:

@@ -215,7 +215,11 @@ async def _open_context(
 ) -> AsyncIterator[RunContext]:
     """Open the context of a run for one of its steps. This process has no other part of the run."""
     bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
-    call, deadlines = _admit_run(run, bell, clock), make_deadlines(bell)
+    # The call represents the run here. Its time counts from the beginning of the run.
+    call = admit(f"run {run['name']}", Clocks(timeout_ms=0), caller=TraceContext(run["trace_id"]))
+    call.time.started_ns = clock.deadline(run["began_at"]).at_ns
+    call.time.bound = Bound(bell, call.bound.grace_ms, run["limit_ms"], call.name, bell)
+    deadlines = make_deadlines(bell)
     environment = {**services.environment, **run["env"]}
     providers = Providers(RunServices(services.inbox, environment=environment))
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
@@ -253,14 +257,6 @@ async def _open_context(
 def _find_folder(of_file: str, here: Path | None) -> Path:
     """Return the folder of the file, or the worker's own if this machine does not have it."""
     return here if here is not None and not os.path.isdir(of_file) else Path(of_file)
-
-
-def _admit_run(run: Mapping[str, Any], bell: Deadline | None, clock: EngineClock) -> Call:
-    """Begin the call that represents the run here. Its time counts from the beginning of the run."""
-    call = admit(f"run {run['name']}", Clocks(timeout_ms=0), caller=TraceContext(run["trace_id"]))
-    call.time.started_ns = clock.deadline(run["began_at"]).at_ns
-    call.time.bound = Bound(bell, call.bound.grace_ms, run["limit_ms"], call.name, bell)
-    return call
 
 
 class _StepWork:
@@ -515,10 +511,9 @@ class _StepWork:
                 await handle.signal("hold", [self._input["step"], queue], rpc_timeout=timedelta(seconds=within_s))
 
     def _describe_beat(self) -> JsonObject:
-        if self._context is None:
-            return {**self._describe_try(), "calls": []}
         shown = [control_channel.describe_call(call) for call in self._own_calls()[:MOST_CALLS]]
-        return {**self._describe_try(), "calls": self._context.redaction.value(shown)}
+        calls = shown if self._context is None else self._context.redaction.value(shown)
+        return {**self._describe_try(), "calls": calls}
 
     def _describe_try(self) -> dict[str, int]:
         state = self.state
