@@ -404,27 +404,36 @@ def wound_down_problem(call: Call) -> Problem:
 
 
 def answer(call: Call, outcome: Outcome | Envelope) -> Envelope:
-    """Make the one envelope of a call. An envelope of another call that did the same work is passed on."""
-    now_ns, wall_ns = clock.monotonic_ns(), clock.wall_ns()
+    """Make the one envelope of a call, and record its span."""
+    envelope = make_envelope(call, outcome)
+    record_span(call, outcome)
+    return envelope
+
+
+def make_envelope(call: Call, outcome: Outcome | Envelope) -> Envelope:
+    """Make the envelope of a call. An envelope of another call that did the same work is passed on."""
     call.arguments, call.work = NO_ARGUMENTS, None  # the envelope need not keep them
     if isinstance(outcome, Envelope):
-        if spans.recorder is not None:
-            problem = None if outcome.ok else Problem(str(outcome.code), "")
-            spans.recorder.call_ended(call, Outcome(Ending(outcome.ending), problem), now_ns, wall_ns)
         return outcome
     _correct_ending(outcome)
     if isinstance(outcome.problem, Problem):
         outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by the reader
     if outcome.traceback:
         _write_traceback(call, outcome.traceback)
-    if spans.recorder is not None:
-        spans.recorder.call_ended(call, outcome, now_ns, wall_ns)
     warnings = call.warnings + outcome.warnings
     if call.winding_down is not None and outcome.problem is None:
         warnings += (_wind_down_warning(call, call.winding_down),)
-    envelope = _render(call, outcome, now_ns, wall_ns)
+    envelope = _render(call, outcome, clock.monotonic_ns(), clock.wall_ns())
     envelope.value, envelope.warnings = outcome.value, list(warnings)
     return envelope
+
+
+def record_span(call: Call, outcome: Outcome | Envelope) -> None:
+    if spans.recorder is None:
+        return
+    if isinstance(outcome, Envelope):
+        outcome = Outcome(Ending(outcome.ending), None if outcome.ok else Problem(str(outcome.code), ""))
+    spans.recorder.call_ended(call, outcome, clock.monotonic_ns(), clock.wall_ns())
 
 
 def answer_at(call: Call, outcome: Outcome, now_ns: int) -> Envelope:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..core.clocks import ClockKind
+from ..core.errors import Ending
 from ..process import foreground, ipc, kernel
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, CommandTask, News, Order
@@ -308,35 +309,22 @@ class Supervisors:
         self.register(running)
         work = CommandWork(running, task, call)
         call.work = work
+        call.cancellation.ending = Ending.ABANDONED  # until its end is seen
+        ending = asyncio.ensure_future(_wait_for_end(running, task))
         try:
-            report = await asyncio.shield(running.ended)
-            if report.lost:
-                await self._look_for_survivors(running, task, report)
-            return report
+            return await asyncio.shield(ending)
         except asyncio.CancelledError:
-            running.order(Order.STOP, "cancelled")
-            if running.supervisor:
-                work.alarms.append(Patience(running.loop, running.supervisor, task.grace_ms, running.give_up))
-            # The order calls off a command that has not started: there is nothing to wait for.
-            stop_s = stop_limit_s(task.grace_ms) if running.started or running.pid else CALL_OFF_S
-            await run_shielded(asyncio.wait([running.ended], timeout=stop_s))
-            if running.ended.done() and running.ended.exception() is None:
-                work.report = running.ended.result()
+            await run_shielded(_stop(running, task, ending))
+            if ending.done() and ending.exception() is None:
+                work.report = ending.result()
+            elif ending.done():
+                call.cancellation.ending = Ending.NOT_STARTED
             raise
         finally:
+            ending.cancel()
             work.cancel_alarms()
             self.running.discard(running)
             self._give_back(running)
-
-    async def _look_for_survivors(self, running: RunningCommand, task: CommandTask, report: CommandReport) -> None:
-        """Find the survivors of a command whose supervisor was killed."""
-        looked: asyncio.Future[Survivors] = running.loop.create_future()
-        run_beside(running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result)
-        await run_shielded(asyncio.wait([looked]))
-        report.survivors = list(looked.result())
-        now_ns = monotonic_ns()
-        if task.bell_ns is not None and now_ns >= task.bell_ns:
-            report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
 
     def _take_spare(self) -> RunningCommand | None:
         while self._spare:
@@ -366,8 +354,32 @@ class Supervisors:
                 await asyncio.sleep(BEHIND_PAUSE_S)
 
 
+async def _wait_for_end(running: RunningCommand, task: CommandTask) -> CommandReport:
+    """Return the report of a supervisor, or what a look for its processes has found if it was killed."""
+    report = await running.ended  # bounded by the alarms of the work
+    if report.lost:
+        looked: asyncio.Future[Survivors] = running.loop.create_future()
+        run_beside(running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result)
+        report.survivors = list(await looked)
+        now_ns = monotonic_ns()
+        if task.bell_ns is not None and now_ns >= task.bell_ns:
+            report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
+    return report
+
+
+async def _stop(running: RunningCommand, task: CommandTask, ending: asyncio.Future[CommandReport]) -> None:
+    """Stop a command. One that has not started is called off by the order, and then there is no end to wait for."""
+    running.order(Order.STOP, "cancelled")
+    if not running.supervisor:
+        await asyncio.wait([ending], timeout=CALL_OFF_S)
+    if running.supervisor or running.ended.done():
+        patience = Patience(running.loop, running.supervisor, task.grace_ms, running.give_up)
+        await asyncio.wait([ending])  # bounded by the patience
+        patience.cancel()
+
+
 async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
-    """Finish a bounded clean-up even if the cancellation is repeated meanwhile."""
+    """Finish the bounded clean-up of a cancelled caller, even if the cancellation is repeated meanwhile."""
     task = asyncio.ensure_future(waiting)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -535,17 +547,17 @@ async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIter
         try:
             yield opened
         except BaseException:
-            await run_shielded(opened.close(politely=False))
+            await _end(opened, politely=False)
             raise
-        await _let_leave(opened)
+        await _end(opened, politely=True)
     finally:
         supervisors.running.discard(opened._running)
         opened.let_go()
 
 
-async def _let_leave(opened: InteractiveProcess) -> None:
+async def _end(opened: InteractiveProcess, *, politely: bool) -> None:
     """Wait for the exit. A cancellation kills the process, and still waits for its end."""
-    closing = asyncio.ensure_future(opened.close(politely=True))
+    closing = asyncio.ensure_future(opened.close(politely=politely))
     try:
         await asyncio.shield(closing)
     except asyncio.CancelledError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 from ..core.arguments import NotSerializable, to_valid_json
 from ..core.clocks import ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_, as_data, describe_exception, warning
-from ..core.errors import Ending, Failure, code_of, error_entry
+from ..core.errors import Ending, Failure, SideEffects, code_of, error_entry
 from ..core.value_types import replace
 from ..process import messages
 from ..process.clock import monotonic_ns
@@ -208,3 +208,12 @@ def outcome_of_error(error: BaseException, code: str = "INTERNAL_ERROR") -> Outc
 def outcome_of_handler_error(error: BaseException) -> Outcome:
     """Turn a handler's exception into an outcome: a failure, one with a registered code, or a bug."""
     return handler_failure(error) if isinstance(error, Failure) else outcome_of_error(error, code_of(error))
+
+
+def unkept_outcome(error: BaseException, envelope: Envelope) -> Outcome:
+    """Return the outcome of a call whose answer could not be stored. Its work has ended as the answer says."""
+    outcome = outcome_of_handler_error(error)
+    outcome.ending = Ending(envelope.ending)
+    outcome.side_effects = SideEffects(str(envelope.meta["side_effects"]))
+    outcome.survivors = cast("list[dict[str, object]]", envelope.meta["survivors"])
+    return outcome
