@@ -147,6 +147,16 @@ async def blocks(folder: str) -> None:
     work.sleeps(folder)
 
 
+async def blocks_for(folder: str, ms: int) -> None:
+    mark(folder, "ready")
+    time.sleep(ms / 1000)
+
+
+async def is_silent_for(ms: int) -> str:
+    await asyncio.sleep(ms / 1000)
+    return "done"
+
+
 async def blocks_later(folder: str) -> None:
     await asyncio.sleep(0.01)
     work.sleeps(folder)

@@ -42,6 +42,20 @@ async def is_deaf_on_a_loop(ctx) -> None:
     await asyncio.sleep(60)
 
 
+def writes(ctx) -> str:
+    for _ in range(10):
+        ctx.write("word ")
+        time.sleep(0.1)
+    return "written"
+
+
+async def writes_on_a_loop(ctx) -> str:
+    for _ in range(10):
+        ctx.write("word ")
+        await asyncio.sleep(0.1)
+    return "written"
+
+
 def is_silent(ctx) -> None:
     while not ctx.stopping:
         time.sleep(0.02)

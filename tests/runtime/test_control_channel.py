@@ -14,6 +14,7 @@ from shotclock.core.clocks import Clocks
 from shotclock.core.errors import Failure
 from shotclock.core.overtime import ObserverKind, Overtime, OvertimePolicy
 from shotclock.process.kernel import this_process
+from shotclock.runtime import control
 from shotclock.runtime.control import live_calls
 from shotclock.runtime.control_channel import ask, ask_holder
 from shotclock.runtime.runtime import Runtime
@@ -77,7 +78,15 @@ def test_what_cannot_be_understood_is_refused_and_silence_is_cut_off(tmp_path: P
             runtime.open_channel(tmp_path)
             folder = os.open(tmp_path / "control", os.O_RDONLY)  # the path itself may be too long for a socket
             path = f"/proc/self/fd/{folder}/{socket_of(tmp_path).name}"
-            for sent in (b"no json\n", b"[]\n", b"{}\n", b'{"do": "dance"}\n', b'{"do": "extend", "by_ms": "x"}\n'):
+            deep = b"[" * 50_000 + b"\n"
+            for sent in (
+                deep,
+                b"no json\n",
+                b"[]\n",
+                b"{}\n",
+                b'{"do": "dance"}\n',
+                b'{"do": "extend", "by_ms": "x"}\n',
+            ):
                 reader, writer = await asyncio.open_unix_connection(path)
                 writer.write(sent)
                 async with asyncio.timeout(SOON_S):
@@ -89,6 +98,27 @@ def test_what_cannot_be_understood_is_refused_and_silence_is_cut_off(tmp_path: P
                 assert await reader.read() == b""
             writer.close()
             os.close(folder)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_about_a_call_whose_loop_is_blocked_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_blocked(call: Any, act: Any) -> None:
+        raise TimeoutError
+
+    async def scenario() -> None:
+        async with Runtime() as runtime:
+            runtime.open_channel(tmp_path)
+            running = asyncio.create_task(runtime.run(["sleep", "60"], Clocks.of("20s"), name="command"))
+            request_id = await begun("command")
+            monkeypatch.setattr(control, "act_on", is_blocked)
+            with pytest.raises(Failure) as refused:
+                await asked(socket_of(tmp_path), do="stop", who="alice", request_id=request_id)
+            assert (refused.value.code, "blocked" in str(refused.value)) == ("TIMEOUT", True)
+            running.cancel()
+            await asyncio.wait([running])
 
     asyncio.run(scenario())
 

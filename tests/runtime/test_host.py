@@ -417,6 +417,21 @@ def test_the_idle_clock_rings_for_the_silent_and_not_for_those_who_say_that_they
 
 
 @pytest.mark.slow
+def test_silence_is_counted_from_the_beginning_of_a_call_and_not_while_others_block_the_loop(tmp_path: Path) -> None:
+    async def scenario() -> Envelope:
+        async with a_runtime() as runtime:
+            blocking = runtime.call(op("blocks_for"), {"folder": str(tmp_path), "ms": 1100}, SOON)
+            blocked = asyncio.create_task(blocking)
+            await soon((tmp_path / "ready").exists)
+            answered = await runtime.call(op("is_silent_for"), {"ms": 500}, Clocks.of("10s", idle="600ms"))
+            await blocked
+            return answered
+
+    envelope = run(scenario())
+    assert envelope.value == "done", envelope.to_dict()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "code"), [("worker", None), ("loop", None), ("slow", "TIMEOUT"), ("nobody", "UNKNOWN_OPERATION")]
 )

@@ -20,6 +20,7 @@ from shotclock.core.errors import Failure
 from shotclock.core.overtime import Overtime, OvertimePolicy
 from shotclock.runtime.call import Call
 from shotclock.runtime.control import control_of, live_calls
+from shotclock.runtime.handler_call import ProcessCall
 from shotclock.runtime.runtime import Runtime
 from tests.runtime import long_work
 
@@ -177,6 +178,19 @@ def test_overtime_is_granted_while_progress_grows(handler, isolation):
     assert {request["verdict"] for request in requests_of(envelope)} == {"granted"}
 
 
+@pytest.mark.parametrize(
+    "handler, isolation",
+    [
+        pytest.param(long_work.writes, "process", id="worker"),
+        pytest.param(long_work.writes_on_a_loop, "shared", id="shared"),
+        pytest.param(long_work.writes_on_a_loop, "inline", id="inline"),
+    ],
+)
+def test_overtime_is_granted_while_text_is_written(handler, isolation):
+    envelope = call(handler, isolation, Clocks.of("30s", soft="300ms"), {"budget": "20s", "max_requests": 9})
+    assert envelope.ok and {request["verdict"] for request in requests_of(envelope)} == {"granted"}
+
+
 def test_overtime_ends_when_progress_does():
     envelope = call(long_work.is_silent, "process", Clocks.of("30s", soft="300ms"), {"budget": "20s"})
     (request,) = requests_of(envelope)
@@ -213,6 +227,16 @@ def test_where_the_timeout_extends_as_well_granted_work_goes_on_past_it(handler,
     envelope = call(handler, isolation, Clocks.of("900ms", soft="500ms"), overtime, to=15)
     assert envelope.ok and envelope.data == {"counted": 15}
     assert requests_of(envelope)[0]["reason"] == "seen" and int(str(envelope.meta["timeout_ms"])) > 900
+
+
+def test_where_the_work_refuses_a_later_timeout_no_more_is_granted_than_it_gets(monkeypatch):
+    monkeypatch.setattr(ProcessCall, "move_bell", lambda self: False)
+    overtime = {"command": """echo '{"extend": "20s"}'""", "budget": "60s", "max_requests": 9, "hard_extends": True}
+    envelope = call(long_work.counts, "process", Clocks.of("1500ms", soft="300ms", grace="100ms"), overtime, to=600)
+    assert requests_of(envelope) and all(request["granted_ms"] <= 1200 for request in requests_of(envelope))
+    assert envelope.meta["timeout_ms"] == 1500
+    used: Any = envelope.meta["overtime"]
+    assert used["used_ms"] == sum(request["granted_ms"] + request["took_ms"] for request in requests_of(envelope))
 
 
 def test_otherwise_the_timeout_stays_the_ceiling():
@@ -444,6 +468,40 @@ def test_winding_down_goes_to_all_that_was_called_and_comes_back_with_what_each_
     assert envelope.ok and envelope.meta["partial"] is True
     assert data["data"]["stopped"] and data["meta"]["partial"] is True, "what was called inside was told as well"
     assert [warning["code"] for warning in data["warnings"]] == ["WOUND_DOWN"]
+
+
+@pytest.mark.parametrize("name", ["observer", "soft clock"])
+def test_an_operator_with_the_name_of_a_clock_stops_a_call_as_any_other_does(name):
+    async def scenario(runtime: Runtime) -> Envelope:
+        begun = runtime.begin("command", {}, Clocks.of("60s"), is_command=True)
+        calling = asyncio.ensure_future(runtime.run(["sleep", "60"], call=begun))
+        await until_live("command")
+        control_of(begun).wind_down(name, "enough")
+        return await calling
+
+    envelope = run(scenario)
+    error: Any = envelope.error
+    assert envelope.code == "CANCELLED" and error["context"]["by"] == name
+
+
+@pytest.mark.parametrize("handler, isolation", SYNC_AND_ASYNC)
+def test_a_call_whose_wind_down_is_over_before_it_has_a_place_is_not_started(handler, isolation):
+    class Full:
+        def guards(self, name: str) -> bool:
+            return True
+
+        async def enter(self, waiting: Call) -> Callable[[], None]:
+            control_of(waiting).wind_down("alice", "enough", 50)
+            await asyncio.sleep(0.1)
+            return lambda: None
+
+    async def scenario(runtime: Runtime) -> Envelope:
+        runtime.limits = Full()  # type: ignore[assignment]
+        runtime.register(Operation("work", handler, isolation=isolation, clocks=Clocks.of("5s", grace="100ms")))
+        return await runtime.call("work", {"to": 600})
+
+    envelope = run(scenario)
+    assert (envelope.code, envelope.ending, envelope.meta["side_effects"]) == ("CANCELLED", "not_started", "none")
 
 
 def test_winding_down_one_call_touches_no_other():

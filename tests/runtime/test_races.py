@@ -19,11 +19,14 @@ import pytest
 from shotclock import Clocks, Context, Envelope, Operation, Runtime
 from shotclock.core.envelope import Problem
 from shotclock.process.command_task import CommandReport, CommandTask
+from shotclock.process.messages import Done
 from shotclock.runtime import command_runner, commands
 from shotclock.runtime import executor as pool_module
 from shotclock.runtime.call import admit
 from shotclock.runtime.control import control_of, live_calls
+from shotclock.runtime.handler_call import ProcessCall
 from shotclock.runtime.preloaded_zygote import Preloaded
+from shotclock.runtime.worker_process import Worker
 from tests.runtime import guests, operations, work
 from tests.runtime.bounds import mark_of, marked, run, soon, timed
 
@@ -95,6 +98,25 @@ def given(runtime: Runtime) -> list[Any]:
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("late_ns, code", [(0, None), (1, "TIMEOUT")])
+def test_a_result_that_is_finished_exactly_at_the_bell_counts(
+    late_ns: int, code: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_result = Worker._take_result
+
+    def finished_then(worker: Worker, call: ProcessCall, done: Done) -> None:
+        bell = call.call.bound.bell
+        assert bell is not None
+        take_result(worker, call, done._replace(finished_ns=bell.at_ns + late_ns))
+
+    async def scenario() -> Envelope:
+        async with a_runtime() as runtime:
+            monkeypatch.setattr(Worker, "_take_result", finished_then)
+            return await runtime.call("echo", {"value": 7}, SOON)
+
+    assert run(scenario()).code == code
 
 
 # --- answers ----------------------------------------------------------------------------------------
@@ -431,6 +453,38 @@ def test_who_can_be_served_by_the_workers_that_are_there_does_not_hear_that_anot
                 return await call
 
     assert run(scenario()).value == 3
+
+
+def test_a_call_that_a_busy_worker_can_serve_later_does_not_hear_that_no_other_worker_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def refuses(self: Preloaded, kind: bytes, fds: list[int]) -> Any:
+        tries.append(1)
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    async def scenario() -> Envelope:
+        async with a_runtime(most_workers=4) as runtime:
+            assert await runtime.warm_up()
+            monkeypatch.setattr(Preloaded, "request", refuses)
+            go = str(tmp_path / "go")
+            waits = asyncio.create_task(runtime.call(Operation("waits", says_who_waits), {"path": go}, SOON))
+            await soon(lambda: mark_of(tmp_path, "ready"))
+            call = asyncio.create_task(runtime.call("echo", {"value": 3}, SOON))
+            await asyncio.sleep(2.4)  # for more than eight tries, with a pause between two
+            os.mkdir(go)
+            assert (await waits).ok
+            return await call
+
+    assert run(scenario()).value == 3
+    assert 8 <= len(tries) <= 12
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_a_runtime_without_any_worker_is_refused(workers: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Runtime(workers=workers)
 
 
 def says_who_waits(path: str) -> str:

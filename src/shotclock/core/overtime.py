@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from .clocks import DurationError, format_duration, parse_duration_ms, reserve_ms_for
-from .value_types import as_dict, field, record, value
+from .value_types import as_dict, field, record, replace, value
 
 DEFAULT_REQUESTS = 3
 MOST_REQUESTS = 1000
@@ -210,6 +210,14 @@ class Overtime:
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms + granted_ms)
         self.requests.append(request)
         return request
+
+    def reduce_last(self, granted_ms: int, reason: str) -> OvertimeRequest:
+        """Reduce the last grant to what the work allows."""
+        last = self.requests[-1]
+        self.used_ms -= last.granted_ms - granted_ms
+        verdict = Verdict.GRANTED if granted_ms else Verdict.EXHAUSTED
+        self.requests[-1] = replace(last, granted_ms=granted_ms, verdict=verdict, reason=reason)
+        return self.requests[-1]
 
     def note_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> OvertimeRequest:
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms)

@@ -32,8 +32,8 @@ from .call import Call, WindDown, WorkView
 
 PROGRESS_KEPT = 20
 LOOK_LIMIT_S = 1.0  # only a stopped supervisor exhausts it
-# Only a blocked loop exhausts it.
-ACT_LIMIT_S = 5.0
+# Only a blocked loop exhausts it. Less than the patience of a client of the control channel.
+ACT_LIMIT_S = 4.0
 TEXT_SHOWN = 2000
 
 # An observer's call runs inside the observed call and is no sign of life of it.
@@ -50,8 +50,8 @@ Observe = Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]
 OnNews = Callable[[Call, OvertimeRequest | WindDown], None]
 # asyncio refuses absurd delays on some platforms; a day at a time is as good.
 LONGEST_DELAY_S = 86_400.0
-NOT_YET = object()
-"""Returned by `on_idle` if the work has not begun."""
+# How soon a call is first asked whether it has begun, which takes a worker less than a millisecond.
+FIRST_LOOK_S = 0.005
 
 
 class CallControl:
@@ -148,7 +148,8 @@ class CallControl:
         if self.call.overtime is not None and self.call.overtime.policy.has_observer:
             self._asking = self.loop.create_task(self._negotiate_at_soft(self.call.overtime))
         else:
-            self.wind_down("soft clock", f"the soft limit of {format_duration(self._soft_limit_ms)} rang")
+            reason = f"the soft limit of {format_duration(self._soft_limit_ms)} rang"
+            self.wind_down("soft clock", reason, is_soft_limit=True)
 
     def _cancel_timers(self) -> None:
         for timer in (self._soft, self._stopping):
@@ -169,7 +170,7 @@ class CallControl:
     async def _negotiate_at_soft(self, overtime: Overtime) -> None:
         request = await self.negotiate(overtime, "soft clock")
         if request is not None and not request.granted_ms and self.call.winding_down is None and not self.is_over:
-            self.wind_down("observer", request.reason or f"overtime was {request.verdict}")
+            self.wind_down("observer", request.reason or f"overtime was {request.verdict}", is_soft_limit=True)
 
     async def negotiate(
         self, overtime: Overtime, asked_by: str, wanted_ms: int | None = None, why: str = ""
@@ -207,16 +208,20 @@ class CallControl:
             )
             self._pending = None
             if request.granted_ms and not self.is_over:
-                self._grant(overtime, request, now_ns)
+                request = self._grant(overtime, request, now_ns)
             self._report(request)
             return request
 
-    def _grant(self, overtime: Overtime, request: OvertimeRequest, now_ns: int) -> None:
-        soft_ns = self._counted_from(now_ns, request.asked_by) + request.granted_ms * NS_PER_MS
+    def _grant(self, overtime: Overtime, request: OvertimeRequest, now_ns: int) -> OvertimeRequest:
+        """Apply a grant. Return it as far as the work allows it."""
+        counted_ns = self._counted_from(now_ns, request.asked_by)
         if overtime.policy.hard_extends:
             self._extend_limit(request.granted_ms + request.took_ms)
         bell = self.call.bound.bell
-        self._set_soft(soft_ns if bell is None else min(soft_ns, bell.at_ns))
+        if bell is not None and bell.remaining_ms(counted_ns) < request.granted_ms:
+            request = overtime.reduce_last(bell.remaining_ms(counted_ns), "its timeout cannot be moved now")
+        self._set_soft(counted_ns + request.granted_ms * NS_PER_MS)
+        return request
 
     def _counted_from(self, now_ns: int, asked_by: str) -> int:
         """Return the instant a grant is counted from: a call that asks before its soft limit loses nothing."""
@@ -366,13 +371,13 @@ class CallControl:
         self._report(request)
         return request
 
-    def wind_down(self, by: str, reason: str, within_ms: int | None = None) -> WindDown:
+    def wind_down(self, by: str, reason: str, within_ms: int | None = None, *, is_soft_limit: bool = False) -> WindDown:
         """Ask the call, and all calls inside it, to end by themselves before they are stopped."""
         call, now_ns = self.call, monotonic_ns()
         if within_ms is None:
             within_ms = self._wind_down_ms
         fired = None
-        if by in ("soft clock", "observer"):
+        if is_soft_limit:
             elapsed_ms = (now_ns - call.started_ns) // NS_PER_MS
             fired = Fired(ClockKind.SOFT, call.name, self._soft_limit_ms, elapsed_ms)
         until_ns = now_ns + within_ms * NS_PER_MS
@@ -512,16 +517,24 @@ async def request_overtime(call: Call, by_ms: int, reason: str) -> int:
 
 
 class IdleClock:
-    """Timer that calls `on_idle` once after a silence of its length."""
+    """Timer that calls `on_idle` once after a silence of its length, counted from the beginning of the work."""
 
-    __slots__ = ("_idle_ns", "_last_ns", "_loop", "_on_idle", "_timer")
+    __slots__ = ("_has_begun", "_idle_ns", "_is_counting", "_last_ns", "_loop", "_on_idle", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, idle_ms: int, on_idle: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        idle_ms: int,
+        on_idle: Callable[[], None],
+        has_begun: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._loop = loop
         self._on_idle = on_idle
+        self._has_begun = has_begun
+        self._is_counting = False
         self._last_ns = monotonic_ns()
         self._idle_ns = idle_ms * NS_PER_MS
-        self._timer = self._call_later(self._idle_ns / 1e9)
+        self._timer = self._call_later(min(FIRST_LOOK_S, self._idle_ns / 1e9))
 
     def sign_of_life(self) -> None:
         self._last_ns = monotonic_ns()
@@ -530,11 +543,15 @@ class IdleClock:
         self._timer.cancel()
 
     def _check(self) -> None:
-        silent_ns = monotonic_ns() - self._last_ns
-        if silent_ns >= self._idle_ns and self._on_idle() is not NOT_YET:
+        now_ns = monotonic_ns()
+        if not self._is_counting:
+            self._is_counting, self._last_ns = self._has_begun(), now_ns
+        left_ns = self._last_ns + self._idle_ns - now_ns
+        if left_ns <= 0:
+            self._on_idle()
             return
         # One handle at a time: a call that is watched for days would keep one for each check.
-        self._timer = self._call_later(max(self._idle_ns - silent_ns, self._idle_ns // 10) / 1e9)
+        self._timer = self._call_later((left_ns if self._is_counting else self._idle_ns // 10) / 1e9)
 
     def _call_later(self, delay_s: float) -> asyncio.TimerHandle:
         return self._loop.call_later(min(delay_s, LONGEST_DELAY_S), self._check)

@@ -98,7 +98,7 @@ class ControlChannel:
             read += chunk
         try:
             return json.loads(read)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     async def _answer(self, request: object, pid: int) -> dict[str, object]:
@@ -108,6 +108,8 @@ class ControlChannel:
             return {"data": await self._perform(request, pid)}
         except Failure as failure:
             return {"code": failure.code, "message": str(failure)}
+        except TimeoutError:
+            return {"code": "TIMEOUT", "message": "the event loop of the call is blocked"}
         except (KeyError, TypeError, ValueError) as error:
             return {"code": "ARG_ERROR", "message": f"the request cannot be understood: {error!r}"[:500]}
 

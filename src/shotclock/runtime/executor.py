@@ -28,7 +28,7 @@ from ..process import ipc
 from ..process.clock import monotonic_ns
 from ..process.kernel import DeadlineTimer
 from ..process.zygote import GUARD, continue_ours, start_clean_zygote
-from .call import Call, Outcome, invalid
+from .call import Call, Outcome, invalid, wound_down_problem
 from .command_runner import Supervisors, run_shielded
 from .control import Observe, follow_wind_down, start_control
 from .handler_call import InlineCall, ProcessCall, ReadyCall
@@ -219,7 +219,8 @@ class WorkerPool:
         self._growth = None
         if not self._waiting or self._closing:
             return
-        if monotonic_ns() - self._growth_due_ns <= GROW_LATE_NS:  # else our own loop was busy; answers may lie unread
+        is_late = monotonic_ns() - self._growth_due_ns > GROW_LATE_NS  # our own loop was busy; answers may lie unread
+        if not is_late and self._respawn is None:
             long_ago = monotonic_ns() - int(GROW_AFTER_S * 1e9)
             stuck = sum(bool(worker.calls) and worker.began_ns < long_ago for worker in self._all)
             wanted = 2 * stuck if stuck == len(self._all) else self.warm + stuck
@@ -262,7 +263,11 @@ class WorkerPool:
         if self._failed_starts >= MOST_FAILED_STARTS:
             self._failed_starts = 0
             message = f"no worker could be started in {MOST_FAILED_STARTS} tries: {why}"
-            self._answer_waiting(Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", message)))
+            # A worker that is up comes free, but not for a call made by the one that holds it.
+            is_any_up = any(worker.is_up for worker in self._all)
+            for call in [call for call in self._waiting if call.depth or not is_any_up]:
+                self.leave_queue(call)
+                call.resolve(Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", message)))
         if self._respawn is None and not self._closing:
             self._respawn = self.loop.call_later(RESPAWN_PAUSE_S, self._respawn_now)
 
@@ -308,18 +313,14 @@ class WorkerPool:
         with contextlib.suppress(ValueError):
             self._free.remove(worker)
 
-    def _answer_waiting(self, outcome: Outcome) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for call in waiting:
-            call.resolve(Outcome(outcome.ending, outcome.problem))
-
     def kill_all(self) -> list[Worker]:
         """Take no more calls, answer those that wait, and kill every worker. Return the workers."""
         self._closing = True
         for handle in (self._growth, self._trim, self._respawn, self._recall):
             if handle is not None:
                 handle.cancel()
-        self._answer_waiting(closing_outcome())
+        while self._waiting:
+            self._waiting.popleft().resolve(closing_outcome())
         for supervisor in self._vacant:
             supervisor.control.close()
         self._vacant.clear()
@@ -516,6 +517,8 @@ class Executor:
         call, operation = ready.call, ready.operation
         call.cancellation.ending = Ending.KILLED if operation.place == "process" else Ending.CANCELLED
         follow_wind_down(call)
+        if call.winding_down is not None and monotonic_ns() >= call.winding_down.until_ns:
+            return Outcome(Ending.NOT_STARTED, wound_down_problem(call))  # its time passed while it waited for a place
         start_control(call, self._observe, ready.queued_ns)
         handler = operation.handler
         if operation.place == "inline":

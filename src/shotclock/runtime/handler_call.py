@@ -43,7 +43,7 @@ from ..process.kill import VERIFY_LIMIT_MS
 from ..process.messages import BeginWindDown, Done, Run
 from .call import Call, Outcome, Work, WorkView, invalid
 from .command_runner import REPORT_MARGIN_MS, run_shielded
-from .control import NOT_YET, IdleClock, control_of, request_overtime
+from .control import IdleClock, control_of, request_overtime
 from .outcomes import limit_problem, outcome_of_handler_error, outcome_of_value, worker_outcome
 from .preloaded_zygote import address_of
 
@@ -99,7 +99,7 @@ class HandlerWork(Work):
         self._timer: asyncio.TimerHandle | None = None
         self._partial: tuple[object, Sequence[str]] | None = None
         idle_ms = call.clocks.idle_ms
-        self._idle = IdleClock(loop, idle_ms, self._on_silence) if idle_ms else None
+        self._idle = IdleClock(loop, idle_ms, self._on_silence, self.has_begun) if idle_ms else None
         call.work = self
 
     async def wait(self) -> Outcome:
@@ -119,8 +119,11 @@ class HandlerWork(Work):
         finally:
             self.disarm()
 
-    def _on_silence(self) -> object:
-        """Stop the silent work. Return NOT_YET if it has not begun."""
+    def has_begun(self) -> bool:
+        return True
+
+    def _on_silence(self) -> None:
+        """Stop the silent work."""
         raise NotImplementedError
 
     def _stop_for_caller(self) -> int:
@@ -150,6 +153,11 @@ class HandlerWork(Work):
     def note_progress(self, done: float, total: float | None, unit: str | None) -> None:
         control_of(self._call).note_progress(done, total, unit)
         self.listener.progress(done, total, unit)
+
+    def note_text(self, text: str) -> None:
+        if text:
+            control_of(self._call).note_sign_of_life()
+        self.listener.wrote(text)
 
     def keep_partial(self, result: object, changes: Sequence[str]) -> None:
         """Keep a partial result, and the changes that JSON made to it."""
@@ -225,7 +233,7 @@ class InlineCall(HandlerWork):
         self._report(partial(self.listener.step, name))
 
     def write(self, text: str) -> None:
-        self._report(partial(self.listener.wrote, text))
+        self._report(partial(self.note_text, text))
 
     def keep(self, result: object) -> None:
         try:
@@ -417,12 +425,11 @@ class ProcessCall(HandlerWork):
         else:
             self._stop(ClockKind.TIMEOUT)
 
-    def _on_silence(self) -> object:
-        if self.worker is None or not self.worker.has_begun(self):
-            self.sign_of_life()  # silence is counted from the beginning of the work
-            return NOT_YET
+    def has_begun(self) -> bool:
+        return self.worker is not None and self.worker.has_begun(self)
+
+    def _on_silence(self) -> None:
         self._stop(ClockKind.IDLE)
-        return None
 
     def _stop(self, kind: ClockKind) -> None:
         if self.is_stopping or self.worker is None:

@@ -12,8 +12,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from ..core.clocks import NS_PER_MS, ClockKind
-from ..core.envelope import Problem
-from ..core.errors import Ending, side_effects_of
+from ..core.errors import side_effects_of
 from ..core.value_types import as_dict
 from ..process import spans
 from ..process.spans import Attribute, Span, SpanEvent
@@ -76,7 +75,8 @@ class Recorder:
     def call_ended(self, call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> None:
         # Only small facts: the queue may be long, and output large.
         data = outcome.data if isinstance(outcome.data, dict) else {}
-        self.tell(partial(_call_span, call, outcome.ending, outcome.problem, _facts(data), now_ns, wall_ns))
+        small = Outcome(outcome.ending, outcome.problem, side_effects=outcome.side_effects)
+        self.tell(partial(_call_span, call, small, _facts(data), now_ns, wall_ns))
 
     def hand_over(self) -> None:
         if self._thread is not None:
@@ -85,22 +85,23 @@ class Recorder:
             handed_over.wait(HANDOVER_LIMIT_S)
 
     def finish(self) -> str | None:
-        if self._thread is None:
-            return None
-        self._ended.put(None)
-        self._thread.join(FLUSH_LIMIT_S)
-        if self._thread.is_alive() and not self._trouble:
-            self._trouble = f"the collector has not answered within {FLUSH_LIMIT_S:g} s"
-        if self._left_out and not self._trouble:
-            self._trouble = f"{self._left_out} came faster than they could be recorded"
+        if self._thread is not None:
+            self._ended.put(None)
+            self._thread.join(FLUSH_LIMIT_S)
+            if self._thread.is_alive():
+                self._note_trouble(f"the collector has not answered within {FLUSH_LIMIT_S:g} s")
+        if self._left_out:
+            self._note_trouble(f"{self._left_out} came faster than they could be recorded")
         return f"spans are missing: {self._trouble}" if self._trouble else None
 
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._record, name="shotclock-spans", daemon=True)
+                thread = threading.Thread(target=self._record, name="shotclock-spans", daemon=True)
+                self._trouble = ""
                 try:
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
                 except RuntimeError as error:  # no more threads, or the interpreter is leaving
                     self._trouble = str(error)
 
@@ -137,23 +138,15 @@ def _facts(data: Mapping[str, object]) -> dict[str, Attribute]:
     return {attribute: fact for name, attribute in names.items() if isinstance(fact := data.get(name), str | int)}
 
 
-def _call_span(
-    call: Call,
-    ending: Ending,
-    problem: Problem | Callable[[], Problem] | None,
-    facts: Mapping[str, Attribute],
-    now_ns: int,
-    wall_ns: int,
-) -> Span:
-    if callable(problem):
-        problem = problem()
-    effects = problem.side_effects if problem is not None else None
-    effects = effects or side_effects_of(ending=ending, ok=problem is None, mutates=call.mutates)
+def _call_span(call: Call, outcome: Outcome, facts: Mapping[str, Attribute], now_ns: int, wall_ns: int) -> Span:
+    problem = outcome.problem() if callable(outcome.problem) else outcome.problem
+    effects = outcome.side_effects or (problem.side_effects if problem is not None else None)
+    effects = effects or side_effects_of(ending=outcome.ending, ok=problem is None, mutates=call.mutates)
     kind, name = _name_span(call.name, facts)
     attributes: dict[str, Attribute] = {
         "shotclock.kind": kind,
         "shotclock.request.id": call.request_id,
-        "shotclock.ending": ending.value,
+        "shotclock.ending": outcome.ending.value,
         "shotclock.side_effects": effects.value,
         "shotclock.exit_code": 0,
         **_clock_attributes({**as_dict(call.clocks), "timeout_ms": call.bound.limit_ms, "reserve_ms": None}),

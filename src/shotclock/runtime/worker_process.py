@@ -49,7 +49,7 @@ from ..process.zygote import WORKER, kill_what_lost_its_supervisor
 from .call import Outcome
 from .command_runner import Patience
 from .commands import warn_left_behind
-from .control import control_of, request_overtime
+from .control import request_overtime
 from .handler_call import SHORTEST_GRACE_NS, ProcessCall
 from .outcomes import (
     CLOSING,
@@ -300,9 +300,7 @@ class Worker:
                     call.keep_partial(messages.unpickle(message.value), message.changes)
             case Wrote():
                 call.sign_of_life()
-                if message.text:
-                    control_of(call.call).note_sign_of_life()
-                call.listener.wrote(message.text)
+                call.note_text(message.text)
             case Ask():
                 self._answer_later(message.question, partial(_answer_question, call, message))
             case messages.FurtherCall():
@@ -311,7 +309,7 @@ class Worker:
     def _take_result(self, call: ProcessCall, done: Done) -> None:
         bell = call.call.bound.bell
         to_bell_ns = inf if bell is None else bell.at_ns - done.finished_ns
-        if to_bell_ns <= 0:  # too late: it is answered when its supervisor reports the end
+        if to_bell_ns < 0:  # too late: it is answered when its supervisor reports the end
             self.kill(ClockKind.TIMEOUT.value)
             return
         del self.calls[call.number]
