@@ -109,7 +109,11 @@ class RunningCommand:
             if sent < len(frame):
                 await self.loop.sock_sendall(self.control, frame[sent:])  # type: ignore[arg-type]
         except OSError as error:
+            self.close()
             raise TaskNotSent(*error.args) from error
+        except BaseException:
+            self.close()
+            raise
 
     def order(self, order: str, *details: object) -> None:
         self.ordered = True
@@ -268,14 +272,14 @@ class Supervisors:
 
     async def begin(self, task: CommandTask, fds: list[int]) -> RunningCommand:
         control, theirs = socket.socketpair()
-        running = RunningCommand(control)
         try:
             with theirs:
                 await self._request([theirs.fileno(), *fds], task)
-            await running.send_task(task)
         except BaseException:
-            running.close()
+            control.close()
             raise
+        running = RunningCommand(control)
+        await running.send_task(task)
         return running
 
     async def stop_all(self) -> None:
@@ -301,11 +305,7 @@ class Supervisors:
         if running is None:
             running = await self.begin(task, [])
         else:
-            try:
-                await running.send_task(task)
-            except BaseException:
-                running.close()
-                raise
+            await running.send_task(task)
         self.register(running)
         work = CommandWork(running, task, call)
         call.work = work
@@ -359,7 +359,12 @@ async def _wait_for_end(running: RunningCommand, task: CommandTask) -> CommandRe
     report = await running.ended  # bounded by the alarms of the work
     if report.lost:
         looked: asyncio.Future[Survivors] = running.loop.create_future()
-        run_beside(running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), looked.set_result)
+
+        def note(left: Survivors) -> None:
+            if not looked.cancelled():
+                looked.set_result(left)
+
+        run_beside(running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), note)
         report.survivors = list(await looked)
         now_ns = monotonic_ns()
         if task.bell_ns is not None and now_ns >= task.bell_ns:
@@ -447,14 +452,15 @@ class InteractiveProcess:
         self.task = task
         self._stdin, self._stdout = stdin, stdout
         self._waits: set[asyncio.Future[None]] = set()
-        self.report: CommandReport | None = None
+        self.ended = asyncio.ensure_future(_wait_for_end(running, task))
         for fd in (stdin, stdout):
             os.set_blocking(fd, False)
-        running.ended.add_done_callback(self._has_ended)
 
     @property
-    def ended(self) -> asyncio.Future[CommandReport]:
-        return self._running.ended
+    def report(self) -> CommandReport | None:
+        if not self.ended.done() or self.ended.cancelled():
+            return None
+        return self.ended.result() if self.ended.exception() is None else CommandReport()
 
     async def read(self) -> bytes:
         loop = asyncio.get_running_loop()
@@ -493,8 +499,8 @@ class InteractiveProcess:
             self._running.order(Order.GRACE, grace_ms)
             self._running.order(Order.STOP, "closed")
             await asyncio.wait([self.ended], timeout=stop_limit_s(grace_ms))
-        if self.report is None:
-            self.report = CommandReport()
+            self._running.give_up()
+            await asyncio.wait([self.ended])  # bounded by the look for its processes
 
     def move_bell(self, bell_ns: int, kill_ns: int) -> None:
         self._running.order_once_started(Order.BELL, bell_ns, kill_ns)
@@ -512,6 +518,7 @@ class InteractiveProcess:
             asyncio.get_running_loop().remove_reader(self._stdout)
             os.close(self._stdout)
             self._stdout = -1
+        self.ended.cancel()
         self._running.close()
         self._wake()
 
@@ -529,10 +536,6 @@ class InteractiveProcess:
     def _wake(self) -> None:
         for ready in self._waits:
             _set(ready)
-
-    def _has_ended(self, ended: asyncio.Future[CommandReport]) -> None:
-        if not ended.cancelled():
-            self.report = ended.result() if ended.exception() is None else CommandReport()
 
 
 @contextlib.asynccontextmanager

@@ -498,18 +498,14 @@ class Executor:
         self._children = children
         self._counts = counts
         self._observe = observe
-        self._orphans: dict[InlineCall, Call] = {}
-
-    @property
-    def orphan_count(self) -> int:
-        return len(self._orphans)
+        self.orphans: dict[InlineCall, Call] = {}
 
     def list_orphans(self, most: int | None = None) -> list[dict[str, object]]:
         """List abandoned work that still runs."""
         now = monotonic_ns()
         return [
             {"operation": call.name, "running_ms": (now - call.started_ns) // 1_000_000}
-            for call in islice(self._orphans.values(), most)
+            for call in islice(self.orphans.values(), most)
         ]
 
     async def run(self, ready: ReadyCall) -> Outcome:
@@ -540,12 +536,12 @@ class Executor:
 
     def note_abandoned(self, work: InlineCall, call: Call) -> None:
         self._counts.abandoned += 1
-        self._orphans[work] = call
+        self.orphans[work] = call
 
     def note_late_end(self, work: InlineCall) -> None:
         """Count abandoned work that ended after all. Its result is dropped."""
         self._counts.late += 1
-        self._orphans.pop(work, None)
+        self.orphans.pop(work, None)
 
 
 def _not_importable(message: str, suggestion: str | None = None) -> Outcome:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.catalogue import Operation
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
-from ..core.envelope import Envelope, Problem, Warning_, as_data, warning
+from ..core.envelope import Envelope, Warning_, as_data, warning
 from ..core.errors import Ending
 from ..core.value_types import record
 from ..process import messages, spans
@@ -173,9 +173,6 @@ class HandlerWork(Work):
 
     def limit_outcome(self, ending: Ending, warnings: tuple[Warning_, ...] = ()) -> Outcome:
         return Outcome(ending, limit_problem(self._call, self.fired or ClockKind.TIMEOUT), warnings=warnings)
-
-    def _was_cancelled(self) -> Outcome:
-        return Outcome(Ending.CANCELLED, Problem("CANCELLED", f"{self._call.name} was cancelled where it ran"))
 
 
 class InlineCall(HandlerWork):
@@ -335,7 +332,7 @@ class InlineCall(HandlerWork):
         bell = self._call.bound.bell
         in_time = bell is None or self._finished_ns <= bell.at_ns
         if outcome is None and self.fired is None:
-            outcome = self._was_cancelled()
+            outcome = worker_outcome("cancelled", None)
         was_stopped = self.fired is not None and (outcome is None or outcome.problem is not None)
         if outcome is None or was_stopped or self.fired is ClockKind.IDLE or not in_time:
             ended = Ending.FINISHED if self.fired is None else Ending.CANCELLED  # finished: by itself, but late
@@ -538,14 +535,10 @@ class ProcessCall(HandlerWork):
         """Choose between the result and the limit. A result before the deadline counts, even if it came later."""
         bell = self.call.bound.bell
         in_time = bell is None or done.finished_ns <= bell.at_ns
-        is_result = done.kind not in ("cancelled", "unbegun")
-        if in_time and (self.fired is None or (self.fired is not ClockKind.IDLE and is_result)):
-            if is_result:
-                outcome = worker_outcome(done.kind, done.payload)
-            else:
-                outcome = self._was_cancelled()
-        elif done.kind == "unbegun":
+        if done.kind == "unbegun":
             outcome = self.limit_outcome(Ending.NOT_STARTED)
+        elif in_time and (self.fired is None or (self.fired is not ClockKind.IDLE and done.kind != "cancelled")):
+            outcome = worker_outcome(done.kind, done.payload)
         else:  # finished: by itself, but late
             outcome = self.limit_outcome(Ending.CANCELLED if self.is_stopping else Ending.FINISHED)
         outcome.survivors = survivors

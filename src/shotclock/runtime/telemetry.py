@@ -32,11 +32,6 @@ def begin_if_wanted() -> None:
         spans.recorder = Recorder()
 
 
-def hand_over() -> None:
-    if spans.recorder is not None:
-        spans.recorder.hand_over()
-
-
 def finish() -> str | None:
     """Send the remaining spans within FLUSH_LIMIT_S. Return the problem, if any."""
     return None if spans.recorder is None else spans.recorder.finish()
