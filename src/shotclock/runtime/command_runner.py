@@ -34,7 +34,6 @@ STOP_ALL_S = 3.0
 MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
 
 T = TypeVar("T")
-
 RequestFork = Callable[[bytes, list[int]], None]
 
 
@@ -171,8 +170,7 @@ class RunningCommand:
         self.end(CommandReport(lost=True, stopped=self.stopped))
 
     def end(self, report: CommandReport) -> None:
-        if not self.ended.done():
-            self.ended.set_result(report)
+        _set_result(self.ended, report)
 
     def _receive(self) -> None:
         try:
@@ -201,8 +199,7 @@ class RunningCommand:
             case (News.LOOKED, stdout, stderr, written):
                 view = WorkView(stdout.decode(errors="replace"), stderr.decode(errors="replace"), written)
                 for looking in self.looking:
-                    if not looking.done():
-                        looking.set_result(view)
+                    _set_result(looking, view)
                 self.looking.clear()
             case (News.SUSPENDED,):
                 self.on_suspended()
@@ -359,12 +356,8 @@ async def _wait_for_end(running: RunningCommand, task: CommandTask) -> CommandRe
     report = await running.ended  # bounded by the alarms of the work
     if report.lost:
         looked: asyncio.Future[Survivors] = running.loop.create_future()
-
-        def note(left: Survivors) -> None:
-            if not looked.cancelled():
-                looked.set_result(left)
-
-        run_beside(running.loop, partial(kill_what_lost_its_supervisor, running.supervisor), note)
+        look = partial(kill_what_lost_its_supervisor, running.supervisor)
+        run_beside(running.loop, look, partial(_set_result, looked))
         report.survivors = list(await looked)
         now_ns = monotonic_ns()
         if task.bell_ns is not None and now_ns >= task.bell_ns:
@@ -525,7 +518,7 @@ class InteractiveProcess:
     async def _until(self, add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waits.add(ready)
-        add(fd, _set, ready)
+        add(fd, _set_result, ready, None)
         try:
             await ready
         finally:
@@ -535,7 +528,7 @@ class InteractiveProcess:
 
     def _wake(self) -> None:
         for ready in self._waits:
-            _set(ready)
+            _set_result(ready, None)
 
 
 @contextlib.asynccontextmanager
@@ -585,6 +578,6 @@ async def _open_once(supervisors: Supervisors, task: CommandTask) -> Interactive
     return InteractiveProcess(running, task, stdin, stdout)
 
 
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+def _set_result(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)

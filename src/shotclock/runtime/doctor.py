@@ -374,9 +374,8 @@ def _judge_leftovers(findings: Findings) -> Check:
         return Check("leftovers", "fail", f"{len(stayed)} of {len(swept)} could not be stopped")
     if swept:
         kept = len(found) - len(swept)
-        return Check(
-            "leftovers", "warn" if kept else "ok", f"{len(swept)} stopped" + (f", {kept} kept" if kept else "")
-        )
+        detail = f"{len(swept)} stopped" + (f", {kept} kept" if kept else "")
+        return Check("leftovers", "warn" if kept else "ok", detail)
     if found:
         return Check("leftovers", "warn", f"{len(found)} overdue without a supervisor: stop them with --sweep")
     return Check("leftovers", "ok", "none")

@@ -142,20 +142,17 @@ class WorkerPool:
             # No more than its share, or the others would have nothing to do.
             room = min(worker.room, -(-len(self._waiting) // max(1, len(self._all))))
             calls: list[ProcessCall] = []
-            while len(calls) < room and (not (worker.calls or calls) or self._may_follow(worker, calls)):
+            # The supervisor of a worker knows one grace at a time.
+            grace_ms = worker.grace_ms if worker.calls else self._waiting[0].call.bound.grace_ms
+            while len(calls) < room and self._waiting:
+                if self._waiting[0].call.bound.grace_ms != grace_ms and not self.is_shared:
+                    break
                 calls.append(self._waiting.popleft())
             if calls:
                 worker.begin(calls)
                 self._plan_recall()
             else:
                 self._free.pop()
-
-    def _may_follow(self, worker: Worker, calls: list[ProcessCall]) -> bool:
-        return bool(self._waiting) and (
-            worker.may_follow(self._waiting[0])
-            if worker.calls
-            else self._waiting[0].call.bound.grace_ms == calls[0].call.bound.grace_ms
-        )
 
     def _plan_recall(self) -> None:
         if self._recall is None and not self.is_shared and any(len(worker.calls) > 1 for worker in self._all):
@@ -496,7 +493,7 @@ class Executor:
 
     def __init__(self, children: ChildProcesses, counts: Counts, observe: Observe) -> None:
         self._children = children
-        self._counts = counts
+        self.counts = counts
         self._observe = observe
         self.orphans: dict[InlineCall, Call] = {}
 
@@ -533,15 +530,6 @@ class Executor:
             return invalid([{"field": "arguments", "message": f"cannot be sent to a worker process: {error}"}])
         pool.submit(work)
         return await work.wait()
-
-    def note_abandoned(self, work: InlineCall, call: Call) -> None:
-        self._counts.abandoned += 1
-        self.orphans[work] = call
-
-    def note_late_end(self, work: InlineCall) -> None:
-        """Count abandoned work that ended after all. Its result is dropped."""
-        self._counts.late += 1
-        self.orphans.pop(work, None)
 
 
 def _not_importable(message: str, suggestion: str | None = None) -> Outcome:

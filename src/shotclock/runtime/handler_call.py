@@ -288,7 +288,8 @@ class InlineCall(HandlerWork):
             self._loop.call_soon(self._end_grace, turns - 1)
             return
         self._is_abandoned = True
-        self._executor.note_abandoned(self, self._call)
+        self._executor.counts.abandoned += 1
+        self._executor.orphans[self] = self._call
         if started := give_up_started(self._scope):
             started.stop_beside(self._loop, partial(self._resolve, self.limit_outcome(Ending.ABANDONED)))
         else:
@@ -314,7 +315,8 @@ class InlineCall(HandlerWork):
     def _on_end(self, task: asyncio.Task[Outcome]) -> None:
         outcome = None if task.cancelled() else task.result()
         if self._is_abandoned:
-            self._executor.note_late_end(self)
+            self._executor.counts.late += 1
+            self._executor.orphans.pop(self, None)
             return
         if not (started := take_started(self._scope)):
             self._settle(outcome, ())

@@ -128,8 +128,7 @@ def crash_outcome(call: Call, report: CommandReport) -> Outcome:
         problem = Problem("SUPERVISOR_LOST", "the worker's supervisor was killed")
         return Outcome(Ending.KILLED, problem, survivors=survivors)
     if report.lost or report.fired == ClockKind.TIMEOUT or report.stopped == ClockKind.TIMEOUT:
-        elapsed = (bell.at_ns if bell else monotonic_ns()) - call.started_ns
-        elapsed_ns = max(elapsed, monotonic_ns() - call.started_ns)
+        elapsed_ns = max(bell.at_ns if bell else 0, monotonic_ns()) - call.started_ns
         return Outcome(Ending.KILLED, timeout_problem(call, elapsed_ns), survivors=survivors)
     if report.unstartable is not None:
         return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", "the machine would not start another process"))

@@ -138,13 +138,14 @@ def _call_span(call: Call, outcome: Outcome, facts: Mapping[str, Attribute], now
     effects = outcome.side_effects or (problem.side_effects if problem is not None else None)
     effects = effects or side_effects_of(ending=outcome.ending, ok=problem is None, mutates=call.mutates)
     kind, name = _name_span(call.name, facts)
+    limits_ms = {**as_dict(call.clocks), "timeout_ms": call.bound.limit_ms, "reserve_ms": None}
     attributes: dict[str, Attribute] = {
         "shotclock.kind": kind,
         "shotclock.request.id": call.request_id,
         "shotclock.ending": outcome.ending.value,
         "shotclock.side_effects": effects.value,
         "shotclock.exit_code": 0,
-        **_clock_attributes({**as_dict(call.clocks), "timeout_ms": call.bound.limit_ms, "reserve_ms": None}),
+        **{f"shotclock.{clock}": limit_ms for clock, limit_ms in limits_ms.items() if limit_ms},
         **facts,
     }
     if call.overtime is not None:
@@ -198,7 +199,3 @@ def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
     if name.startswith("run ") and "shotclock.run.id" in facts:
         return "run", name
     return "call", f"try {name.removeprefix('step ')}" if name.startswith("step ") else name
-
-
-def _clock_attributes(limits_ms: Mapping[str, int | None]) -> dict[str, Attribute]:
-    return {f"shotclock.{name}": limit_ms for name, limit_ms in limits_ms.items() if limit_ms}

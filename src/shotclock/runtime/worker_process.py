@@ -11,7 +11,7 @@ import contextlib
 import os
 import pickle
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from ..core.errors import Ending, Failure
 from ..process import ipc, messages
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport, News, Order
-from ..process.context import OVERTIME, run_beside
+from ..process.context import OVERTIME, Survivors, run_beside
 from ..process.kernel import DeadlineTimer
 from ..process.messages import (
     BEGUN,
@@ -107,7 +107,7 @@ class Worker:
         self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
-        self._grace_ms = 0
+        self.grace_ms = 0
         self._is_quick = False
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
             self._calls, theirs = socket.socketpair()
@@ -165,8 +165,8 @@ class Worker:
         if not self.calls:
             self.began_ns = monotonic_ns()
         grace_ms = calls[0].call.bound.grace_ms
-        if not self.is_shared and grace_ms != self._grace_ms:
-            self._grace_ms = grace_ms
+        if not self.is_shared and grace_ms != self.grace_ms:
+            self.grace_ms = grace_ms
             self._order(Order.GRACE, grace_ms)
         for call in calls:
             self._numbers += 1
@@ -181,10 +181,6 @@ class Worker:
                 self.send(BeginWindDown(call.number))
             elif call.call.control is not None:
                 call.call.control.begin_work()
-
-    def may_follow(self, call: ProcessCall) -> bool:
-        """Return whether a call may wait behind the others: its supervisor knows one grace at a time."""
-        return self.is_shared or call.call.bound.grace_ms == self._grace_ms
 
     def take_back(self) -> list[ProcessCall]:
         """Return the calls that it has not started, and never will: it takes a call's token out of the pipe first."""
@@ -220,7 +216,7 @@ class Worker:
             self.send(Cancel(call.number))
         elif self.has_begun(call):
             self.is_ending = True
-            self._order_end(Order.STOP, why, self._grace_ms)
+            self._order_end(Order.STOP, why, self.grace_ms)
         else:
             self.kill(why)
 
@@ -431,16 +427,12 @@ class Worker:
         if report is not None:
             self._answer_for_all(report)
             return
-        lost = CommandReport(lost=True, stopped=self._ordered)
-        if not self.calls and self._returned is None:
-            return
 
-        def answer_for_all(left: Sequence[dict[str, object]]) -> None:
-            lost.survivors = list(left)
-            self._answer_for_all(lost)
+        def answer_for_all(left: Survivors) -> None:
+            self._answer_for_all(CommandReport(lost=True, stopped=self._ordered, survivors=list(left)))
 
-        # No process has seen its end: look, before anything is claimed.
-        run_beside(self._loop, partial(kill_what_lost_its_supervisor, self._supervisor), answer_for_all)
+        if self.calls or self._returned is not None:  # no process has seen its end: look, before anything is claimed
+            run_beside(self._loop, partial(kill_what_lost_its_supervisor, self._supervisor), answer_for_all)
 
     def _answer_for_all(self, report: CommandReport) -> None:
         """Answer the calls that had begun and were not answered by the process."""
