@@ -107,11 +107,10 @@ class RunningCommand:
             sent = self.control.send(frame)
             if sent < len(frame):
                 await self.loop.sock_sendall(self.control, frame[sent:])  # type: ignore[arg-type]
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise TaskNotSent(*error.args) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise TaskNotSent(*error.args) from error
             raise
 
     def order(self, order: str, *details: object) -> None:

@@ -2,9 +2,9 @@
 
 The child processes of a runtime, each started when it is first needed, and the process that forks it:
 
-    zygote ─┬─ supervisors of commands
-            └─ preloaded zygote ─┬─ workers
-                                 └─ the shared process
+    zygote ─┬─ supervisors ── commands
+            └─ supervisor ── preloaded zygote ── supervisors ─┬─ workers
+                                                              └─ the shared process
 
 docs/design.md: R29.
 """
@@ -287,21 +287,14 @@ class WorkerPool:
                 worker.vacant.control.close()  # its supervisor ends
             else:
                 self._vacant.append(worker.vacant)
-        moved = []
         for call in unbegun:
-            if self._closing:
-                call.resolve(closing_outcome())
-            elif call.is_stopping:
+            if call.is_stopping:
                 call.resolve(call.limit_outcome(Ending.NOT_STARTED))
-            else:
-                moved.append(call)
-        if self._closing:
-            return
         if worker.was_of_use:
             self._failed_starts = 0
         else:
             self._pause_spawning("it died before it ran any call")
-        self.put_first(moved)
+        self.put_first([call for call in unbegun if not call.is_stopping])
         self._refill()
 
     def _forget(self, worker: Worker) -> None:
@@ -506,7 +499,7 @@ class Executor:
         ]
 
     async def run(self, ready: ReadyCall) -> Outcome:
-        """Run the handler at its place."""
+        """Run the handler in the isolation of its operation."""
         call, operation = ready.call, ready.operation
         call.cancellation.ending = Ending.KILLED if operation.place == "process" else Ending.CANCELLED
         follow_wind_down(call)

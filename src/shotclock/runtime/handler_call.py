@@ -1,6 +1,6 @@
 """The work of a call whose handler runs: on its caller's own loop (`isolation="inline"`), or in a worker.
 
-    running -> limit reached: cancelled -> ended within the grace, or abandoned (inline), or its process killed
+    running -> limit reached: stopped -> ended within the grace, or abandoned (inline), or its process killed
 
 All transitions happen on the caller's loop, so exactly one of result and limit wins.
 
@@ -60,9 +60,9 @@ MARGIN_NS = 100_000_000
 STOP_MARGIN_MS = 1_000
 # The supervisor hears the limit by itself; this is for a worker that was stuck before it could arm its timer.
 LATE_BELL_NS = 30_000_000
-# The shortest grace in the shared worker: less could not be used even by a call that obeys.
+# The shortest grace in the shared process: less could not be used even by a call that obeys.
 SHORTEST_GRACE_NS = 50_000_000
-# How often the shared worker is given as long again to read a cancellation while it handles others: a loop with
+# How often the shared process is given as long again to read a cancellation while it handles others: a loop with
 # thousands of calls that are cancelled together is busy, not blocked.
 MOST_WAITS = 20
 
@@ -99,7 +99,7 @@ class HandlerWork(Work):
         self._timer: asyncio.TimerHandle | None = None
         self._partial: tuple[object, Sequence[str]] | None = None
         idle_ms = call.clocks.idle_ms
-        self._idle = IdleClock(loop, idle_ms, self._on_silence, self.has_begun) if idle_ms else None
+        self._idle = IdleClock(loop, idle_ms, partial(self._stop, ClockKind.IDLE), self.has_begun) if idle_ms else None
         call.work = self
 
     async def wait(self) -> Outcome:
@@ -122,8 +122,8 @@ class HandlerWork(Work):
     def has_begun(self) -> bool:
         return True
 
-    def _on_silence(self) -> None:
-        """Stop the silent work."""
+    def _stop(self, kind: ClockKind) -> None:
+        """Stop the work because of a limit."""
         raise NotImplementedError
 
     def _stop_for_caller(self) -> int:
@@ -268,12 +268,9 @@ class InlineCall(HandlerWork):
         if bell is not None and monotonic_ns() < bell.at_ns:  # asyncio rounds; no limit is early
             self._arm()
         else:
-            self._ring(ClockKind.TIMEOUT)
+            self._stop(ClockKind.TIMEOUT)
 
-    def _on_silence(self) -> None:
-        self._ring(ClockKind.IDLE)
-
-    def _ring(self, kind: ClockKind) -> None:
+    def _stop(self, kind: ClockKind) -> None:
         if self.fired is not None or self.done.done() or self._task.done():
             return
         self.fired = kind
@@ -300,7 +297,7 @@ class InlineCall(HandlerWork):
         super().wind_down(until_ns)
 
     def stop_unwound(self) -> None:
-        self._ring(ClockKind.SOFT)
+        self._stop(ClockKind.SOFT)
 
     def move_bell(self) -> bool:
         if self.fired is not None or self.done.done():
@@ -346,7 +343,7 @@ class InlineCall(HandlerWork):
         self.resolve(outcome)
 
     def _stop_for_caller(self) -> int:
-        self._ring(ClockKind.TIMEOUT)
+        self._stop(ClockKind.TIMEOUT)
         return self._call.bound.grace_ms + VERIFY_LIMIT_MS + STOP_MARGIN_MS
 
 
@@ -365,11 +362,11 @@ class ProcessCall(HandlerWork):
         self.is_stopping = False
         """A limit was reached, or the caller has left."""
         self.is_heard = False
-        """The shared worker has read the cancellation."""
+        """The shared process has read the cancellation."""
         self._stopped_ns = 0
         self._waits = 0
         self.started: StartedProcesses | None = None
-        """In the shared worker."""
+        """In the shared process."""
         bell, queue_ms = call.bound.bell, call.clocks.queue_ms
         self._queue_ns = call.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
         self._arm(min(self._queue_ns, inf if bell is None else bell.at_ns))
@@ -427,9 +424,6 @@ class ProcessCall(HandlerWork):
     def has_begun(self) -> bool:
         return self.worker is not None and self.worker.has_begun(self)
 
-    def _on_silence(self) -> None:
-        self._stop(ClockKind.IDLE)
-
     def _stop(self, kind: ClockKind) -> None:
         if self.is_stopping or self.worker is None:
             return
@@ -437,7 +431,7 @@ class ProcessCall(HandlerWork):
         self.stop_in_worker(kind.value)
 
     def stop_in_worker(self, why: str) -> None:
-        """Have the worker stop it, or cancel it in the shared worker. Nothing happens if it has just ended."""
+        """Have the worker stop it, or cancel it in the shared process. Nothing happens if it has just ended."""
         worker = self.worker
         if worker is None or self.is_stopping:
             return
@@ -514,7 +508,7 @@ class ProcessCall(HandlerWork):
     async def look(self) -> WorkView:
         return WorkView(has_begun=self.worker is not None)
 
-    # --- in the shared worker -------------------------------------------------------------------------------
+    # --- in the shared process -------------------------------------------------------------------------------
 
     def has_started(self, mark: str, pid: int) -> None:
         if self.started is None:
@@ -522,7 +516,7 @@ class ProcessCall(HandlerWork):
         self.started.add(pid)
 
     def take_shared_result(self, done: Done) -> None:
-        """Take the answer of the shared worker, once the call's processes are stopped or listed."""
+        """Take the answer of the shared process, once the call's processes are stopped or listed."""
         self.disarm()
         settle = partial(self._settle, done)
         if not self.started:

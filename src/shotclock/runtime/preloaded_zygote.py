@@ -71,7 +71,7 @@ class Preloaded:
 
     @classmethod
     def fork_here(cls) -> Preloaded | None:
-        """Fork this program, with flushed streams (else each fork writes them again). None if it has threads."""
+        """Fork this program, whose streams are flushed (else each fork writes them again). None if it has threads."""
         if threading.active_count() > 1:
             return None
         ours, theirs = socket.socketpair()

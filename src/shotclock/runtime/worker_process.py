@@ -1,7 +1,7 @@
 """Worker processes as the runtime sees them: the calls they are given, their answers, and their end.
 
 A worker for itself arms a timer for each call; its supervisor hears it, and kills on time even if this loop is late.
-The limits of calls in the shared worker are held here: cancelled at the limit, the process killed after the grace.
+The limits of calls in the shared process are held here: cancelled at the limit, the process killed after the grace.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SHORT_LIFE_NS = 250_000_000
 class Worker:
     """A worker process and its supervisor, from fork to the last report.
 
-    A supervisor whose last worker is gone forks the next by itself. Nothing is left to be imported, so that worker
+    A supervisor whose last worker is gone forks the next when asked. Nothing is left to be imported, so that worker
     counts as started at once, and its first call waits in its socket.
     """
 
@@ -103,7 +103,7 @@ class Worker:
         self._supervisor = 0 if vacant is None else vacant.pid
         self._ordered: str | None = None
         self.killed_because: tuple[str, str] = ("", "")
-        """Of a killed shared worker: the call that is to blame, if known, and its deed."""
+        """Of a killed shared process: the call that is to blame, if known, and its deed."""
         self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
@@ -148,7 +148,7 @@ class Worker:
         return bool(self._words[BEGUN] >= call.number)
 
     def is_moving(self, now_ns: int) -> bool:
-        """Return whether the shared worker did something a moment ago."""
+        """Return whether the shared process did something a moment ago."""
         return now_ns - self._sign_ns <= SHORTEST_GRACE_NS
 
     @property
@@ -209,7 +209,7 @@ class Worker:
         return True
 
     def stop(self, call: ProcessCall, why: str) -> None:
-        """Stop one of its calls: by the supervisor (TERM, grace, KILL), or by a cancellation in the shared worker."""
+        """Stop one of its calls: by the supervisor (TERM, grace, KILL), or by a cancellation in the shared process."""
         if self.is_ending:
             return  # its end answers for all its calls
         if self.is_shared:
