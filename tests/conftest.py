@@ -378,6 +378,12 @@ def cold_runtimes() -> Iterator[None]:
 
 
 @pytest.fixture
+def enveloped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shotclock exec` reports every end by its envelope on stderr, so that a test can look into it."""
+    monkeypatch.setenv("SHOTCLOCK_REPORT", "json")
+
+
+@pytest.fixture
 def shotclock(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
     """A function that runs `python -m shotclock …`, bounded; warm (see tests/warm.py), unless told otherwise.
 

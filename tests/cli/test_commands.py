@@ -36,12 +36,13 @@ def test_help_goes_to_stderr_off_a_terminal_and_lists_every_subcommand(shotclock
 def test_off_a_terminal_each_subcommand_writes_where_the_last_line_of_the_help_says(shotclock: Any):
     said = " ".join(shotclock("--help").stderr.decode().split())
     assert said.endswith(
-        "Off a terminal a subcommand prints one JSON envelope on stdout; `exec` prints its envelope on stderr, and the "
-        "command's own output on stdout. `serve` speaks MCP on stdout. Help is text."
+        "Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json, otherwise the "
+        "command's own output. `serve` speaks MCP on stdout. Help is text."
     )
     assert json.loads(shotclock("errors", "TIMEOUT").stdout)["ok"]
     ran = shotclock("exec", "--", "echo", "hello")
-    assert ran.stdout == b"hello\n" and json.loads(ran.stderr)["ok"]
+    assert (ran.stdout, ran.stderr) == (b"hello\n", b"")
+    assert json.loads(shotclock("exec", "--json", "--", "true").stdout)["ok"]
 
 
 def test_help_goes_to_stdout_on_a_terminal(on_terminal: Any):

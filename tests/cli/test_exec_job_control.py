@@ -151,7 +151,7 @@ def test_the_timeout_goes_on_while_the_work_is_stopped(shell: Shell):
     wait_for(lambda: not any(is_alive(pid) for pid in pids), "its clock to end the stopped work", SOON_S)
     shell.type("fg\n")
     assert b"TIMEOUT" in shell.shows(PROMPT)
-    assert shell.exit_code() == 10
+    assert shell.exit_code() == 124
 
 
 def test_stopped_work_is_gone_when_its_shotclock_is_killed(shell: Shell, no_survivors: Any):

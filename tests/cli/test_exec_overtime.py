@@ -211,5 +211,5 @@ def test_a_signal_reaches_the_command_as_it_is():
         assert exec_.stdout is not None and exec_.stdout.readline() == "ready\n"
         exec_.send_signal(signal.SIGINT)
         stdout, stderr = exec_.communicate(timeout=WITHIN_S)
-    assert exec_.returncode == 130 and stdout == "hurt\n"
+    assert exec_.returncode == 1 and stdout == "hurt\n"
     assert json.loads(stderr.splitlines()[-1])["error"]["context"]["signal"] == "SIGINT"

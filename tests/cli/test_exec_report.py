@@ -1,10 +1,13 @@
 """What `shotclock exec` says on stderr at the end: what a pipeline asked for, by --report or SHOTCLOCK_REPORT."""
 
+import os
+import shlex
+import subprocess
 from typing import Any
 
 import pytest
 
-from .conftest import envelopes_in
+from .conftest import SHOTCLOCK, envelopes_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -26,9 +29,14 @@ def reporting(request: pytest.FixtureRequest, shotclock: Any) -> Any:
     return run
 
 
-def test_off_a_terminal_the_envelope_is_said_where_nothing_was_asked_for(shotclock: Any):
-    ran = shotclock("exec", "--", "true", env={"SHOTCLOCK_REPORT": None})
-    assert ran.envelope()["ok"]
+WITHOUT_ANY = {"SHOTCLOCK_REPORT": None}
+
+
+def test_a_command_that_ended_by_itself_adds_nothing_on_a_terminal_or_off_it(shotclock: Any, on_terminal: Any):
+    for script in ("echo err >&2", "echo err >&2; exit 3", "echo err >&2; kill -9 $$"):
+        for options in ([], ["--report", "line"], ["--report", "none"]):
+            assert shotclock("exec", *options, "--", "sh", "-c", script, env=WITHOUT_ANY).stderr == b"err\n"
+            assert on_terminal("exec", *options, "--", "sh", "-c", script, streams=("stderr",)).screen == "err\n"
 
 
 @pytest.mark.parametrize("form", ["line", "none"])
@@ -37,54 +45,75 @@ def test_a_success_is_silent_and_the_output_untouched(form: str, reporting: Any)
     assert (ran.code, ran.stdout, ran.stderr) == (0, b"out\n", b"err\n")
 
 
-def test_line_says_a_failure_in_one_readable_line(reporting: Any):
-    ran = reporting("line", "--", "sh", "-c", "echo err >&2; exit 3")
-    assert ran.code == 3
-    said = ran.stderr.decode().splitlines()
-    assert said[0] == "err" and len(said) == 2
-    assert said[1].startswith("shotclock: COMMAND_FAILED: the command ended with exit code 3")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (
+            "--timeout 300ms -- sleep 30",
+            124,
+            "TIMEOUT: stopped after 300ms, the limit of --timeout. Allow more time with --timeout, or do less",
+        ),
+        ("--idle 300ms -- sleep 30", 124, "STALLED: stopped after "),
+        ("--soft 300ms -- sleep 30", 124, "TIMEOUT: stopped after "),
+        ("-- sh -c 'sleep 30 &'", 0, "DESCENDANTS_STOPPED: 1 process outlived the command, stopped now: sleep 30 ("),
+        ("-- sh -c 'sleep 30 & exit 3'", 3, "DESCENDANTS_STOPPED: 1 process outlived the command"),
+        ("-- no-such-command-here", 127, "COMMAND_NOT_FOUND: 'no-such-command-here' was not found. Install it"),
+        ("-- /", 126, "COMMAND_NOT_EXECUTABLE: '/' cannot be executed"),
+        ("--cwd /nowhere -- true", 125, "CWD_UNUSABLE: cannot enter '/nowhere'"),
+        ("--bogus -- true", 125, "ARG_ERROR: --bogus: unknown option"),
+    ],
+)
+def test_what_we_stopped_or_could_not_start_adds_one_line(words: str, code: int, said: str, tmp_path: Any):
+    """Also on a pipe, which does not show whether the command has left its last line open."""
+    ran = subprocess.run(
+        [*SHOTCLOCK, "exec", *shlex.split(words)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+        env={name: value for name, value in os.environ.items() if name != "SHOTCLOCK_REPORT"},
+    )
+    [line] = ran.stderr.decode().splitlines()
+    assert (ran.returncode, ran.stdout) == (code, b"")
+    assert line.startswith(f"shotclock: {said}")
 
 
-def test_line_says_a_timeout_and_what_was_left_running(reporting: Any):
-    ran = reporting("line", "--timeout", "300ms", "--", "sleep", "30")
-    assert ran.code == 10
-    assert ran.stderr.startswith(b"shotclock: TIMEOUT: ") and ran.stderr.count(b"\n") == 1
-    left = reporting("line", "--", "sh", "-c", "sleep 30 &")
-    assert left.code == 0
-    assert b"DESCENDANTS_STOPPED" in left.stderr
+def test_the_deadline_of_the_caller_is_named(shotclock: Any):
+    ran = shotclock("exec", "--", "sleep", "30", env={**WITHOUT_ANY, "SHOTCLOCK_REMAINING_MS": "900"})
+    assert b"the deadline of the caller. Give the caller more time" in ran.stderr
 
 
 def test_none_says_nothing_about_a_command_that_ran(reporting: Any):
     assert reporting("none", "--", "sh", "-c", "exit 3").stderr == b""
     late = reporting("none", "--timeout", "300ms", "--", "sleep", "30")
-    assert (late.code, late.stderr) == (10, b"")
+    assert (late.code, late.stderr) == (124, b"")
 
 
 def test_none_still_says_why_nothing_ran(reporting: Any):
     for words in (["--bogus", "--", "true"], ["--", "no-such-command-here"], ["--cwd", "/nowhere", "--", "true"]):
         ran = reporting("none", *words)
-        assert ran.code in (2, 4, 5)
+        assert ran.code in (125, 127)
         assert ran.stderr.startswith(b"shotclock: ") and not envelopes_in(ran.stderr)
 
 
-def test_json_is_the_envelope_also_on_a_terminal(on_terminal: Any):
-    seen = on_terminal("exec", "--report", "json", "--", "true", streams=("stderr",))
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_json_is_the_envelope_with_the_exit_code_that_the_process_has(way: str, shotclock: Any, on_terminal: Any):
+    options, env = WAYS[way]("json")
+    for words, code in ((["true"], 0), (["sh", "-c", "exit 3"], 3), (["no-such-command-here"], 127), (["/"], 126)):
+        ran = shotclock("exec", *options, "--", *words, env={**WITHOUT_ANY, **env})
+        assert ran.code == ran.envelope()["meta"]["exit_code"] == code
+    late = shotclock("exec", *options, "--timeout", "300ms", "--", "sleep", "30", env={**WITHOUT_ANY, **env})
+    assert late.code == late.envelope()["meta"]["exit_code"] == 124
+    seen = on_terminal("exec", *options, "--", "true", streams=("stderr",), env=env)
     assert envelopes_in(seen.screen.encode())[0]["ok"]
-
-
-def test_line_is_silent_after_a_success_also_on_a_terminal(on_terminal: Any):
-    assert on_terminal("exec", "--report", "line", "--", "true", streams=("stderr",)).screen == ""
 
 
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_a_form_that_there_is_not_is_refused(way: str, shotclock: Any):
     options, env = WAYS[way]("loud")
     ran = shotclock("exec", *options, "--", "true", env={"SHOTCLOCK_REPORT": None, **env})
-    assert ran.code == 2
-    [error] = ran.envelope()["error"]["errors"]
-    assert error == {
-        "field": "report" if way == "option" else "SHOTCLOCK_REPORT", "message": "'loud' is none of json, line, none"
-    }  # fmt: skip
+    assert ran.code == 125
+    field = "report" if way == "option" else "SHOTCLOCK_REPORT"
+    assert f"ARG_ERROR: {field}: 'loud' is none of json, line, none" in ran.stderr.decode()
 
 
 def test_json_on_stdout_leaves_no_report_to_ask_for(shotclock: Any):

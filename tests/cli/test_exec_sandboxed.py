@@ -12,7 +12,7 @@ import pytest
 
 from .conftest import SHOTCLOCK
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "enveloped")
 
 # send (sendto), shutdown, bind, setsockopt, getsockopt
 REFUSED = {"x86_64": (44, 48, 49, 54, 55), "aarch64": (206, 210, 200, 208, 209)}.get(platform.machine(), ())

@@ -13,12 +13,14 @@ import pytest
 
 from .conftest import SHOTCLOCK, SOON_S, envelopes_in, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "enveloped")]
 
 # A leader with a child in its group and one that left for a session of its own.
 TREE = "sleep 300 & setsid sleep 300 & echo ready; wait"
 STUBBORN = "trap '' TERM INT HUP QUIT; echo ready; while :; do sleep 0.05; done"
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGQUIT: 131}
+# `exec` without --json dies of the signal, so that a shell's loop ends.
+DEATHS = {number: -number for number in SIGNALS}
 # A second signal sooner than this is taken for the first one, sent twice.
 ONE_WISH_S = 0.25
 
@@ -43,7 +45,7 @@ def test_a_signal_stops_the_whole_tree_and_is_named(
     running = start("exec", "--grace", "300ms", "--", "sh", "-c", TREE)
     running.said(b"ready")
     running.signal(number)
-    assert running.ends() == SIGNALS[number]
+    assert running.ends() == DEATHS[number]
     cancelled(validate_envelope(running.envelope()), number)
     assert running.stdout == b"ready\n"
     assert no_survivors.alive() == [], "gone when we are, not some time after"
@@ -83,7 +85,7 @@ def test_the_signal_that_we_get_is_the_one_signal_that_the_command_gets(
     running = start("exec", "--grace", "20s", "--", "sh", "-c", script)
     running.said(b"ready")
     running.signal(number)
-    assert running.ends() == SIGNALS[number]
+    assert running.ends() == DEATHS[number]
     assert running.stdout.decode().split() == ["ready", number.name.removeprefix("SIG"), "cleaned"]
     cancelled(validate_envelope(running.envelope()), number)
 
@@ -95,8 +97,27 @@ def test_what_a_command_ended_by_sigint_leaves_behind_is_asked_to_end_as_well(st
     running = start("exec", "--grace", "60s", "--", "sh", "-c", script)
     running.said(b"ready")
     running.signal(signal.SIGINT)
-    assert running.ends() == 130
+    assert running.ends() == -signal.SIGINT
     assert running.stdout == b"ready\nchild cleaned\n"
+
+
+def test_a_command_that_handles_the_signal_and_fails_gives_its_own_code(start: Any):
+    for number in SIGNALS:
+        name = number.name.removeprefix("SIG")
+        running = start("exec", "--", "sh", "-c", f"trap 'exit 3' {name}; echo ready; while :; do sleep 0.05; done")
+        running.said(b"ready")
+        running.signal(number)
+        assert running.ends() == 3 == running.envelope()["meta"]["exit_code"]
+
+
+def test_ctrl_c_ends_the_loop_of_a_shell(tmp_path: Path):
+    """bash ends a loop only if its command died of SIGINT."""
+    loop = f"for i in 1 2 3; do {' '.join(SHOTCLOCK)} exec -- sh -c 'echo $$ >> began; sleep 300'; done"
+    shell = subprocess.Popen(["bash", "-c", loop], cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_for((tmp_path / "began").exists, "the command to be up")
+    os.killpg(shell.pid, signal.SIGINT)
+    assert shell.wait(SOON_S) == -signal.SIGINT
+    assert len((tmp_path / "began").read_text().split()) == 1
 
 
 def test_a_signal_sent_twice_at_once_is_one_wish_and_leaves_the_command_its_grace(start: Any):
@@ -107,7 +128,7 @@ def test_a_signal_sent_twice_at_once_is_one_wish_and_leaves_the_command_its_grac
     running.signal(signal.SIGTERM)
     time.sleep(0.02)
     running.signal(signal.SIGTERM)
-    assert running.ends() == 143
+    assert running.ends() == -signal.SIGTERM
     assert running.stdout == b"ready\ncleaned\n"
 
 
@@ -124,7 +145,9 @@ def test_a_second_signal_ends_it_at_once_with_exactly_one_envelope(
     time.sleep(ONE_WISH_S)
     assert running.process.poll() is None
     running.signal(second)
-    assert running.ends() == 130, "long before its grace is over; the first signal is the reason"
+    assert running.ends() == (130 if form else -signal.SIGINT), (
+        "long before its grace is over; the first signal is the reason"
+    )
     cancelled(validate_envelope(running.envelope()), signal.SIGINT)
 
 
@@ -141,7 +164,7 @@ def test_however_often_it_is_told_there_is_one_envelope_and_no_traceback(
         running.signal(number)
         time.sleep(0.0002)
     assert b"Traceback" not in running.stderr
-    assert running.ends() == SIGNALS[number]
+    assert running.ends() == DEATHS[number]
     cancelled(validate_envelope(running.envelope()), number)
 
 
@@ -151,7 +174,7 @@ def test_a_signal_to_our_whole_group_is_no_different(start: Any, validate_envelo
     # The subshell says it: a signal between the shell's fork and exec would be lost on the way to `sleep`.
     running.said(b"ready")
     os.killpg(running.process.pid, signal.SIGINT)
-    assert running.ends() == 130
+    assert running.ends() == -signal.SIGINT
     cancelled(validate_envelope(running.envelope()), signal.SIGINT)
     assert running.stdout == b"ready\nhurt\n"
 
@@ -276,7 +299,7 @@ def test_closed_standard_streams_change_neither_exit_code_nor_clock(
         assert len(envelopes_in(running.stdout + running.stderr)) == 1
 
     late = start("exec", *way, "--timeout", "300ms", "--grace", "0", "--", "sleep", "300", before=before)
-    assert late.ends() == 10, late.stderr
+    assert late.ends() == (10 if way == ["--json"] else 124), late.stderr
 
 
 @pytest.mark.parametrize("way", [[], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"])
@@ -308,4 +331,4 @@ def test_a_daemon_in_its_own_session_is_asked_to_stop_with_its_command(start: An
     """While its parent dies, an orphan is in no listing of processes: it was missed in one of eight runs."""
     command = ["bash", "-c", "setsid sleep 300 & sleep 300"]
     running = [start("exec", "--timeout", "300ms", "--grace", "60s", "--", *command) for _ in range(16)]
-    assert [each.ends() for each in running] == [10] * 16
+    assert [each.ends() for each in running] == [124] * 16

@@ -8,7 +8,7 @@ import signal
 import sys
 
 from ..process import spans
-from ..process.foreground import fill_standard_descriptors
+from ..process.foreground import die_of, fill_standard_descriptors
 from .output import flush_quietly, is_terminal, say_line
 
 GARBAGE_THRESHOLD = 10_000  # imported modules stay, and Python's own 700 new objects per search cost a tenth of a start
@@ -29,11 +29,13 @@ def run_program() -> None:
         flush_quietly(stream)
     if spans.recorder is not None:  # after the answer
         _send_spans()
+    if code < 0:
+        die_of(-code)
     os._exit(code)
 
 
 def _send_spans() -> None:
-    """Send the remaining spans without a note: programs read the last line of `exec`'s stderr as data."""
+    """Send the remaining spans. Off a terminal `exec` adds no note: its stderr is the command's."""
     from ..runtime.telemetry import finish
 
     note = finish()
@@ -42,7 +44,7 @@ def _send_spans() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `exec`, or another subcommand by the index."""
+    """Run `exec`, or another subcommand by the index. A negative exit code is the signal to die of."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["exec"]:  # before every command of an agent, so it does without the index
         from .exec import main as exec_main

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
-from ..core.clocks import WORK_CLOCKS, Clocks
-from ..core.envelope import Envelope, Problem, warning
+from ..core.clocks import WORK_CLOCKS, ClockKind, Clocks, format_duration
+from ..core.envelope import STOP_SIGNAL_EXITS, Envelope, Problem, warning
 from ..core.errors import Ending
 from ..core.value_types import field, record, replace
 from ..process import foreground
@@ -20,7 +21,7 @@ from ..process.environment import AGENT_MARKS, OVERTIME_VARIABLE
 from ..process.foreground import TerminalSignals
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
-from .output import emit, emit_help, flush_quietly, is_terminal, say_line, summary_line
+from .output import emit, emit_help, flush_quietly, say_line
 from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, option, read
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
@@ -29,6 +30,14 @@ MAX_OUTPUT_LIMIT = 1024 * 1024 * 1024
 
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _REPORTS = ("json", "line", "none")
+# Exit codes of GNU timeout for our own part, without --json.
+LIMIT_REACHED, NOT_DONE, NOT_EXECUTABLE, NOT_FOUND = 124, 125, 126, 127
+_EXIT_CODES = {
+    **dict.fromkeys(("TIMEOUT", "STALLED", "NO_TIME_LEFT", "CANCELLED"), LIMIT_REACHED),
+    "COMMAND_NOT_EXECUTABLE": NOT_EXECUTABLE,
+    "COMMAND_NOT_FOUND": NOT_FOUND,
+}
+_LEFT_BEHIND = ("DESCENDANTS_STOPPED", "SURVIVORS")
 REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 
 
@@ -174,8 +183,8 @@ COMMAND = Subcommand(
         option(
             "--report",
             "FORM",
-            "The report on stderr at the end, without --json. json: the envelope (the default off a terminal); line: "
-            "one readable line after a failure or a warning; none: no report.",
+            "The report on stderr at the end, without --json. line (the default): one line if we stopped the command "
+            "or its children, or could not start it; json: the envelope; none: no report on a command that ran.",
             choices=_REPORTS,
             excludes=("--json",),
             heading=_OUTPUT,
@@ -191,18 +200,19 @@ COMMAND = Subcommand(
     rest="command",
     usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
     description="Run one command with a timeout. When a limit is reached, everything the command started is killed, "
-    "also processes that left its group or session, and one envelope reports the outcome.",
+    "also processes that left its group or session.",
     epilogue="""\
-Without --json the output passes through unchanged, the exit code is the command's, and the envelope is the last line of
-stderr (one readable line on a terminal). SHOTCLOCK_REPORT=line sets --report line for a whole CI job.
+Without --json the output passes through unchanged, and the exit code is the command's. Only if we stopped the command
+or its children, or could not start it, one line is added to stderr. SHOTCLOCK_REPORT=json sets --report json for all.
 
 A signal that stops us (INT, TERM, HUP, QUIT) is passed to the command; SIGKILL follows after the grace, or at once with
 a second signal. Ctrl-Z stops everything the command started, fg continues it; the timeout keeps running. The command
 has no controlling terminal: a program that opens /dev/tty, as ssh and sudo do for a password, finds none.
 
-Exit codes: the command's own; 10 a limit was reached; 2 bad options; 4 unusable directory; 5 command not found; 7 not
-executable; 129/130/131/143 stopped by SIGHUP/SIGINT/SIGQUIT/SIGTERM. With --json a failing command gives 1
-(COMMAND_FAILED).
+Exit codes: the command's own, and 128 + N if signal N ended it; those of timeout(1) for our part: 124 a limit was
+reached; 125 bad options, an unusable directory or another failure of ours; 126 not executable; 127 not found. A signal
+that stopped us also ends us, unless the command handled it and failed with a code of its own. With --json the exit code
+is meta.exit_code: 10 for a limit, 1 for a failing command (COMMAND_FAILED), 130 for SIGINT.
 
 Examples:
 
@@ -293,28 +303,81 @@ def _run_with_overtime(call: Call, task: CommandTask, signals: TerminalSignals) 
 
 
 def _pass_exit_code_through(outcome: Outcome) -> Outcome:
+    """Replace the exit codes of the contract by the command's own and those of GNU timeout."""
     problem = outcome.problem
-    if isinstance(problem, Problem) and problem.code == "COMMAND_FAILED" and isinstance(outcome.data, dict):
-        code = outcome.data["exit_code"]
+    if not isinstance(problem, Problem):
+        return outcome
+    data = outcome.data if isinstance(outcome.data, dict) else {}
+    own = data.get("exit_code")
+    if problem.code == "COMMAND_FAILED" and isinstance(own, int):
         hint = "read what the command wrote to stderr; data.exit_code is its own"
-        outcome.problem = replace(problem, exit_code=code, suggestion=hint)
+        outcome.problem = replace(problem, exit_code=own, suggestion=hint)
+    elif _stop_signal(problem.context) is None:
+        outcome.problem = replace(problem, exit_code=_EXIT_CODES.get(problem.code, NOT_DONE))
+    elif isinstance(own, int) and own and "signal" not in data:  # it has handled the signal
+        outcome.problem = replace(problem, exit_code=own)
     return outcome
+
+
+def _stop_signal(context: object) -> str | None:
+    """Return the name of the signal that stopped this process."""
+    return str(context["signal"]) if isinstance(context, dict) and "signal" in context else None
 
 
 def _deliver(envelope: Envelope, signals: TerminalSignals, request: ExecRequest) -> int:
     if request.json:
         return emit(envelope, signals.heard)
     flush_quietly(sys.stdout)
-    at_terminal = is_terminal(sys.stderr)
-    match request.report:
-        case "line":
-            text = summary_line(envelope) if envelope.error or envelope.warnings else ""
-        case "none":  # a command that was not started has printed nothing itself
-            text = summary_line(envelope) if envelope.ending == Ending.NOT_STARTED else ""
-        case "json":
-            text = envelope.to_json()
-        case _:
-            text = summary_line(envelope) if at_terminal else envelope.to_json()
-    if text:
-        say_line(text, after_child=not at_terminal, heard=signals.heard)
-    return envelope.exit_code
+    if request.report == "json":
+        say_line(envelope.to_json(), after_child=True, heard=signals.heard)
+    elif request.report != "none" or envelope.ending == Ending.NOT_STARTED:  # which has printed nothing itself
+        say_line(_report_line(envelope), after_child=True, is_alone=False, heard=signals.heard)
+    return -number if (number := _deadly_signal(envelope)) else envelope.exit_code
+
+
+def _deadly_signal(envelope: Envelope) -> int:
+    """Return the signal to die of: it stopped us, or Ctrl-C has ended the command."""
+    data = envelope.data if isinstance(envelope.data, dict) else {}
+    name = _stop_signal(envelope.error and envelope.error.get("context"))
+    if name is not None and envelope.exit_code == STOP_SIGNAL_EXITS.get(name):
+        return signal.Signals[name]
+    is_interrupted = envelope.code == "COMMAND_FAILED" and data.get("signal") == "SIGINT"
+    return signal.SIGINT if is_interrupted else 0
+
+
+def _report_line(envelope: Envelope) -> str:
+    """Return one line that explains itself; an empty one if the command ended by itself and left nothing behind."""
+    error = None if envelope.code == "COMMAND_FAILED" else envelope.error
+    parts, advice = [], "Keep such processes with --leave-children"
+    if error is not None:
+        what, advice = _explain(envelope, error)
+        parts.append(f"{envelope.code}: {what}")
+    parts += [f"{left['code']}: {left['message']}" for left in envelope.warnings if left["code"] in _LEFT_BEHIND]
+    if not parts:
+        return ""
+    line = f"shotclock: {'; '.join(parts)}{f'. {advice}' if advice else ''}"
+    return " ".join(line.splitlines())
+
+
+def _explain(envelope: Envelope, error: dict[str, object]) -> tuple[str, str]:
+    """Return what was stopped and after how long, and what to try."""
+    context = error.get("context")
+    took = format_duration(int(str(envelope.meta["duration_ms"])))
+    if (name := _stop_signal(context)) is not None:
+        return f"stopped by {name} after {took}", ""
+    hint = "" if error.get("errors") else str(error["suggestion"])
+    clock = context.get("clock") if isinstance(context, dict) else None
+    if not isinstance(clock, dict) or envelope.ending == Ending.NOT_STARTED:
+        return str(error["message"]), hint[:1].upper() + hint[1:]
+    limit, elapsed = format_duration(clock["limit_ms"]), format_duration(clock["elapsed_ms"])
+    if clock["kind"] == ClockKind.IDLE:
+        why = f"stopped after {elapsed}: no output for {limit}, the limit of --idle"
+        return why, "Raise --idle, or make the command print its progress"
+    if clock["kind"] == ClockKind.SOFT:
+        return (
+            f"stopped after {elapsed}: not done at the soft limit of {limit}",
+            "Raise --soft, or do less in one command",
+        )
+    if clock["owner"] != COMMAND.name:
+        return f"stopped after {elapsed}, the deadline of the {clock['owner']}", "Give the caller more time"
+    return f"stopped after {limit}, the limit of --timeout", "Allow more time with --timeout, or do less in one command"

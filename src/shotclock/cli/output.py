@@ -71,9 +71,15 @@ def emit_help(text: str) -> None:
     write_quietly(sys.stdout if is_terminal(sys.stdout) else sys.stderr, text)
 
 
-def say_line(text: str, *, after_child: bool = False, heard: Sized = signals_heard) -> None:
-    """Write a line on stderr. `after_child`: start a new line, because the child may have left its last one open."""
-    opening = "\n" if after_child and not _stderr_at_line_start() else ""
+def say_line(text: str, *, after_child: bool = False, is_alone: bool = True, heard: Sized = signals_heard) -> None:
+    """Write a line on stderr, unless it is empty. `after_child`: the child may have left its last line open.
+
+    Then it starts a new line; with `is_alone` False not on a pipe, where an empty line could be the result.
+    """
+    if not text:
+        return
+    is_at_start = _stderr_at_line_start() if after_child else True
+    opening = "\n" if is_at_start is False or (is_alone and not is_at_start) else ""
     write_quietly(sys.stderr, f"{opening}{text}\n", heard)
 
 
@@ -121,21 +127,21 @@ def _point_to_null(stream: TextIO) -> None:
         pass
 
 
-def _stderr_at_line_start() -> bool:
-    """Return whether stderr is at the start of a line, which only a regular file shows."""
+def _stderr_at_line_start() -> bool | None:
+    """Return whether stderr is at the start of a line, which only a regular file shows; None is unknown."""
     try:
         status = os.fstat(2)
         if stat.S_ISCHR(status.st_mode):
             return True
         if not stat.S_ISREG(status.st_mode):
-            return False
+            return None
         if status.st_size == 0:
             return True
         with open("/proc/self/fd/2", "rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
     except OSError:
-        return False
+        return None
 
 
 def summary_line(envelope: Envelope) -> str:

@@ -368,7 +368,7 @@ TABLE = CommandTable(
     "timeout(1) for agents: commands, tools and workflows that always end and leave nothing behind.",
     tuple(Subcommand(name, summary, main=partial(_run, name)) for name, (_, summary) in MODULES.items()),
     kind="subcommand",
-    epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` prints its envelope on stderr, "
-    "and the command's own output on stdout. `serve` speaks MCP on stdout. Help is text.",
+    epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json, otherwise "
+    "the command's own output. `serve` speaks MCP on stdout. Help is text.",
     has_version=True,
 )

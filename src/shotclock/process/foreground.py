@@ -97,6 +97,15 @@ def fill_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
 
 
+def die_of(number: int) -> None:
+    """End this process by a signal: a shell then ends its loop, as it does when the signal ends the command itself."""
+    kernel.forbid_core_dump()
+    signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the signal does not end a process, as SIGCHLD
+
+
 def run(task: CommandTask, signals: TerminalSignals) -> CommandReport:
     """Run the command to its end. Nothing survives but the reported survivors and children that were to be left."""
     started = start(task, signals)

@@ -24,6 +24,7 @@ from ..core.errors import Failure
 LINUX = sys.platform == "linux"
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_MONOTONIC = 1
@@ -63,6 +64,11 @@ def die_with_parent(parent_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died between the fork and the line above
         os._exit(1)
+
+
+def forbid_core_dump() -> None:
+    """Leave no core file of this process, as before it ends itself by SIGQUIT."""
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def name_process(name: str) -> None:

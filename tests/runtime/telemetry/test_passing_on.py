@@ -17,7 +17,7 @@ from tests.server.client import connected, envelope_of, http_server, run
 
 from .conftest import SPAN_ID, TRACE_ID, TRACEPARENT, ids, mcp_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "enveloped")]
 
 Write = Callable[[str, str], Path]
 ECHO = ("sh", "-c", "echo $TRACEPARENT; echo $TRACESTATE")

@@ -19,7 +19,7 @@ from shotclock.runtime.telemetry import FLUSH_LIMIT_S
 
 from .conftest import SPAN_ID, TRACE_ID, TRACEPARENT, Collector, http_server, ids, mcp_step
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "enveloped"), pytest.mark.slow]
 
 Write = Callable[[str, str], Path]
 # What starting an interpreter and a workflow takes on a machine that is busy, beyond the bound that is measured.
