@@ -285,7 +285,7 @@ def test_variables_are_set_kept_and_overridden(shotclock: Any):
 
 
 def test_nobody_is_asked_or_painted_for_and_the_remaining_time_goes_along(shotclock: Any):
-    ran = shotclock("exec", "--timeout", "30s", "--", "env", "-0", env={"PAGER": "less", "NO_COLOR": None})
+    ran = shotclock("exec", "--timeout", "30s", "--", "env", "-0", env={"PAGER": None, "NO_COLOR": None})
     environment = environment_of(ran)
     quiet = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
     assert {name: environment.get(name) for name in quiet} == quiet
@@ -381,8 +381,10 @@ def test_no_stdin_gives_the_command_end_of_file_and_leaves_the_input_unread(star
     os.close(theirs)
 
 
-@pytest.mark.parametrize(("option", "read"), [([], b"end\n"), (["--stdin"], b"typed\nend\n")], ids=["not", "asked for"])
-def test_a_terminal_on_stdin_is_read_only_where_that_is_asked_for(option: list[str], read: bytes, start: Any):
+@pytest.mark.parametrize(
+    ("option", "read"), [([], b"typed\nend\n"), (["--stdin"], b"typed\nend\n"), (["--no-stdin"], b"end\n")], ids=str
+)
+def test_a_terminal_on_stdin_is_the_commands_unless_it_shall_have_none(option: list[str], read: bytes, start: Any):
     ours, theirs = pty.openpty()
     os.write(ours, b"typed\n")
     running = start("exec", *option, "--", "sh", "-c", 'read -r line && echo "$line"; echo end', stdin=theirs)

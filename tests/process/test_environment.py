@@ -26,6 +26,17 @@ EXPECTED = {
     "GIT_EDITOR": "false",
     "GIT_SEQUENCE_EDITOR": "false",
 }
+# What else `exec` sets. A value of the caller's own is never replaced.
+UNATTENDED = {
+    **EXPECTED,
+    "DEBIAN_FRONTEND": "noninteractive",
+    "PIP_NO_INPUT": "1",
+    "SYSTEMD_PAGER": "",
+    "AWS_PAGER": "",
+    "MANPAGER": "cat",
+    "SSH_ASKPASS": "false",
+    "SSH_ASKPASS_REQUIRE": "force",
+}
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 DUMP = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -64,7 +75,7 @@ def surface(request: pytest.FixtureRequest, tmp_path: Path) -> Printed:
 
 
 def on(surface: str, tmp_path: Path) -> Printed:
-    environment = {**os.environ, **LOUD, "SHOTCLOCK_HOME": str(tmp_path / "home")}
+    environment = {**os.environ, **(LOUD if surface != "exec" else {}), "SHOTCLOCK_HOME": str(tmp_path / "home")}
     environment["TRACEPARENT"] = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
     for name in ("SHOTCLOCK_REMAINING_MS", "SHOTCLOCK_DEADLINE_NS"):
         environment.pop(name, None)
@@ -115,21 +126,41 @@ def test_git_commit_without_a_message_fails_at_once_instead_of_opening_an_editor
 
 
 def test_what_is_given_for_the_command_wins(tmp_path: Path, shotclock: Any):
-    ran = shotclock("exec", "--env", "EDITOR=ed", "--", "sh", "-c", "echo $EDITOR $VISUAL")
+    ran = shotclock("exec", "--env", "EDITOR=ed", "--", "sh", "-c", "echo $EDITOR $VISUAL", env={"VISUAL": None})
     assert ran.stdout == b"ed false\n"
     (tmp_path / "flow.yaml").write_text("steps: {a: {exec: echo $EDITOR $VISUAL, env: {EDITOR: ed}}}")
     steps = shotclock("run", tmp_path / "flow.yaml", env={"SHOTCLOCK_HOME": str(tmp_path / "home")}).json()["data"]
     assert steps["steps"]["a"]["output"].strip() == "ed false"
 
 
-def test_a_person_who_gives_the_terminal_on_keeps_the_editor(tmp_path: Path):
+def seen_by_exec(*options: str, env: dict[str, str], **streams: Any) -> dict[str, str | None]:
+    """The quiet variables of a command below `exec`, which has no /dev/tty."""
+    names = {*UNATTENDED, *LOUD}
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    ran = subprocess.run(
+        [*SHOTCLOCK, "exec", *options, "--", sys.executable, "-c", DUMP],
+        env={**inherited, **env},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        timeout=60,
+        **streams,
+    )
+    variables = json.loads(ran.stdout)
+    return {name: variables[name] for name in names if name in variables}
+
+
+def test_exec_sets_quiet_variables_only_where_there_is_no_terminal_and_keeps_the_callers_own():
+    away: dict[str, Any] = {"stdin": subprocess.DEVNULL}
+    assert seen_by_exec(env={}, **away) == UNATTENDED
+    assert seen_by_exec(env=LOUD, **away) == {**UNATTENDED, **LOUD}
+    own = {"SSH_ASKPASS": "/usr/bin/ask"}
+    assert "SSH_ASKPASS_REQUIRE" not in seen_by_exec(env=own, **away), "it would open a window"
+    assert seen_by_exec("--no-quiet-env", env=LOUD, **away) == LOUD
     ours, theirs = pty.openpty()
-    words = [*SHOTCLOCK, "exec", "--stdin", "--", "sh", "-c", "echo $EDITOR"]
-    environment = {**os.environ, **LOUD}
-    ran = subprocess.run(words, stdin=theirs, capture_output=True, env=environment, timeout=60)
+    assert seen_by_exec(env=LOUD, stdin=theirs) == LOUD
+    assert seen_by_exec("--quiet-env", env=LOUD, stdin=theirs) == {**UNATTENDED, **LOUD}
     os.close(ours)
     os.close(theirs)
-    assert ran.stdout == b"vi\n"
 
 
 def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():

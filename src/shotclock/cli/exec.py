@@ -17,7 +17,7 @@ from ..core.value_types import field, record, replace
 from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import DEFAULT_OUTPUT_LIMIT, CommandReport, CommandTask, Output
-from ..process.environment import AGENT_MARKS, OVERTIME_VARIABLE
+from ..process.environment import AGENT_MARKS, OVERTIME_VARIABLE, without_questions
 from ..process.foreground import TerminalSignals
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
@@ -53,6 +53,7 @@ class ExecRequest:
     report: str | None = None
     stdin: bool = False
     no_stdin: bool = False
+    quiet_env: bool | None = None
     leave_children: bool = False
     input_wait: int | None = None
     help: bool = False
@@ -173,7 +174,15 @@ COMMAND = Subcommand(
         option("--cwd", "DIR", "Run in this directory.", heading=_INPUT),
         option("--env", "K=V", "Set a variable.", read=name_and_value, repeats=True, heading=_INPUT),
         flag("--no-stdin", "Give it an empty stdin instead of ours.", excludes=("--stdin",), heading=_INPUT),
-        flag("--stdin", "Let the command read from the terminal.", heading=_INPUT),
+        flag("--stdin", "Give it our stdin, as is the default.", heading=_INPUT),
+        flag(
+            "--quiet-env",
+            "Set variables that keep programs from asking, paging and colouring, if we have no value of our own for "
+            "them [only where neither stdin nor stdout nor /dev/tty is a terminal].",
+            negatable=True,
+            default=None,
+            heading=_INPUT,
+        ),
         flag("--leave-children", "Do not kill processes that outlive the command.", heading=_INPUT),
         flag(
             "--json",
@@ -206,8 +215,11 @@ Without --json the output passes through unchanged, and the exit code is the com
 or its children, or could not start it, one line is added to stderr. SHOTCLOCK_REPORT=json sets --report json for all.
 
 A signal that stops us (INT, TERM, HUP, QUIT) is passed to the command; SIGKILL follows after the grace, or at once with
-a second signal. Ctrl-Z stops everything the command started, fg continues it; the timeout keeps running. The command
-has no controlling terminal: a program that opens /dev/tty, as ssh and sudo do for a password, finds none.
+a second signal.
+
+Where stdin, stdout or /dev/tty is a terminal, the command has it as under `timeout --foreground`: editors, pagers and
+password prompts work, and Ctrl-C is the command's own. Ctrl-Z stops everything that it started, fg continues it; the
+timeout keeps running. Elsewhere the command has a session of its own, and variables that keep programs from asking.
 
 Exit codes: the command's own, and 128 + N if signal N ended it; those of timeout(1) for our part: 124 a limit was
 reached; 125 bad options, an unusable directory or another failure of ours; 126 not executable; 127 not found. A signal
@@ -266,20 +278,23 @@ def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
         may_relay = not (request.leave_children or os.isatty(1) or os.isatty(2))
         is_watched = call.clocks.idle_ms or call.overtime is not None or (input_ms and may_relay)
         output = Output.RELAY if is_watched else Output.INHERIT
-    has_terminal = os.isatty(0)
+    has_terminal = foreground.has_terminal()
+    is_quiet = not has_terminal if request.quiet_env is None else request.quiet_env
     task = assign(
         call,
         request.command,
         env=request.env,
+        base_env=without_questions(os.environ) if is_quiet else os.environ,
+        quiet=False,
         cwd=request.cwd,
         output_limit=request.output_limit,
         leave_children=request.leave_children,
-        attended=request.stdin and has_terminal,
         stop_signal=request.stop_signal,
     )
     task.output = output.name
     task.input_ms = input_ms
-    task.stdin = request.stdin or not (request.no_stdin or has_terminal)
+    task.stdin = not request.no_stdin
+    task.shares_group = has_terminal
     if call.overtime is None:
         return judge(call, task, foreground.run(task, signals))
     return judge(call, task, _run_with_overtime(call, task, signals))

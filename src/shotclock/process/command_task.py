@@ -256,6 +256,9 @@ class CommandTask:
     umask: int = -1
     new_session: bool = False
     announced: bool = True  # its start is sent to the caller
+    shares_group: bool = False  # with the caller, who has the terminal; otherwise it has a session and group of its own
+    timeout_signal: int = int(signal.SIGTERM)
+    tells_signals: bool = False  # by `News.SIGNALLED`
 
     def pack(self) -> dict[str, object]:
         return as_dict(self)
@@ -312,6 +315,8 @@ class Order:
     """Move the timeout. Its instant, and that of the kill."""
     LOOK = "look"
     """Send `News.LOOKED`."""
+    RING = "ring"
+    """The timeout is over now."""
     SUSPEND = "suspend"
     CONTINUE = "continue"
     AGAIN = "again"
@@ -325,6 +330,8 @@ class News:
     """The process group of the work, and the supervisor's own pid."""
     LOOKED = "looked"
     """The end of stdout, the end of stderr, and the total bytes of both."""
+    SIGNALLED = "signalled"
+    """The number of the signal that is sent to the work."""
     SUSPENDED = "suspended"
     ENDED = "ended"
     """A packed `CommandReport`: the last message."""

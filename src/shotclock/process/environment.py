@@ -1,4 +1,4 @@
-"""The environment of processes of a call: no person answers, and output is data. docs/design.md: R5, R44."""
+"""The environment of processes of a call: where no person answers, programs must not ask. docs/design.md: R5, R44."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ AGENT_MARKS = ("CLAUDECODE", "CODEX_THREAD_ID", "GEMINI_CLI", "OPENCODE_PID", "C
 # With `false` as an editor, git and others fail at once and explain how to do without.
 NO_EDITOR = {"EDITOR": "false", "VISUAL": "false", "GIT_EDITOR": "false", "GIT_SEQUENCE_EDITOR": "false"}
 QUIET = {"NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+# Further programs that would ask a person, or show a page at a time. An empty pager is none.
+UNATTENDED = {
+    "DEBIAN_FRONTEND": "noninteractive",
+    "PIP_NO_INPUT": "1",
+    "SYSTEMD_PAGER": "",
+    "AWS_PAGER": "",
+    "MANPAGER": "cat",
+}
+# Together: forcing the caller's own program would open its window.
+NO_PASSWORD = {"SSH_ASKPASS": "false", "SSH_ASKPASS_REQUIRE": "force"}
+
+
+def without_questions(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with those added that keep programs from asking. The caller's own values stay."""
+    asks = "SSH_ASKPASS" in inherited or "SSH_ASKPASS_REQUIRE" in inherited
+    return {**QUIET, **NO_EDITOR, **UNATTENDED, **({} if asks else NO_PASSWORD), **inherited}
 
 
 def child_environment(
@@ -30,10 +46,10 @@ def child_environment(
     trace: TraceContext,
     deadline: Deadline | None,
     *,
-    attended: bool = False,
+    quiet: bool = True,
 ) -> dict[str, str]:
-    """Return the variables of a command. `attended`: a person is at the terminal and may want an editor."""
-    variables = {**inherited, **QUIET, **({} if attended else NO_EDITOR), **declared}
+    """Return the variables of a command. `quiet`: no pager, editor or colour, whatever was inherited."""
+    variables = {**inherited, **({**QUIET, **NO_EDITOR} if quiet else {}), **declared}
     # Another value than this process was started with was declared for this command.
     if variables.get(TRACEPARENT_VARIABLE) in (None, os.environ.get(TRACEPARENT_VARIABLE)):
         variables.pop(TRACESTATE_VARIABLE, None)

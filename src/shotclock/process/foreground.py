@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import stat
+from collections.abc import Callable
 from types import FrameType
 
 from ..core.clocks import NS_PER_MS, ClockKind
@@ -22,44 +23,79 @@ REPORT_MARGIN_MS = 3_000
 LAST_WORD_MS = 500
 ONE_WISH_MS = 200  # `timeout` and others signal a process and its group at once: that counts as one signal
 
+# On a terminal the keyboard sends these to the command as well as to us.
+KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 # Signals that stay ignored if nohup, or the shell of a background job, had them ignored.
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 class TerminalSignals:
-    """The stop signals and Ctrl-Z that this process receives."""
+    """The stop signals and Ctrl-Z that this process receives.
 
-    def __init__(self) -> None:
+    `others` are passed on like stop signals, except SIGALRM, which ends the timeout.
+    """
+
+    def __init__(self, *others: int) -> None:
         self.heard: list[int] = []
+        self._alarm_rang = False
+        self._stopped_by: str | None = None
         self._suspension_asked = False
         self._passed_on = 0
         self._stopped_ns = 0
-        for number in (*STOP_SIGNALS, signal.SIGTSTP):
+        for number in {*STOP_SIGNALS, signal.SIGTSTP, *others}:
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
-        self.fd, self._fd_in = kernel.open_signal_pipe()
+        self._pipe = kernel.open_signal_pipe()
+        self.fd = self._pipe[0]
+        self._keyboard_fd = -1
+        self._blocked: set[signal.Signals] = set()
+
+    def leave_keyboard_to_command(self) -> None:
+        """Ignore Ctrl-C and Ctrl-\\, which the command receives itself. Those signals from elsewhere still count.
+
+        A handler does not see the origin of a signal. A descriptor shows it, if the signal is blocked.
+        """
+        self._keyboard_fd = kernel.open_signal_descriptor(KEYBOARD_SIGNALS)
+        if self._keyboard_fd < 0:
+            return
+        self._blocked = set(KEYBOARD_SIGNALS) - signal.pthread_sigmask(signal.SIG_BLOCK, KEYBOARD_SIGNALS)
+        both = select.epoll()
+        for fd in (self.fd, self._keyboard_fd):
+            both.register(fd, select.EPOLLIN)
+        self._both, self.fd = both, both.fileno()
+
+    def take_keyboard_back(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTSTP:
             self._suspension_asked = True
+        elif number == signal.SIGALRM:
+            self._alarm_rang = True
         else:
             self.heard.append(number)
 
     def next_order(self) -> tuple[str, ...] | None:
-        kernel.empty(self.fd)
+        kernel.empty(self._pipe[0])
+        while self._keyboard_fd >= 0 and (read := kernel.read_signal(self._keyboard_fd)) is not None:
+            number, is_key = read
+            if not is_key:
+                self.heard.append(number)
         if self._suspension_asked:
             self._suspension_asked = False
             return (Order.SUSPEND,)
+        if self._alarm_rang:
+            self._alarm_rang = False
+            return (Order.RING,)
         if len(self.heard) == self._passed_on:
             return None
-        now_ns, is_first = monotonic_ns(), self._passed_on == 0
+        now_ns, number = monotonic_ns(), self.heard[self._passed_on]
         self._passed_on = len(self.heard)
-        first = signal.Signals(self.heard[0]).name
-        if is_first:
-            self._stopped_ns = now_ns
-            return (Order.STOP, first)
+        if self._stopped_by is None:
+            self._stopped_by, self._stopped_ns = signal.Signals(number).name, now_ns
+            return (Order.STOP, self._stopped_by)
         # The second signal means "now": no more grace.
-        return (Order.KILL, first) if now_ns - self._stopped_ns > ONE_WISH_MS * NS_PER_MS else None
+        return (Order.KILL, self._stopped_by) if now_ns - self._stopped_ns > ONE_WISH_MS * NS_PER_MS else None
 
     def suspend(self) -> None:
         """Stop this process as Ctrl-Z would have, unless no shell could continue it."""
@@ -69,14 +105,19 @@ class TerminalSignals:
         signal.signal(signal.SIGTSTP, self._receive)
 
     @property
-    def first(self) -> str | None:
-        return signal.Signals(self.heard[0]).name if self.heard else None
+    def stopped_by(self) -> str | None:
+        """Return the name of the signal that was passed on to stop the command."""
+        return self._stopped_by
 
     def forget(self) -> None:
         """Close the descriptors in a forked child: the parent handles the signals."""
         signal.set_wakeup_fd(-1)
-        for fd in (self.fd, self._fd_in):
+        for fd in self._pipe:
             os.close(fd)
+        if self._keyboard_fd >= 0:
+            self._both.close()
+            os.close(self._keyboard_fd)
+            self.take_keyboard_back()
 
 
 def has_input(*, passes_stdin: bool) -> bool:
@@ -106,14 +147,30 @@ def die_of(number: int) -> None:
     os._exit(128 + number)  # the signal does not end a process, as SIGCHLD
 
 
-def run(task: CommandTask, signals: TerminalSignals) -> CommandReport:
-    """Run the command to its end. Nothing survives but the reported survivors and children that were to be left."""
+def has_terminal() -> bool:
+    """Return whether stdin or stdout is a terminal, or this process has one as /dev/tty."""
+    if os.isatty(0) or os.isatty(1):
+        return True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def run(
+    task: CommandTask, signals: TerminalSignals, on_signal: Callable[[int], None] = lambda number: None
+) -> CommandReport:
+    """Run the command to its end. Nothing survives but the reported survivors and children that were to be left.
+
+    `on_signal` is called with each signal that is sent to the command, if the task wants that.
+    """
     started = start(task, signals)
     if isinstance(started, CommandReport):
         return started
     supervisor, control = started
     with contextlib.closing(control):
-        report = _await_report(task, control, signals, supervisor)
+        report = _await_report(task, control, signals, supervisor, on_signal)
     return finish(supervisor, task, signals, report)
 
 
@@ -122,6 +179,8 @@ def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket]
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
     control, theirs = ipc.pair()
+    if task.shares_group:
+        signals.leave_keyboard_to_command()
     try:
         pid = os.fork()
     except OSError as error:
@@ -130,7 +189,7 @@ def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket]
         try:
             signals.forget()
             control.close()
-            Supervisor(theirs).run_command(task)
+            Supervisor(theirs, shares_group=task.shares_group).run_command(task)
         finally:
             os._exit(0)
     theirs.close()
@@ -141,6 +200,7 @@ def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket]
 
 def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report: CommandReport | None) -> CommandReport:
     """Reap the supervisor and return its report. Without one, kill everything it guarded."""
+    signals.take_keyboard_back()
     if report is None:
         return _replace_lost_supervisor(supervisor, task, signals)
     for _ in range(200):  # it exits right after its report; a wedged one is not waited for
@@ -154,7 +214,11 @@ def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report:
 
 
 def _await_report(
-    task: CommandTask, control: ipc.Socket, signals: TerminalSignals, supervisor: int
+    task: CommandTask,
+    control: ipc.Socket,
+    signals: TerminalSignals,
+    supervisor: int,
+    on_signal: Callable[[int], None],
 ) -> CommandReport | None:
     inbox = ipc.MessageReader(control)
     give_up_ns: int | None = None
@@ -188,6 +252,8 @@ def _await_report(
         for message in messages:
             if message[0] == News.ENDED:
                 return CommandReport.unpack(message[1])
+            if message[0] == News.SIGNALLED:
+                on_signal(message[1])
             if message[0] == News.SUSPENDED:
                 signals.suspend()
                 _send(control, Order.CONTINUE)
@@ -218,7 +284,9 @@ def _replace_lost_supervisor(supervisor: int, task: CommandTask, signals: Termin
     left = kill_below(kernel.collect_dead, lambda wait_ms: pause(wait_ms / 1000))
     if cgroup is not None:
         cgroup.remove()
-    report = CommandReport(lost=True, survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.first)
+    report = CommandReport(
+        lost=True, survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.stopped_by
+    )
     now_ns = monotonic_ns()
     if task.bell_ns is not None and now_ns >= task.bell_ns:
         report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns

@@ -14,7 +14,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from struct import Struct
 
@@ -129,6 +129,30 @@ def open_signal_pipe() -> tuple[int, int]:
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
     return ends
+
+
+_SIGINFO_SIZE = 128
+_SI_KERNEL = 128
+_SFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
+
+
+def open_signal_descriptor(numbers: Iterable[int]) -> int:
+    """Open a descriptor on which blocked signals are read with their origin; -1 if there is none here."""
+    if _libc is None:
+        return -1
+    mask = sum(1 << (number - 1) for number in numbers)
+    fd: int = _libc.signalfd(-1, (ctypes.c_uint64 * 16)(mask), _SFD_NONBLOCK_CLOEXEC)
+    return fd
+
+
+def read_signal(fd: int) -> tuple[int, bool] | None:
+    """Read the next signal, and whether the kernel sent it, as for a key of a terminal."""
+    try:
+        details = os.read(fd, _SIGINFO_SIZE)
+    except BlockingIOError:
+        return None
+    number, code = int.from_bytes(details[:4], sys.byteorder), int.from_bytes(details[8:12], sys.byteorder)
+    return number, code == _SI_KERNEL
 
 
 def empty(fd: int) -> None:

@@ -29,13 +29,15 @@ def kill_below(
     pause: Callable[[int], None],
     *,
     find: Callable[[], list[int]] | None = None,
+    spared_group: int = 0,
     escalate: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Send SIGKILL to every target until `reap` reports that none is left, or the limit is over; return the survivors.
 
     A process group is signalled as a whole, because within it nothing can escape by forking meanwhile, unless its
-    leader is alive and no target: children of a shared worker are in the group of the worker. `find` returns the
-    targets of each sweep (default: our descendants); `escalate` is called if a tree outlives the first few.
+    leader is alive and no target: children of a shared worker are in the group of the worker. `spared_group` has other
+    processes as well and is never signalled. `find` returns the targets of each sweep (default: our descendants);
+    `escalate` is called if a tree outlives the first few.
     """
     me, my_group = os.getpid(), os.getpgrp()
     find = find or (lambda: kernel.descendants(me))
@@ -44,7 +46,7 @@ def kill_below(
     while True:
         sweeps += 1
         targets = find()
-        for group in {group_of(pid) for pid in targets} - {0, my_group}:
+        for group in {group_of(pid) for pid in targets} - {0, my_group, spared_group}:
             if group in targets or kernel.is_zombie(group):
                 with contextlib.suppress(OSError):
                     os.killpg(group, signal.SIGKILL)

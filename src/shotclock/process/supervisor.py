@@ -61,7 +61,6 @@ WORKER_LOOK_MS = 1_000
 FLUSH_LIMIT_MS = 1_000  # how long the reader of relayed output may take for the rest after a kill
 # The largest size of a pipe, unless root has changed it.
 LARGEST_PIPE = 1024 * 1024
-_SIGNALS_PASSED_ON = {number.name: number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
 _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 
 
@@ -85,7 +84,11 @@ class _Stage(Enum):
 class Supervisor:
     """The supervisor of one command or worker, in its own process."""
 
-    def __init__(self, control: ipc.Socket) -> None:
+    def __init__(self, control: ipc.Socket, *, shares_group: bool = False) -> None:
+        """`shares_group`: stay in the caller's session, and start the work in the caller's process group.
+
+        The supervisor itself is in no group that can be killed at once with its caller, as by `kill -9 %1`.
+        """
         self._control = control
         self._orders = ipc.ReaderWithDescriptors(control)
         self._caller_gone = False
@@ -95,7 +98,14 @@ class Supervisor:
         # work.
         self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, lambda *_: None) is signal.SIG_IGN]
         self._child_signal, _ = kernel.open_signal_pipe()
-        os.setsid()
+        self._caller_group = os.getpgrp() if shares_group else 0
+        if shares_group:
+            os.setpgid(0, 0)
+            if signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN:
+                self._ignored.append(signal.SIGTTOU)
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # output is relayed to the terminal, also from the background
+        else:
+            os.setsid()
         kernel.become_subreaper()
         kernel.name_process(SUPERVISOR_NAME)
         self._continuing = kernel.ContinuingTimer()
@@ -117,7 +127,7 @@ class Supervisor:
         self._kill_ns: int | None = None
         self._ask_again_ns: int | None = None
         self._asks_again = False
-        self._asked_with = signal.SIGTERM
+        self._asked_with: int = signal.SIGTERM
         self._suspend_ns: int | None = None
         self._suspended = False
         self._wind_down_ns: int | None = None
@@ -290,9 +300,9 @@ class Supervisor:
         if pid == 0:
             try:
                 kernel.die_with_parent(me)
-                os.setpgid(0, 0)
+                os.setpgid(0, self._caller_group)
                 signal.set_wakeup_fd(-1)
-                for number in _OUR_SIGNALS:
+                for number in (*_OUR_SIGNALS, *([signal.SIGTTOU] if self._caller_group else [])):
                     signal.signal(number, signal.SIG_IGN if number in self._ignored else signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 become()
@@ -307,9 +317,11 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if execs:
             os.close(error_in)
-        self._leader = self._group = pid
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # in parent and child, so that an immediate stop finds the group
+        self._leader = pid
+        if not self._caller_group:
+            self._group = pid
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)  # in parent and child, so that an immediate stop finds the group
 
     def _read_start(self) -> None:
         if self._start_fd < 0:
@@ -478,7 +490,10 @@ class Supervisor:
         match order:
             case (Order.STOP, str(why)):
                 self._report.stopped = self._report.stopped or why
-                self._stop(signal.SIGTERM if self._asks_again else _SIGNALS_PASSED_ON.get(why, signal.SIGTERM))
+                number = signal.Signals.__members__.get(why, signal.SIGTERM)
+                self._stop(signal.SIGTERM if self._asks_again else number)
+            case (Order.RING,):
+                self._fire(ClockKind.TIMEOUT)
             case (Order.WIND_DOWN, int(until_ns)):
                 self._wind_down(until_ns)
             case (Order.BELL, int(bell_ns), int(kill_ns)):
@@ -567,22 +582,27 @@ class Supervisor:
     def _fire(self, kind: ClockKind) -> None:
         if self._is_active:
             self._note_fired(kind)
-            self._stop()
+            self._stop(self._task.timeout_signal)
 
-    def _stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def _stop(self, number: int) -> None:
         """Send the signal, and kill at the end of the grace."""
         if not self._is_active:
             self._limit_flushing()
             return
         self._begin_stopping(self._task.grace_ms)
-        if not self._task.grace_ms:
+        if not self._task.grace_ms or number == signal.SIGKILL:
             self._kill()
             return
+        self._tell_signal(number)
         self._ask(number)
         if self._asks_again:
             self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
 
-    def _ask(self, number: signal.Signals) -> None:
+    def _tell_signal(self, number: int) -> None:
+        if self._task.tells_signals:
+            self._send((News.SIGNALLED, int(number)))
+
+    def _ask(self, number: int) -> None:
         """Send the signal to all of the work, and CONT so that stopped processes receive it."""
         self._asked_with = number
         if self._suspended:
@@ -614,6 +634,10 @@ class Supervisor:
         self._report.soft_rang = True
         self._make_stop_file()
         self._signal_group(self._stop_signal)
+        if self._caller_group:
+            for pid in self._outside_the_group():
+                if group_of(pid) == self._caller_group:
+                    signal_process(pid, self._stop_signal)
 
     def _make_stop_file(self) -> None:
         """Make the stop file. A pipe or a link in its place is neither opened nor followed."""
@@ -673,7 +697,7 @@ class Supervisor:
             signal_process(pid, signal.SIGCONT)
 
     def _outside_the_group(self) -> list[int]:
-        """Return the descendants outside the process group that no other supervisor guards."""
+        """Return the descendants outside the work's own process group that no other supervisor guards."""
         return [pid for pid in self._unguarded() if group_of(pid) != self._group]
 
     def _unguarded(self) -> list[int]:
@@ -704,8 +728,14 @@ class Supervisor:
         if self._cgroup is not None and not self._cgroup.inside:
             self._cgroup.kill()
         if self._leader > 0:  # its group is most of the work, and dies while we look for the rest
+            self._tell_signal(signal.SIGKILL)
             self._signal_group(signal.SIGKILL)
-        left = kill_below(self._reap_until_gone, self._pause, escalate=self._kill_from_outside)
+        left = kill_below(
+            self._reap_until_gone,
+            self._pause,
+            spared_group=self._caller_group,
+            escalate=self._kill_from_outside,
+        )
         if left:
             self._report.survivors = [kernel.describe(pid) for pid in left]
             self._begin_flushing()

@@ -68,14 +68,14 @@ def assign(
     output_limit: int = DEFAULT_OUTPUT_LIMIT,
     stop_signal: str = "SIGTERM",
     leave_children: bool = False,
-    attended: bool = False,
+    quiet: bool = True,
 ) -> CommandTask:
-    """Return the supervisor's task, with the call's limits as instants. `attended`: a person is at the terminal."""
+    """Return the supervisor's task, with the call's limits as instants. `quiet`: without pager, editor and colour."""
     clocks, bound = call.clocks, call.bound
     started = call.started_ns
     inherited = os.environ if base_env is None else base_env
     deadline = None if leave_children else bound.bell  # its children may outlive the deadline
-    variables = child_environment(inherited, env or {}, call.trace, deadline, attended=attended)
+    variables = child_environment(inherited, env or {}, call.trace, deadline, quiet=quiet)
     home = state_directory()
     stop_file = variables[STOP_FILE_VARIABLE] = stop_file_path(call.request_id, home)
     return CommandTask(
