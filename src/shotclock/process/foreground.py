@@ -141,7 +141,8 @@ def fill_standard_descriptors() -> None:
 def die_of(number: int) -> None:
     """End this process by a signal: a shell then ends its loop, as it does when the signal ends the command itself."""
     kernel.forbid_core_dump()
-    signal.signal(number, signal.SIG_DFL)
+    if number != signal.SIGKILL:  # which has no handler
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # the signal does not end a process, as SIGCHLD
