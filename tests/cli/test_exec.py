@@ -511,6 +511,31 @@ def test_children_that_outlive_the_command_are_stopped_and_named(
     assert not is_alive(pid)
 
 
+# A child may still write to what it holds open; one that holds nothing of the command is not waited for.
+HOLDS = {
+    "sleep 300 & exit 0": 300,
+    "sleep 300 >/dev/null 2>&1 </dev/null & exit 0": 0,
+    "sleep 300 >/dev/null </dev/null & exit 0": 300,
+    "sleep 300 >elsewhere 2>&1 </dev/null & exit 0": 0,
+    "setsid sleep 300 >/dev/null 2>&1 <elsewhere & exit 0": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "form", [["--report", "json"], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"]
+)
+def test_only_a_child_that_holds_a_stream_of_the_command_has_time_to_end(
+    form: list[str], tmp_path: Path, shotclock: Any
+):
+    (tmp_path / "elsewhere").write_text("")
+    for script, least_ms in HOLDS.items():
+        ran = shotclock("exec", *form, "--", "sh", "-c", script, cwd=tmp_path)
+        envelope = ran.json() if form == ["--json"] else ran.envelope()
+        assert warning_codes(envelope) == ["DESCENDANTS_STOPPED"]
+        took_ms = envelope["meta"]["duration_ms"]
+        assert took_ms >= least_ms if least_ms else took_ms < 300, (script, took_ms)
+
+
 @pytest.mark.parametrize("form", [[], ["--json"], RELAYED], ids=["inherited", "json", "relayed"])
 def test_children_live_on_when_asked_to_be_left_and_nobody_waits_for_them(
     form: list[str], shotclock: Any, validate_envelope: Any

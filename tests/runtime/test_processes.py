@@ -236,7 +236,7 @@ def test_stdin_is_closed_unless_asked_for(surface: Run) -> None:
 
 
 def test_the_environment_is_quiet_and_knows_the_remaining_time(surface: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGER", "less")
+    monkeypatch.delenv("PAGER", raising=False)  # where `exec` would keep it
     monkeypatch.setenv("KEPT", "as it was")
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     variables = json.loads(surface(*python(code), timeout="8s", env={"MORE": "a b"})["data"]["stdout"])

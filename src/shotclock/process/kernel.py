@@ -350,6 +350,32 @@ def describe(pid: int) -> dict[str, object]:
     return {"pid": pid, "command": text[:200]}
 
 
+def identify_files(fds: Iterable[int]) -> set[tuple[int, int]]:
+    """Return the identities of open files. The null device is none: all may have it open."""
+    found = set()
+    for fd in fds:
+        with contextlib.suppress(OSError):  # closed
+            state = os.fstat(fd)
+            if state.st_rdev != os.makedev(1, 3):
+                found.add((state.st_dev, state.st_ino))
+    return found
+
+
+def holds_any(pid: int, files: set[tuple[int, int]]) -> bool:
+    """Return whether a process has one of these files open; also if that cannot be seen."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | ProcessLookupError) or not LINUX
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile
+            state = os.stat(f"{folder}/{name}")
+            if (state.st_dev, state.st_ino) in files:
+                return True
+    return False
+
+
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 

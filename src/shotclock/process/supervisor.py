@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 # A command's children may outlive it this long before they count as leaked: the end of a pipeline may still write.
 LEAK_GRACE_MS = 300
+# Those that have neither stdin nor output of the command open can write nothing any more, and have this long.
+LEAK_LOOK_MS = 50
 # The time of leaked children between TERM and KILL. It is short, because their command has ended.
 LEAK_STOP_GRACE_MS = 500
 # A signal between Python's check for signals and a blocking system call is handled only when the call returns, perhaps
@@ -134,6 +136,9 @@ class Supervisor:
         self._has_stop_file = False
         self._linger_ns: int | None = None
         self._input_watch: InputWatch | None = None
+        self._leak_ns = 0
+        self._files: set[tuple[int, int]] | None = None
+        """Stdin and output of a command."""
 
     def run_command(self, task: CommandTask, handed: list[int] | None = None, *, stays: bool = False) -> None:
         """Run one command to its end and report. `handed` become its stdin and stdout; then only stderr is read here.
@@ -145,6 +150,7 @@ class Supervisor:
         if not task.leave_children:
             self._cgroup = Cgroup.create()
         becomes = self._pipes(task, handed or [])
+        self._files = kernel.identify_files(becomes.get(number, number) for number in (0, 1, 2))
         self._start(lambda: become(task, becomes), execs=True)
         if task.input_ms:
             from .input_wait import InputWatch  # most commands run without this limit
@@ -180,6 +186,7 @@ class Supervisor:
         kernel.empty(self._child_signal)  # from the previous command, which has no process left
         handed = self._orders.take_descriptors()
         becomes = self._join(task, handed) if handed else self._pipes(task, [])
+        self._files = kernel.identify_files(becomes.values())
         try:
             if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
                 self._leader = self._group = spawn(task, becomes)
@@ -522,17 +529,23 @@ class Supervisor:
             return
         self._leader = -1
         self._report.status = os.waitstatus_to_exitcode(status)
-        later_ns = monotonic_ns() + LEAK_GRACE_MS * NS_PER_MS
+        now_ns = monotonic_ns()
+        later_ns = now_ns + LEAK_GRACE_MS * NS_PER_MS
         if self._stage is _Stage.STOPPING and self._asked_with != signal.SIGTERM:
             self._ask_again_ns = later_ns  # children may ignore the signal, as a shell's background jobs ignore SIGINT
         elif self._stage is _Stage.RUNNING and self._task.leave_children:
             self._begin_flushing()
         elif self._stage is _Stage.RUNNING:
-            self._stage, self._linger_ns = _Stage.LINGERING, later_ns
+            self._stage, self._leak_ns = _Stage.LINGERING, later_ns
+            self._linger_ns = later_ns if self._files is None else now_ns + LEAK_LOOK_MS * NS_PER_MS
 
     def _stop_leaked(self) -> None:
-        self._linger_ns = None
         left = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]
+        files = self._files or set()
+        if monotonic_ns() < self._leak_ns and any(kernel.holds_any(pid, files) for pid in left):
+            self._linger_ns = self._leak_ns
+            return
+        self._linger_ns = None
         self._report.leaked = [kernel.describe(pid) for pid in left]
         self._begin_stopping(LEAK_STOP_GRACE_MS)
         for pid in left:
