@@ -1,5 +1,7 @@
 """Fixtures every test may use: a valid envelope, no survivors, and the command itself, run without pipes."""
 
+import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -56,11 +59,20 @@ def pytest_configure(config: pytest.Config) -> None:
     # `make check` is for every few minutes: a third of the examples, and others each time.
     settings.register_profile("shotclock", deadline=None, max_examples=20 if leaves_out_slow(config) else 60)
     settings.load_profile("shotclock")
+    leave_terminal()
     if not hasattr(config, "workerinput"):  # workers inherit it
         # The user's own store may be of another version, and is none of the tests' business.
         os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="shotclock-state-")
     spawn_warm()
     gc.disable()  # until all is collected: what is made by then stays
+
+
+def leave_terminal() -> None:
+    """Have no /dev/tty, and none in what tests start: `exec` gives it to its command. Ctrl-C still ends the tests."""
+    with contextlib.suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        os.close(terminal)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
