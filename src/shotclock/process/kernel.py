@@ -369,10 +369,14 @@ def holds_any(pid: int, files: set[tuple[int, int]]) -> bool:
     except OSError as error:
         return not isinstance(error, FileNotFoundError | ProcessLookupError) or not LINUX
     for name in names:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile
+        try:
             state = os.stat(f"{folder}/{name}")
-            if (state.st_dev, state.st_ino) in files:
-                return True
+        except (FileNotFoundError, ProcessLookupError):  # closed meanwhile
+            continue
+        except OSError:  # of another user
+            return True
+        if (state.st_dev, state.st_ino) in files:
+            return True
     return False
 
 
