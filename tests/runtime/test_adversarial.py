@@ -795,7 +795,7 @@ def test_supervisors_without_a_worker_die_with_the_runtime(tmp_path: Path, no_su
 
 
 @pytest.mark.parametrize("adversary", ["daemonises_without_a_trace", "has_fifty_children"])
-@pytest.mark.parametrize("options", [("--json",), ()], ids=["capture", "inherit"])
+@pytest.mark.parametrize("options", [("--json",), ("--report", "json")], ids=["capture", "inherit"])
 def test_when_the_supervisor_of_exec_is_killed_the_tree_dies_and_an_envelope_says_so(
     options: tuple[str, ...], adversary: str, tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -807,11 +807,12 @@ def test_when_the_supervisor_of_exec_is_killed_the_tree_dies_and_an_envelope_say
         supervisor_of(leader).kill()
         code = process.wait(DEAD_WITHIN_S + 1)
         assert not marked(folder)
-    stream = (tmp_path / ("out" if options else "err")).read_bytes()
+    is_captured = options == ("--json",)
+    stream = (tmp_path / ("out" if is_captured else "err")).read_bytes()
     envelope = validate_envelope(json.loads(stream.strip().splitlines()[-1]))
     assert envelope["error"]["code"] == "SUPERVISOR_LOST"
     assert envelope["meta"]["ending"] == "killed"
-    assert code == envelope["meta"]["exit_code"] == 1
+    assert code == envelope["meta"]["exit_code"] == (1 if is_captured else 125)
 
 
 def is_dead(process: psutil.Process) -> bool:
