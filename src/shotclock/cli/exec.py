@@ -33,7 +33,9 @@ _REPORTS = ("json", "line", "none")
 # Exit codes of GNU timeout for our own part, without --json.
 LIMIT_REACHED, NOT_DONE, NOT_EXECUTABLE, NOT_FOUND = 124, 125, 126, 127
 _EXIT_CODES = {
-    **dict.fromkeys(("TIMEOUT", "STALLED", "NO_TIME_LEFT", "CANCELLED"), LIMIT_REACHED),
+    **dict.fromkeys(
+        ("TIMEOUT", "STALLED", "NO_TIME_LEFT", "QUEUE_TIMEOUT", "INPUT_WANTED", "CANCELLED"), LIMIT_REACHED
+    ),
     "COMMAND_NOT_EXECUTABLE": NOT_EXECUTABLE,
     "COMMAND_NOT_FOUND": NOT_FOUND,
 }
@@ -381,18 +383,19 @@ def _explain(envelope: Envelope, error: dict[str, object]) -> tuple[str, str]:
     if (name := _stop_signal(context)) is not None:
         return f"stopped by {name} after {took}", ""
     hint = "" if error.get("errors") else str(error["suggestion"])
+    message, hint = str(error["message"]), hint[:1].upper() + hint[1:]
     clock = context.get("clock") if isinstance(context, dict) else None
     if not isinstance(clock, dict) or envelope.ending == Ending.NOT_STARTED:
-        return str(error["message"]), hint[:1].upper() + hint[1:]
+        return message, hint
     limit, elapsed = format_duration(clock["limit_ms"]), format_duration(clock["elapsed_ms"])
     if clock["kind"] == ClockKind.IDLE:
         why = f"stopped after {elapsed}: no output for {limit}, the limit of --idle"
         return why, "Raise --idle, or make the command print its progress"
     if clock["kind"] == ClockKind.SOFT:
-        return (
-            f"stopped after {elapsed}: not done at the soft limit of {limit}",
-            "Raise --soft, or do less in one command",
-        )
+        why = f"stopped after {elapsed}: not done at the soft limit of {limit}"
+        return why, "Raise --soft, or do less in one command"
+    if clock["kind"] != ClockKind.TIMEOUT:
+        return f"stopped after {elapsed}: {message}", hint
     if clock["owner"] != COMMAND.name:
         return f"stopped after {elapsed}, the deadline of the {clock['owner']}", "Give the caller more time"
     return f"stopped after {limit}, the limit of --timeout", "Allow more time with --timeout, or do less in one command"
