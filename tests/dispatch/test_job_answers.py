@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("no_survivors")
 
 WITHIN_S = 20
 
-app = App("answers", default_timeout="20s", grace="200ms")
+app = App("job-answers", default_timeout="20s", grace="200ms")
 
 
 @app.command(single_flight="x")
