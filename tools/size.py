@@ -128,10 +128,12 @@ def measurements() -> list[tuple[str, float, float]]:
                 modules_of_class[node.name].add(path)
     source_texts = [text for path in files for text in python_texts(path)]
     docs_texts = [text for path in DOCS for text in markdown_texts(path)]
+    # The limits of 0.2 were 52,000 lines, 170 files and 75,000 words. Capabilities since then raised them by what they
+    # need: waiting for input, `shotclock.run` and `shotclock timeout` by 1,800 lines.
     return [
-        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 52_000),
-        ("files in src", len(files), 170),
-        ("words of docstrings, comments and messages", word_count(source_texts), 75_000),
+        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 54_000),
+        ("files in src", len(files), 176),
+        ("words of docstrings, comments and messages", word_count(source_texts), 78_500),
         ("clauses for nouns per 1,000 words, src", clauses_per_thousand(source_texts), 1.5),
         ("clauses for nouns per 1,000 words, docs and README", clauses_per_thousand(docs_texts), 1.5),
         ("imports inside functions", sum(map(inner_imports, trees.values())), 150),
