@@ -257,10 +257,11 @@ ADMITTING = {
     "temporal/step_activity.py": "the run that a step of another process is in",
     "temporal/engine.py": "what is said of a run on an engine that waits for people",
     "cli/exec.py": "the blocking command line: no event loop, no runtime",
+    "cli/timeout.py": "the same in the words of GNU timeout, which has no envelope",
     "cli/subcommand.py": "every other command line: our subcommands, and what no call answers",
 }
 # Who makes an envelope of an outcome: those above, and who waits for such a call in a place of its own.
-NOT_ANSWERING = ("runtime/runtime.py", "runtime/doctor.py", "temporal/step_activity.py")
+NOT_ANSWERING = ("runtime/runtime.py", "runtime/doctor.py", "temporal/step_activity.py", "cli/timeout.py")
 ANSWERING = {
     **{path: why for path, why in ADMITTING.items() if path not in NOT_ANSWERING},
     "workflow/step_try.py": "a try of a step, which its provider carries out",
