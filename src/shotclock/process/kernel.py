@@ -20,6 +20,7 @@ from struct import Struct
 
 from ..core.clocks import ProcessIdentity
 from ..core.errors import Failure
+from ..core.value_types import replace
 
 LINUX = sys.platform == "linux"
 
@@ -438,6 +439,15 @@ class ContinuingTimer:
 
 def this_process() -> ProcessIdentity:
     return _this_process(os.getpid())
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of a living process; None if it is gone."""
+    try:
+        started = read_start(pid)
+    except OSError:
+        return None
+    return None if started is None else replace(this_process(), pid=pid, started=started)
 
 
 def is_alive(holder: ProcessIdentity) -> bool:
