@@ -77,14 +77,17 @@ def start_clean_zygote() -> tuple[socket.socket, int]:
 def start_detached_zygote() -> tuple[socket.socket, int]:
     """Start a clean zygote that is not a child of this program, which may wait for all of its own children."""
     ours, first = _spawn_zygote(detached=True)
-    with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or its handler was faster
-        os.waitpid(first, 0)  # bounded: it only starts an interpreter and forks
     ours.settimeout(_REQUEST_LIMIT_S)
     try:
         return ours, int.from_bytes(ours.recv(_PID_SIZE), "little")
     except OSError as error:
         ours.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(first, signal.SIGKILL)
         raise ipc.Broken(str(error)) from error
+    finally:
+        with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or its handler was faster
+            os.waitpid(first, 0)  # it has forked and ends, or it was killed
 
 
 def _spawn_zygote(*, detached: bool) -> tuple[socket.socket, int]:
