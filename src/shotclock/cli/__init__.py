@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from ..process import spans
 from ..process.foreground import die_of, fill_standard_descriptors
@@ -15,7 +16,22 @@ GARBAGE_THRESHOLD = 10_000  # imported modules stay, and Python's own 700 new ob
 
 
 def run_program() -> None:
-    """Run the console script. It leaves by `os._exit`: the interpreter's own end takes as long as a command."""
+    """Run the console script `shotclock`."""
+    _run_and_leave(main, keeps_stderr=sys.argv[1:2] == ["exec"])
+
+
+def run_shell() -> None:
+    """Run the console script `shotclock-sh`."""
+    from .shell import main as shell_main
+
+    _run_and_leave(shell_main, keeps_stderr=True)
+
+
+def _run_and_leave(run: Callable[[], int], *, keeps_stderr: bool) -> None:
+    """Run a program and leave by `os._exit`: the interpreter's own end takes as long as a command.
+
+    `keeps_stderr`: off a terminal nothing is added to stderr, which is the command's.
+    """
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 10)
     # Until a subcommand listens, Ctrl-C just ends us, without a traceback of our imports.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -24,22 +40,21 @@ def run_program() -> None:
         from ..runtime.telemetry import begin_if_wanted
 
         begin_if_wanted()
-    code = main()
+    code = run()
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
     if spans.recorder is not None:  # after the answer
-        _send_spans()
+        _send_spans(keeps_stderr)
     if code < 0:
         die_of(-code)
     os._exit(code)
 
 
-def _send_spans() -> None:
-    """Send the remaining spans. Off a terminal `exec` adds no note: its stderr is the command's."""
+def _send_spans(keeps_stderr: bool) -> None:
     from ..runtime.telemetry import finish
 
     note = finish()
-    if note is not None and (is_terminal(sys.stderr) or sys.argv[1:2] != ["exec"]):
+    if note is not None and (is_terminal(sys.stderr) or not keeps_stderr):
         say_line(f"shotclock: {note}")
 
 

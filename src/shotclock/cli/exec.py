@@ -13,7 +13,7 @@ import sys
 from ..core.clocks import WORK_CLOCKS, ClockKind, Clocks, format_duration
 from ..core.envelope import STOP_SIGNAL_EXITS, Envelope, Problem, warning
 from ..core.errors import Ending
-from ..core.value_types import field, record, replace
+from ..core.value_types import field, record, replace, value
 from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import DEFAULT_OUTPUT_LIMIT, CommandReport, CommandTask, Output
@@ -23,6 +23,10 @@ from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, inv
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_help, flush_quietly, say_line
 from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, option, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..process.owner import OwnerWatch
 
 DEFAULTS = Clocks(timeout_ms=600_000, grace_ms=5_000)
 AGENT_INPUT_WAIT_MS = 10_000  # where an agent runs the command, and no person can answer
@@ -43,6 +47,18 @@ _LEFT_BEHIND = ("DESCENDANTS_STOPPED", "SURVIVORS")
 REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 
 
+@value
+class Wording:
+    """The names of the limits in the report line, and the advice when one was reached."""
+
+    timeout: str = "--timeout"
+    idle: str = "--idle"
+    after_timeout: str = "Allow more time with --timeout, or do less in one command"
+    after_silence: str = "Raise --idle, or make the command print its progress"
+    after_question: str = ""  # without one it is that of the error
+    after_leftovers: str = "Keep such processes with --leave-children"
+
+
 @record
 class ExecRequest:
     command: list[str] = field(default_factory=list)
@@ -60,6 +76,10 @@ class ExecRequest:
     input_wait: int | None = None
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
+    program: str = "exec"
+    executable: str | None = None  # the command, if it is not its first word
+    owner: OwnerWatch | None = None  # the command is stopped at its end
+    wording: Wording = field(default_factory=Wording)
     errors: Mistakes = field(default_factory=list)
 
     def refuse(self, field: str, message: str) -> None:
@@ -73,9 +93,14 @@ def main(words: list[str]) -> int:
     if request.help:
         emit_help(command_help("shotclock", COMMAND))
         return 0
+    return carry_out(request, signals)
+
+
+def carry_out(request: ExecRequest, signals: TerminalSignals) -> int:
+    """Run the command and report. Return the exit code; a negative one is the signal to die of."""
     now = monotonic_ns()
     inherited = inherited_deadline(os.environ, now)
-    call = admit("exec", request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
+    call = admit(request.program, request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
     call.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
     _allow_overtime(request, call)
     if request.errors:
@@ -98,13 +123,13 @@ def parse(words: list[str]) -> ExecRequest:
     timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
     if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
         request.refuse("soft", "--soft must be shorter than --timeout")
-    _choose_report(request)
+    choose_report(request)
     if not request.help:
         request.errors += problems_with(request.command, request.env, request.cwd)
     return request
 
 
-def _choose_report(request: ExecRequest) -> None:
+def choose_report(request: ExecRequest) -> None:
     form = os.environ.get(REPORT_VARIABLE)
     if request.json or request.report is not None or not form:
         return
@@ -294,11 +319,12 @@ def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
         stop_signal=request.stop_signal,
     )
     task.output = output.name
+    task.executable = request.executable
     task.input_ms = input_ms
     task.stdin = not request.no_stdin
     task.shares_group = has_terminal
     if call.overtime is None:
-        return judge(call, task, foreground.run(task, signals))
+        return judge(call, task, foreground.run(task, signals, owner=request.owner))
     return judge(call, task, _run_with_overtime(call, task, signals))
 
 
@@ -348,7 +374,7 @@ def _deliver(envelope: Envelope, signals: TerminalSignals, request: ExecRequest)
     if request.report == "json":
         say_line(envelope.to_json(), after_child=True, heard=signals.heard)
     elif request.report != "none" or envelope.ending == Ending.NOT_STARTED:  # which has printed nothing itself
-        say_line(_report_line(envelope), after_child=True, is_alone=False, heard=signals.heard)
+        say_line(_report_line(envelope, request), after_child=True, is_alone=False, heard=signals.heard)
     return -number if (number := _deadly_signal(envelope)) else envelope.exit_code
 
 
@@ -362,12 +388,12 @@ def _deadly_signal(envelope: Envelope) -> int:
     return signal.SIGINT if is_interrupted else 0
 
 
-def _report_line(envelope: Envelope) -> str:
+def _report_line(envelope: Envelope, request: ExecRequest) -> str:
     """Return one line that explains itself; an empty one if the command ended by itself and left nothing behind."""
     error = None if envelope.code == "COMMAND_FAILED" else envelope.error
-    parts, advice = [], "Keep such processes with --leave-children"
+    parts, advice = [], request.wording.after_leftovers
     if error is not None:
-        what, advice = _explain(envelope, error)
+        what, advice = _explain(envelope, error, request)
         parts.append(f"{envelope.code}: {what}")
     parts += [f"{left['code']}: {left['message']}" for left in envelope.warnings if left["code"] in _LEFT_BEHIND]
     if not parts:
@@ -376,12 +402,14 @@ def _report_line(envelope: Envelope) -> str:
     return " ".join(line.splitlines())
 
 
-def _explain(envelope: Envelope, error: dict[str, object]) -> tuple[str, str]:
+def _explain(envelope: Envelope, error: dict[str, object], request: ExecRequest) -> tuple[str, str]:
     """Return what was stopped and after how long, and what to try."""
-    context = error.get("context")
+    context, words = error.get("context"), request.wording
     took = format_duration(int(str(envelope.meta["duration_ms"])))
     if (name := _stop_signal(context)) is not None:
         return f"stopped by {name} after {took}", ""
+    if isinstance(context, dict) and "reason" in context:
+        return f"stopped after {took}: {context['reason']}", ""
     hint = "" if error.get("errors") else str(error["suggestion"])
     message, hint = str(error["message"]), hint[:1].upper() + hint[1:]
     clock = context.get("clock") if isinstance(context, dict) else None
@@ -389,13 +417,12 @@ def _explain(envelope: Envelope, error: dict[str, object]) -> tuple[str, str]:
         return message, hint
     limit, elapsed = format_duration(clock["limit_ms"]), format_duration(clock["elapsed_ms"])
     if clock["kind"] == ClockKind.IDLE:
-        why = f"stopped after {elapsed}: no output for {limit}, the limit of --idle"
-        return why, "Raise --idle, or make the command print its progress"
+        return f"stopped after {elapsed}: no output for {limit}, the limit of {words.idle}", words.after_silence
     if clock["kind"] == ClockKind.SOFT:
         why = f"stopped after {elapsed}: not done at the soft limit of {limit}"
         return why, "Raise --soft, or do less in one command"
     if clock["kind"] != ClockKind.TIMEOUT:
-        return f"stopped after {elapsed}: {message}", hint
-    if clock["owner"] != COMMAND.name:
+        return f"stopped after {elapsed}: {message}", words.after_question or hint
+    if clock["owner"] != request.program:
         return f"stopped after {elapsed}, the deadline of the {clock['owner']}", "Give the caller more time"
-    return f"stopped after {limit}, the limit of --timeout", "Allow more time with --timeout, or do less in one command"
+    return f"stopped after {limit}, the limit of {words.timeout}", words.after_timeout

@@ -220,7 +220,7 @@ def prune_spills() -> None:
 
 
 # Python ignores these, and exec keeps that; a command expects the default.
-_PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Output(Enum):
@@ -346,7 +346,7 @@ class StartFailed(Exception):
 
 def become(task: CommandTask, becomes: dict[int, int]) -> None:
     """Exec the command in the forked child. All descriptors but the standard three close at exec."""
-    for ignored in _PYTHON_IGNORES:
+    for ignored in PYTHON_IGNORES:
         signal.signal(ignored, signal.SIG_DFL)
     _enter(task.cwd)
     if not task.stdin and 0 not in becomes:
@@ -371,7 +371,7 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
                 task.argv,
                 task.env,
                 file_actions=actions,
-                setsigdef=_PYTHON_IGNORES,
+                setsigdef=PYTHON_IGNORES,
                 **apart,
             ),
         )

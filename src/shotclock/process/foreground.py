@@ -13,14 +13,18 @@ from types import FrameType
 from ..core.clocks import NS_PER_MS, ClockKind
 from . import ipc, kernel
 from .clock import monotonic_ns, pause
-from .command_task import CommandReport, CommandTask, News, Order
+from .command_task import PYTHON_IGNORES, CommandReport, CommandTask, News, Order
 from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, kill_below
+from .owner import OWNER_LOOK_MS, OwnerWatch
 from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
 # A supervisor that is silent for this long after the latest kill and its verification is broken.
 REPORT_MARGIN_MS = 3_000
 # After a second signal this program leaves, but a kill is usually reported within a few milliseconds.
 LAST_WORD_MS = 500
+# The time of a command between SIGTERM and SIGKILL when its owner is gone: no one waits for its result any more.
+OWNER_GRACE_MS = 1_000
+OWNER_GONE = "the process that it belongs to is gone"
 ONE_WISH_MS = 200  # `timeout` and others signal a process and its group at once: that counts as one signal
 
 # On a terminal the keyboard sends these to the command as well as to us.
@@ -159,19 +163,30 @@ def has_terminal() -> bool:
     return True
 
 
+def replace_this_process(path: str, argv: list[str]) -> None:
+    """Exec another program, with the signals that Python ignores at their defaults. Raises OSError."""
+    for number in PYTHON_IGNORES:
+        signal.signal(number, signal.SIG_DFL)
+    os.execv(path, argv)
+
+
 def run(
-    task: CommandTask, signals: TerminalSignals, on_signal: Callable[[int], None] = lambda number: None
+    task: CommandTask,
+    signals: TerminalSignals,
+    on_signal: Callable[[int], None] = lambda number: None,
+    owner: OwnerWatch | None = None,
 ) -> CommandReport:
     """Run the command to its end. Nothing survives but the reported survivors and children that were to be left.
 
-    `on_signal` is called with each signal that is sent to the command, if the task wants that.
+    `on_signal` is called with each signal that is sent to the command, if the task wants that. The command is stopped
+    when its owner is gone.
     """
     started = start(task, signals)
     if isinstance(started, CommandReport):
         return started
     supervisor, control = started
     with contextlib.closing(control):
-        report = _await_report(task, control, signals, supervisor, on_signal)
+        report = _await_report(task, control, signals, supervisor, on_signal, owner)
     return finish(supervisor, task, signals, report)
 
 
@@ -220,10 +235,12 @@ def _await_report(
     signals: TerminalSignals,
     supervisor: int,
     on_signal: Callable[[int], None],
+    owner: OwnerWatch | None,
 ) -> CommandReport | None:
     inbox = ipc.MessageReader(control)
     give_up_ns: int | None = None
     look_ns: int | None = None  # when to check whether the supervisor was stopped
+    ownerless_kill_ns: int | None = None
     if task.kill_ns is not None:
         give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
     if task.bell_ns is not None:
@@ -240,7 +257,14 @@ def _await_report(
             look_ns = monotonic_ns() + LATE_BELL_MS * NS_PER_MS
             if order[0] == Order.KILL:
                 give_up_ns = monotonic_ns() + LAST_WORD_MS * NS_PER_MS
-        if not _wait_for_message(control, signals.fd, give_up_ns, look_ns):
+        if owner is not None and owner.is_gone:
+            owner = None
+            _send(control, Order.STOP, OWNER_GONE)
+            ownerless_kill_ns = monotonic_ns() + OWNER_GRACE_MS * NS_PER_MS
+        if ownerless_kill_ns is not None and (now := monotonic_ns()) >= ownerless_kill_ns:
+            _send(control, Order.KILL, OWNER_GONE)
+            ownerless_kill_ns, look_ns, give_up_ns = None, now, now + LAST_WORD_MS * NS_PER_MS
+        if not _wait_for_message(control, signals.fd, owner, give_up_ns, look_ns, ownerless_kill_ns):
             if give_up_ns is not None and monotonic_ns() >= give_up_ns:
                 return None
             continue
@@ -260,13 +284,17 @@ def _await_report(
                 _send(control, Order.CONTINUE)
 
 
-def _wait_for_message(control: ipc.Socket, signal_fd: int, *alarms: int | None) -> bool:
-    """Wait for a message, a signal or an alarm. Return whether there is a message."""
+def _wait_for_message(control: ipc.Socket, signal_fd: int, owner: OwnerWatch | None, *alarms: int | None) -> bool:
+    """Wait for a message, a signal, the end of the owner or an alarm. Return whether there is a message."""
     now_ns = monotonic_ns()
     waits = [-(-(at_ns - now_ns) // NS_PER_MS) for at_ns in alarms if at_ns is not None]
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(signal_fd, select.POLLIN)
+    if owner is not None and owner.fd >= 0:
+        poller.register(owner.fd, select.POLLIN)
+    elif owner is not None:
+        waits.append(OWNER_LOOK_MS)
     ready = poller.poll(max(0, min([LONGEST_WAIT_MS, *waits])))
     return any(fd == control.fileno() for fd, _ in ready)
 

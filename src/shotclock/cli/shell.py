@@ -1,0 +1,200 @@
+"""`shotclock-sh`: a shell whose commands have limits. It runs the real shell under the supervisor of `exec`.
+
+Agents start it in place of their shell, also under the name `bash`, so it imports only what every start needs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+
+from .._version import __version__
+from ..core.clocks import Clocks
+from ..process import foreground
+from ..process.environment import AGENT_MARKS
+from ..process.foreground import TerminalSignals
+from ..process.owner import OwnerWatch, UnknownOwner, find_owner
+from .exec import AGENT_INPUT_WAIT_MS, DEFAULTS, NOT_DONE, ExecRequest, Wording, carry_out, choose_report
+from .output import say_line, write_quietly
+from .shell_limits import BadSetting, Limit, read_limits, variable_of
+
+NAME = "shotclock-sh"
+SHELL_VARIABLE = "SHOTCLOCK_SHELL"
+_SHELLS = ("bash", "zsh", "sh")
+_FOLDERS = ("/bin", "/usr/bin")
+_LONG_WITH_VALUE = ("--rcfile", "--init-file")
+_BACKGROUND = "run it in the background: shotclock exec --detach --name NAME -- COMMAND"
+
+HELP = """\
+Usage: shotclock-sh -c STRING [NAME [ARGUMENTS…]]
+       shotclock-sh 'COMMAND LINE'
+       shotclock-sh [OPTIONS OF THE SHELL] SCRIPT [ARGUMENTS…]
+
+A shell whose commands have limits: the arguments go to your own shell, and when a limit is reached, everything that
+the command started is killed, as by `shotclock exec`. Exit codes and the line on stderr are those of `shotclock exec`.
+
+Without a command or a script it becomes your shell, without limits.
+
+  SHOTCLOCK_TIMEOUT     kill a command after this time [10m]
+  SHOTCLOCK_IDLE        kill it after this time without output [none]
+  SHOTCLOCK_INPUT_WAIT  kill it after it has waited this long for input [none; 10s under a coding agent]
+  SHOTCLOCK_LIFETIME    the lifetime of background jobs, for `shotclock exec --detach` [none]
+  SHOTCLOCK_SHELL       the shell to run [$SHELL if it is bash or zsh, else bash, zsh or sh]
+
+0 means none. Files may set the same limits (timeout = "5m"): shotclock.toml or [tool.shotclock] in pyproject.toml of
+the project, which can only shorten them, and ~/.config/shotclock/config.toml.
+
+A command ends with its owner: the coding agent that runs it, otherwise the parent process.
+"""
+
+
+class Unusable(Exception):
+    """A setting with which no shell can be found."""
+
+
+def main() -> int:
+    """Run one command, or become the real shell. A negative exit code is the signal to die of."""
+    name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+    if name not in _SHELLS and words in (["--help"], ["--version"]):
+        write_quietly(sys.stdout, HELP if words == ["--help"] else f"{NAME} {__version__}\n")
+        return 0
+    is_command = True
+    if name not in _SHELLS and len(words) == 1 and words[0][:1] not in ("-", "+"):
+        is_command = is_command_line(words[0])
+        words = ["-c", words[0]]
+    try:
+        shell = find_shell(name)
+        argv = [os.path.basename(shell), *words]
+        if reads_commands(words):
+            foreground.replace_this_process(shell, argv)
+        signals = TerminalSignals()
+        request = _limited() if is_command else _unlimited()
+    except (Unusable, BadSetting, OSError) as error:
+        say_line(f"{NAME}: {error}")
+        return NOT_DONE
+    request.program, request.command, request.executable = NAME, argv, shell
+    request.owner = _watch_owner()
+    return carry_out(request, signals)
+
+
+def _unlimited() -> ExecRequest:
+    """Return the request of an agent's hook or MCP server: the user's own, as are the processes that it leaves."""
+    return ExecRequest(clocks=Clocks(timeout_ms=0), input_wait=0, quiet_env=False, leave_children=True, report="none")
+
+
+def _limited() -> ExecRequest:
+    """Return the request of a command, with its limits. Raises BadSetting."""
+    has_agent = any(map(os.environ.get, AGENT_MARKS))
+    defaults = {"timeout": DEFAULTS.timeout_ms or 0, "input_wait": AGENT_INPUT_WAIT_MS if has_agent else 0}
+    limits, mistakes = read_limits(os.environ, _folder(), defaults)
+    if mistakes:
+        say_line(f"{NAME}: ignored: {'; '.join(mistakes)}")
+    request = ExecRequest(
+        clocks=Clocks(timeout_ms=limits["timeout"].ms, idle_ms=limits["idle"].ms),
+        input_wait=limits["input_wait"].ms,
+        env={variable_of("lifetime"): str(limits["lifetime"])} if limits["lifetime"].is_from_file else {},
+        wording=_wording(limits),
+    )
+    choose_report(request)
+    return request
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _wording(limits: dict[str, Limit]) -> Wording:
+    return Wording(
+        timeout=f"a command here ({limits['timeout'].source})",
+        idle=f"silence here ({limits['idle'].source})",
+        after_timeout=f"Do less in one command, or {_BACKGROUND}",
+        after_silence=f"Make the command print its progress, or {_BACKGROUND}",
+        after_question="Use a non-interactive option such as -y, or give the answer on stdin",
+        after_leftovers=f"To keep a process, {_BACKGROUND}",
+    )
+
+
+def is_command_line(line: str) -> bool:
+    """Return whether the one argument is a command, and not a hook or an MCP server of Claude Code.
+
+    With CLAUDE_CODE_SHELL_PREFIX all three arrive in this form. Seen in version 2.1.326: a command is
+    `source …/shell-snapshots/snapshot-….sh … && eval … && pwd -P >| FILE`, and its stdout is a file. Hooks and servers
+    are as the user has configured them, and the agent reads their stdout, so that is a socket or a pipe.
+    """
+    if not os.environ.get("CLAUDECODE"):
+        return True
+    has_eval = " && eval " in line and (line.startswith("source ") or " && pwd -P >| " in line)
+    mode = os.fstat(1).st_mode
+    return has_eval or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+
+
+def reads_commands(words: list[str]) -> bool:
+    """Return whether the shell reads its commands from stdin: it has neither -c nor a script."""
+    rest = iter(words)
+    for word in rest:
+        if word in ("-", "--"):
+            return next(rest, None) is None
+        if word.startswith("--"):
+            if word in _LONG_WITH_VALUE:
+                next(rest, None)
+        elif word[:1] not in ("-", "+") or (word[0] == "-" and "c" in word):
+            return False
+        elif word[0] == "-" and "s" in word:
+            return True
+        else:
+            for _ in range(word.count("o") + word.count("O")):  # -o pipefail, -O extglob
+                next(rest, None)
+    return True
+
+
+def find_shell(name: str) -> str:
+    """Return the path of the real shell: of that name, if it is a shell's. Raises Unusable.
+
+    This program is a script and a real shell is none, so it never finds itself, under any name.
+    """
+    if chosen := os.environ.get(SHELL_VARIABLE):
+        if not _is_program(chosen):
+            raise Unusable(f"{SHELL_VARIABLE}={chosen!r} is not the absolute path of a shell; a script cannot be one")
+        return chosen
+    found = next(filter(_is_program, _candidates(name)), None)
+    if found is None:
+        raise Unusable(f"none of {', '.join(_SHELLS)} was found; set {SHELL_VARIABLE} to the path of your shell")
+    return found
+
+
+def _candidates(name: str) -> Iterator[str]:
+    own = os.environ.get("SHELL", "")
+    if name not in _SHELLS and os.path.basename(own) in ("bash", "zsh"):
+        yield own
+    folders = [*_FOLDERS, *os.environ.get("PATH", "").split(os.pathsep)]
+    for each in sorted(_SHELLS, key=lambda shell: shell != name):
+        yield from (f"{folder}/{each}" for folder in folders)
+
+
+def _is_program(path: str) -> bool:
+    """Return whether a file can be executed and is no script. A relative path could be a file of the project."""
+    try:
+        if not (os.path.isabs(path) and os.path.isfile(path) and os.access(path, os.X_OK)):
+            return False
+        with open(path, "rb", buffering=0) as file:
+            return file.read(2) != b"#!"
+    except PermissionError:
+        return True  # a script must be readable
+    except OSError:
+        return False
+
+
+def _watch_owner() -> OwnerWatch | None:
+    for choice in ("agent", "parent"):
+        try:
+            owner = find_owner(choice)
+        except UnknownOwner:
+            continue
+        if owner is not None:
+            return OwnerWatch(owner)
+    return None

@@ -1,0 +1,122 @@
+"""The limits of commands in `shotclock-sh`: from variables, a project's file, the user's file, and the defaults.
+
+A project's file may only shorten a limit: a cloned repository is not trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+
+from ..core.clocks import DurationError, format_duration, parse_duration_ms
+from ..core.value_types import value
+
+KEYS = ("timeout", "idle", "lifetime", "input_wait")
+PROJECT_FILES = ("shotclock.toml", "pyproject.toml")
+LARGEST_FILE = 1024 * 1024
+_TABLE = b"tool.shotclock"  # the table in a pyproject.toml; without these bytes the file is not parsed
+
+
+class BadSetting(Exception):
+    """A variable or a line of the user's file that is no limit."""
+
+
+@value
+class Limit:
+    ms: int
+    """0 for none."""
+    source: str
+    """The variable, or the key and the file, that sets it."""
+    is_from_file: bool = False
+
+    def __str__(self) -> str:
+        return format_duration(self.ms) if self.ms else "0"
+
+
+def read_limits(
+    environ: Mapping[str, str], folder: str, defaults: Mapping[str, int]
+) -> tuple[dict[str, Limit], list[str]]:
+    """Return the limits, and the mistakes in the project's file, which are ignored. Raises BadSetting for others."""
+    limits = {key: Limit(defaults.get(key, 0), variable_of(key)) for key in KEYS}
+    if path := _user_file(environ):
+        limits |= _read_file(path, _refuse)
+    mistakes: list[str] = []
+    for key, limit in _read_project(folder, environ.get("HOME", ""), mistakes.append).items():
+        if limit.ms and (not limits[key].ms or limit.ms < limits[key].ms):
+            limits[key] = limit
+    for key in KEYS:
+        if text := environ.get(variable_of(key)):
+            try:
+                limits[key] = Limit(parse_duration_ms(text), variable_of(key))
+            except DurationError as error:
+                raise BadSetting(f"{variable_of(key)}: {error}") from None
+    return limits, mistakes
+
+
+def variable_of(key: str) -> str:
+    return f"SHOTCLOCK_{key.upper()}"
+
+
+def _refuse(mistake: str) -> None:
+    raise BadSetting(mistake)
+
+
+def _user_file(environ: Mapping[str, str]) -> str:
+    base = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if (home := environ.get("HOME")) else "")
+    return f"{base}/shotclock/config.toml" if os.path.isabs(base) else ""
+
+
+def _read_project(folder: str, home: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]:
+    """Return the limits of the nearest project file, up to the root of the repository, never in the home directory."""
+    while folder not in ("", os.sep, home):
+        for name in PROJECT_FILES:
+            if limits := _read_file(f"{folder}/{name}", on_mistake):
+                return limits
+        if os.path.lexists(f"{folder}/.git"):
+            break
+        folder = os.path.dirname(folder)
+    return {}
+
+
+def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]:
+    text = _read_bytes(path)
+    is_shared = path.endswith("/pyproject.toml")  # with other tools
+    if text is None or (is_shared and _TABLE not in text):
+        return {}
+    import tomllib  # takes as long as a tenth of a start
+
+    try:
+        table: object = tomllib.loads(text.decode())
+    except ValueError as error:
+        on_mistake(f"{path}: {error}")
+        return {}
+    for name in ("tool", "shotclock") if is_shared else ():
+        table = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        return {}
+    limits = {}
+    for key, written in table.items():
+        if key not in KEYS:
+            on_mistake(f"{path}: unknown key {key!r}; the keys are {', '.join(KEYS)}")
+            continue
+        try:
+            limits[key] = Limit(parse_duration_ms(written), f"{key} in {path}", is_from_file=True)
+        except DurationError as error:
+            on_mistake(f"{path}: {key}: {error}")
+    return limits
+
+
+def _read_bytes(path: str) -> bytes | None:
+    """Return the content of a regular file; None if there is none that can be read. A named pipe blocks no command."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        return os.read(fd, LARGEST_FILE) if stat.S_ISREG(status.st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
