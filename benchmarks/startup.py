@@ -29,6 +29,7 @@ NOTE = (
 )
 PYTHON = sys.executable
 SHOTCLOCK = str(Path(PYTHON).with_name("shotclock"))
+SHOTCLOCK_SH = str(Path(PYTHON).with_name("shotclock-sh"))
 FLOW = "steps: {say: {exec: 'true'}}\n"
 PROGRAM = """
 from shotclock import App
@@ -43,6 +44,7 @@ app()
 """
 COMMANDS = {
     "exec": [SHOTCLOCK, "exec", "--timeout", "5s", "--", "true"],
+    "shell": [SHOTCLOCK_SH, "-c", "true"],
     "run": [SHOTCLOCK, "run", "flow.yaml"],
     "check": [SHOTCLOCK, "check", "flow.yaml"],
     "inbox list": [SHOTCLOCK, "inbox", "list"],
@@ -96,6 +98,15 @@ def measure(quick: bool) -> Table:
             compared(what, taken["exec"], "`python -c pass`", taken["pass"], shown, Bar(4.5)),
             compared(what, taken["exec"], "`timeout 5 true`", taken["timeout(1)"], shown),
             compared(what, taken["exec"], "Python, `subprocess.run(timeout=5)`", taken["subprocess.run"], shown),
+            compared(
+                "`shotclock-sh -c true`",
+                taken["shell"],
+                what,
+                taken["exec"],
+                shown,
+                Bar(1.1),
+                ratio=figures.ratio("shell", "exec"),
+            ),
             compared("`import shotclock`", taken["import"], "`python -c pass`", taken["pass"], shown, Bar(3)),
             compared(
                 "`from shotclock import Runtime`", taken["import Runtime"], "`python -c pass`", taken["pass"], shown

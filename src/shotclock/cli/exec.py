@@ -77,7 +77,6 @@ class ExecRequest:
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     program: str = "exec"
-    executable: str | None = None  # the command, if it is not its first word
     owner: OwnerWatch | None = None  # the command is stopped at its end
     wording: Wording = field(default_factory=Wording)
     errors: Mistakes = field(default_factory=list)
@@ -319,7 +318,6 @@ def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
         stop_signal=request.stop_signal,
     )
     task.output = output.name
-    task.executable = request.executable
     task.input_ms = input_ms
     task.stdin = not request.no_stdin
     task.shares_group = has_terminal

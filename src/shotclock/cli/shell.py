@@ -5,17 +5,18 @@ Agents start it in place of their shell, also under the name `bash`, so it impor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
 from collections.abc import Iterator
 
 from .._version import __version__
-from ..core.clocks import Clocks
+from ..core.clocks import Clocks, ProcessIdentity
 from ..process import foreground
 from ..process.environment import AGENT_MARKS
 from ..process.foreground import TerminalSignals
-from ..process.owner import OwnerWatch, UnknownOwner, find_owner
+from ..process.owner import OwnerWatch, UnknownOwner, find_owner, is_agent_gone
 from .exec import AGENT_INPUT_WAIT_MS, DEFAULTS, NOT_DONE, ExecRequest, Wording, carry_out, choose_report
 from .output import say_line, write_quietly
 from .shell_limits import BadSetting, Limit, read_limits, variable_of
@@ -25,7 +26,6 @@ SHELL_VARIABLE = "SHOTCLOCK_SHELL"
 _SHELLS = ("bash", "zsh", "sh")
 _FOLDERS = ("/bin", "/usr/bin")
 _LONG_WITH_VALUE = ("--rcfile", "--init-file")
-_BACKGROUND = "run it in the background: shotclock exec --detach --name NAME -- COMMAND"
 
 HELP = """\
 Usage: shotclock-sh -c STRING [NAME [ARGUMENTS…]]
@@ -51,7 +51,7 @@ A command ends with its owner: the coding agent that runs it, otherwise the pare
 
 
 class Unusable(Exception):
-    """A setting with which no shell can be found."""
+    """A reason not to run the command."""
 
 
 def main() -> int:
@@ -66,16 +66,17 @@ def main() -> int:
         words = ["-c", words[0]]
     try:
         shell = find_shell(name)
-        argv = [os.path.basename(shell), *words]
+        argv = [shell, *words]
         if reads_commands(words):
             foreground.replace_this_process(shell, argv)
         signals = TerminalSignals()
+        owner = _find_owner()
         request = _limited() if is_command else _unlimited()
     except (Unusable, BadSetting, OSError) as error:
         say_line(f"{NAME}: {error}")
         return NOT_DONE
-    request.program, request.command, request.executable = NAME, argv, shell
-    request.owner = _watch_owner()
+    request.program, request.command = NAME, argv
+    request.owner = None if owner is None else OwnerWatch(owner)
     return carry_out(request, signals)
 
 
@@ -109,14 +110,23 @@ def _folder() -> str:
 
 
 def _wording(limits: dict[str, Limit]) -> Wording:
+    in_background = f"run it in the background: {_shotclock()} exec --detach --name NAME -- COMMAND"
     return Wording(
-        timeout=f"a command here ({limits['timeout'].source})",
+        timeout=f"commands here ({limits['timeout'].source})",
         idle=f"silence here ({limits['idle'].source})",
-        after_timeout=f"Do less in one command, or {_BACKGROUND}",
-        after_silence=f"Make the command print its progress, or {_BACKGROUND}",
+        after_timeout=f"Do less in one command, or {in_background}",
+        after_silence=f"Make the command print its progress, or {in_background}",
         after_question="Use a non-interactive option such as -y, or give the answer on stdin",
-        after_leftovers=f"To keep a process, {_BACKGROUND}",
+        after_leftovers=f"To keep such a process, {in_background}",
     )
+
+
+def _shotclock() -> str:
+    """Return the word by which a command can start `shotclock`: its path, where PATH does not lead to it."""
+    if any(os.access(f"{folder}/shotclock", os.X_OK) for folder in os.environ.get("PATH", "").split(os.pathsep)):
+        return "shotclock"
+    beside = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), "shotclock")
+    return beside if os.access(beside, os.X_OK) else "shotclock"
 
 
 def is_command_line(line: str) -> bool:
@@ -189,12 +199,11 @@ def _is_program(path: str) -> bool:
         return False
 
 
-def _watch_owner() -> OwnerWatch | None:
+def _find_owner() -> ProcessIdentity | None:
+    """Return the agent that runs this command, else the parent process. Raises Unusable if the agent is gone."""
     for choice in ("agent", "parent"):
-        try:
-            owner = find_owner(choice)
-        except UnknownOwner:
-            continue
-        if owner is not None:
-            return OwnerWatch(owner)
+        with contextlib.suppress(UnknownOwner):
+            return find_owner(choice)
+    if is_agent_gone():  # killed while this program started
+        raise Unusable("the agent that started this command is gone")
     return None

@@ -40,7 +40,7 @@ def read_limits(
     """Return the limits, and the mistakes in the project's file, which are ignored. Raises BadSetting for others."""
     limits = {key: Limit(defaults.get(key, 0), variable_of(key)) for key in KEYS}
     if path := _user_file(environ):
-        limits |= _read_file(path, _refuse)
+        limits |= _read_file(path, _refuse) or {}
     mistakes: list[str] = []
     for key, limit in _read_project(folder, environ.get("HOME", ""), mistakes.append).items():
         if limit.ms and (not limits[key].ms or limit.ms < limits[key].ms):
@@ -69,9 +69,10 @@ def _user_file(environ: Mapping[str, str]) -> str:
 
 def _read_project(folder: str, home: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]:
     """Return the limits of the nearest project file, up to the root of the repository, never in the home directory."""
+    home = os.path.realpath(home)
     while folder not in ("", os.sep, home):
         for name in PROJECT_FILES:
-            if limits := _read_file(f"{folder}/{name}", on_mistake):
+            if (limits := _read_file(f"{folder}/{name}", on_mistake)) is not None:
                 return limits
         if os.path.lexists(f"{folder}/.git"):
             break
@@ -79,11 +80,12 @@ def _read_project(folder: str, home: str, on_mistake: Callable[[str], None]) -> 
     return {}
 
 
-def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]:
+def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit] | None:
+    """Return the limits that a file sets; None if there is no such file, or it has no table of ours."""
     text = _read_bytes(path)
     is_shared = path.endswith("/pyproject.toml")  # with other tools
     if text is None or (is_shared and _TABLE not in text):
-        return {}
+        return None
     import tomllib  # takes as long as a tenth of a start
 
     try:
@@ -94,7 +96,7 @@ def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]
     for name in ("tool", "shotclock") if is_shared else ():
         table = table.get(name) if isinstance(table, dict) else None
     if not isinstance(table, dict):
-        return {}
+        return None
     limits = {}
     for key, written in table.items():
         if key not in KEYS:
@@ -115,7 +117,7 @@ def _read_bytes(path: str) -> bytes | None:
         return None
     try:
         status = os.fstat(fd)
-        return os.read(fd, LARGEST_FILE) if stat.S_ISREG(status.st_mode) else None
+        return os.read(fd, min(status.st_size, LARGEST_FILE)) if stat.S_ISREG(status.st_mode) else None
     except OSError:
         return None
     finally:

@@ -47,6 +47,13 @@ def find_owner(choice: str | None, environ: Mapping[str, str] = os.environ) -> P
     return found
 
 
+def is_agent_gone(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process was left by an agent that has ended: it has no parent, and its variable is stale."""
+    named = [value for name in _PID_VARIABLES if (value := environ.get(name, "")).isdecimal() and value.isascii()]
+    # In a container the agent itself may be process 1.
+    return os.getppid() == 1 and any(pid != "1" and not os.path.exists(f"/proc/{pid}") for pid in named)
+
+
 def _agent(environ: Mapping[str, str]) -> ProcessIdentity | None:
     """Return the agent that runs this command, by its own variable or by the mark that it gives to its commands."""
     above = kernel.ancestors(os.getpid())
