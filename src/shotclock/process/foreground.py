@@ -15,8 +15,11 @@ from . import ipc, kernel
 from .clock import monotonic_ns, pause
 from .command_task import PYTHON_IGNORES, CommandReport, CommandTask, News, Order
 from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, kill_below
-from .owner import OWNER_LOOK_MS, OwnerWatch
 from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .owner import OwnerWatch
 
 # A supervisor that is silent for this long after the latest kill and its verification is broken.
 REPORT_MARGIN_MS = 3_000
@@ -294,7 +297,7 @@ def _wait_for_message(control: ipc.Socket, signal_fd: int, owner: OwnerWatch | N
     if owner is not None and owner.fd >= 0:
         poller.register(owner.fd, select.POLLIN)
     elif owner is not None:
-        waits.append(OWNER_LOOK_MS)
+        waits.append(owner.look_ms)
     ready = poller.poll(max(0, min([LONGEST_WAIT_MS, *waits])))
     return any(fd == control.fileno() for fd, _ in ready)
 

@@ -93,6 +93,7 @@ class OwnerWatch:
 
     def __init__(self, owner: ProcessIdentity) -> None:
         self._owner = owner
+        self.look_ms = OWNER_LOOK_MS
         self.fd = -1
         try:
             self.fd = os.pidfd_open(owner.pid)
