@@ -38,9 +38,9 @@ def find_owner(choice: str | None, environ: Mapping[str, str] = os.environ) -> P
         case "parent":
             found, missing = _identify(os.getppid()), "the parent process is gone"
         case _:
-            if not (choice.isascii() and choice.isdecimal() and len(choice) < 10):
+            if not (pid := _read_pid(choice)):
                 raise UnknownOwner(f"{choice!r} is neither a pid nor one of {', '.join(OWNER_WORDS)}")
-            found = _identify(int(choice))
+            found = _identify(pid)
             missing = f"there is no process {choice} of this user"
     if found is None:
         raise UnknownOwner(missing)
@@ -49,18 +49,18 @@ def find_owner(choice: str | None, environ: Mapping[str, str] = os.environ) -> P
 
 def is_agent_gone(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process was left by an agent that has ended: it has no parent, and its variable is stale."""
-    named = [value for name in _PID_VARIABLES if (value := environ.get(name, "")).isdecimal() and value.isascii()]
-    # In a container the agent itself may be process 1.
-    return os.getppid() == 1 and any(pid != "1" and not os.path.exists(f"/proc/{pid}") for pid in named)
+    if os.getppid() != 1:
+        return False
+    named = [pid for name in _PID_VARIABLES if (pid := _read_pid(environ.get(name, "")))]
+    return any(pid != 1 and kernel.identify(pid) is None for pid in named)  # in a container the agent may be process 1
 
 
 def _agent(environ: Mapping[str, str]) -> ProcessIdentity | None:
     """Return the agent that runs this command, by its own variable or by the mark that it gives to its commands."""
     above = kernel.ancestors(os.getpid())
     for name in _PID_VARIABLES:
-        value = environ.get(name, "")
-        if value.isascii() and value.isdecimal() and len(value) < 10 and int(value) in above:
-            return _identify(int(value))
+        if (pid := _read_pid(environ.get(name, ""))) in above:
+            return _identify(pid)
     mark = next((mark for mark in AGENT_MARKS if environ.get(mark)), None)
     if mark is None:
         return None
@@ -69,6 +69,11 @@ def _agent(environ: Mapping[str, str]) -> ProcessIdentity | None:
         if not any(entry.startswith(f"{mark}=".encode()) for entry in kernel.environment_of(pid)):
             return _identify(pid) if pid > 1 else None
     return None
+
+
+def _read_pid(text: str) -> int:
+    """Return the pid; 0 if the text is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def _terminal_leader() -> ProcessIdentity | None:
