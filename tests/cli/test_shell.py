@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli import shell, shell_limits
+from shotclock.cli import shell
 from shotclock.cli.shell_limits import BadSetting, read_limits
 
 from .conftest import SOON_S, is_alive, wait_for
@@ -233,7 +233,7 @@ def test_limits_come_from_variables_then_the_project_then_the_user_and_a_project
     outside.write_text('timeout = "1s"')
 
     def limit(key: str, **variables: str) -> tuple[int, str]:
-        limits, mistakes = read_limits({"HOME": str(home), **variables}, str(deep), {"timeout": 600_000})
+        limits, mistakes = read_limits({"HOME": str(home), **variables}, str(deep), {"timeout": 600_000}, {})
         assert not mistakes
         return limits[key].ms, limits[key].source
 
@@ -261,7 +261,7 @@ def test_limits_come_from_variables_then_the_project_then_the_user_and_a_project
 def test_nothing_above_the_repository_counts(tmp_path: Path):
     (tmp_path / "repository" / ".git").mkdir(parents=True)
     (tmp_path / "shotclock.toml").write_text('timeout = "1s"')
-    limits, _ = read_limits({}, str(tmp_path / "repository"), {"timeout": 5})
+    limits, _ = read_limits({}, str(tmp_path / "repository"), {"timeout": 5}, {})
     assert limits["timeout"].ms == 5
 
 
@@ -269,7 +269,9 @@ def test_a_mistake_in_a_project_is_told_and_ignored_one_of_the_user_is_refused(s
     (sh.work / "shotclock.toml").write_text('timout = "5s"\nidle = 30\ntimeout = "9m"\n')
     code, out, err = sh.run("-c", "echo ran")
     assert (code, out, err.count(b"\n")) == (0, b"ran\n", 1)
-    assert err.startswith(b"shotclock-sh: ignored: ") and b"'timout'" in err and b"write 30s or 30ms" in err
+    assert err.startswith(b"shotclock-sh: ignored: ") and b"'timout'" in err and b"(and 1 more)" in err
+    (sh.work / "shotclock.toml").write_text("idle = 30")
+    assert b"shotclock.toml: idle: 30 has no unit: write 30s or 30ms" in sh.run("-c", "echo ran")[2]
     (sh.work / "shotclock.toml").write_text("timeout = [")
     assert sh.run("-c", "echo ran")[:2] == (0, b"ran\n")
     (sh.work / "shotclock.toml").unlink()
@@ -290,15 +292,14 @@ def test_unknown_keys_and_values_name_their_file(tmp_path: Path):
     for text in ("x = 1", "timeout = 5", "idle = {}", "a b", "\udcff"):
         config.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(BadSetting, match=str(config)):
-            read_limits({"XDG_CONFIG_HOME": str(tmp_path)}, "/", {})
+            read_limits({"XDG_CONFIG_HOME": str(tmp_path)}, "/", {}, {})
 
 
 def test_files_are_parsed_only_where_they_have_limits(sh: Shell):
     (sh.work / "pyproject.toml").write_text("[project]\nname = ")  # broken, and of no concern
-    program = "import sys; from shotclock.cli import shell; shell._limited(); print('tomllib' in sys.modules)"
+    program = "import sys; from shotclock.cli import shell; shell._limited({}); print('tomllib' in sys.modules)"
     show = ["-c", f'{sys.executable} -c "{program}"']
     assert sh.run(*show) == (0, b"False\n", b"")
-    assert shell_limits.KEYS == ("timeout", "idle", "lifetime", "input_wait")
 
 
 def test_the_lifetime_of_a_file_is_passed_to_commands(sh: Shell):
@@ -306,6 +307,17 @@ def test_the_lifetime_of_a_file_is_passed_to_commands(sh: Shell):
     show = ["-c", "echo $SHOTCLOCK_LIFETIME"]
     assert sh.run(*show)[1] == b"1h30m\n"
     assert sh.run(*show, env={"SHOTCLOCK_LIFETIME": "3h"})[1] == b"3h\n"
+
+
+def test_options_precede_variables_and_the_shell_sees_none_of_them(sh: Shell):
+    show = ["-c", 'echo "$# $SHOTCLOCK_LIFETIME"; sleep 60', "x", "y"]
+    env = {"SHOTCLOCK_TIMEOUT": "1h", "SHOTCLOCK_LIFETIME": "1h"}
+    code, out, err = sh.run("--timeout", "1s", "--lifetime=2h", *show, env=env)
+    assert (code, out) == (124, b"1 2h\n") and b"the limit of commands here (--timeout)" in err
+    assert sh.run("--input-wait", "3s", "echo line") == (0, b"line\n", b"")
+    for words in (["--timeout"], ["--timeout", "soon", "true"], ["--idle=5", "true"]):
+        code, out, err = sh.run(*words)
+        assert (code, out) == (125, b"") and err.startswith(b"shotclock-sh: --")
 
 
 def test_limits_nest(sh: Shell):

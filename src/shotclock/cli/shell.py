@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 from .._version import __version__
 from ..core.clocks import Clocks, ProcessIdentity
@@ -19,7 +20,7 @@ from ..process.foreground import TerminalSignals
 from ..process.owner import OwnerWatch, UnknownOwner, find_owner, is_agent_gone
 from .exec import AGENT_INPUT_WAIT_MS, DEFAULTS, NOT_DONE, ExecRequest, Wording, carry_out, choose_report
 from .output import say_line, write_quietly
-from .shell_limits import BadSetting, Limit, read_limits, variable_of
+from .shell_limits import BadSetting, Limit, read_limits, take_options, variable_of
 
 NAME = "shotclock-sh"
 SHELL_VARIABLE = "SHOTCLOCK_SHELL"
@@ -28,9 +29,9 @@ _FOLDERS = ("/bin", "/usr/bin")
 _LONG_WITH_VALUE = ("--rcfile", "--init-file")
 
 HELP = """\
-Usage: shotclock-sh -c STRING [NAME [ARGUMENTS…]]
-       shotclock-sh 'COMMAND LINE'
-       shotclock-sh [OPTIONS OF THE SHELL] SCRIPT [ARGUMENTS…]
+Usage: shotclock-sh [LIMITS] [OPTIONS OF THE SHELL] -c STRING [NAME [ARGUMENTS…]]
+       shotclock-sh [LIMITS] 'COMMAND LINE'
+       shotclock-sh [LIMITS] [OPTIONS OF THE SHELL] SCRIPT ARGUMENTS…
 
 A shell whose commands have limits: the arguments go to your own shell, and when a limit is reached, everything that
 the command started is killed, as by `shotclock exec`. Exit codes and the line on stderr are those of `shotclock exec`.
@@ -43,8 +44,9 @@ Without a command or a script it becomes your shell, without limits.
   SHOTCLOCK_LIFETIME    the lifetime of background jobs, for `shotclock exec --detach` [none]
   SHOTCLOCK_SHELL       the shell to run [$SHELL if it is bash or zsh, else bash, zsh or sh]
 
-0 means none. Files may set the same limits (timeout = "5m"): shotclock.toml or [tool.shotclock] in pyproject.toml of
-the project, which can only shorten them, and ~/.config/shotclock/config.toml.
+0 means none. LIMITS are --timeout D, --idle D, --input-wait D and --lifetime D, and precede the variables. Files may
+set the same limits (timeout = "5m"): shotclock.toml or [tool.shotclock] in pyproject.toml of the project, which can
+only shorten them, and ~/.config/shotclock/config.toml.
 
 A command ends with its owner: the coding agent that runs it, otherwise the parent process.
 """
@@ -60,24 +62,35 @@ def main() -> int:
     if name not in _SHELLS and words in (["--help"], ["--version"]):
         write_quietly(sys.stdout, HELP if words == ["--help"] else f"{NAME} {__version__}\n")
         return 0
+    try:
+        options, words = take_options(words)
+        return _run(name, words, options)
+    except (Unusable, BadSetting) as error:
+        say_line(f"{NAME}: {error}")
+        return NOT_DONE
+
+
+def _run(name: str, words: list[str], options: dict[str, str]) -> int:
     is_command = True
     if name not in _SHELLS and len(words) == 1 and words[0][:1] not in ("-", "+"):
         is_command = is_command_line(words[0])
         words = ["-c", words[0]]
-    try:
-        shell = find_shell(name)
-        argv = [shell, *words]
-        if reads_commands(words):
-            foreground.replace_this_process(shell, argv)
-        signals = TerminalSignals()
-        owner = _find_owner()
-        request = _limited() if is_command else _unlimited()
-    except (Unusable, BadSetting, OSError) as error:
-        say_line(f"{NAME}: {error}")
-        return NOT_DONE
+    argv = [find_shell(name), *words]
+    if reads_commands(words):
+        _become(argv)
+    signals = TerminalSignals()
+    owner = _find_owner()
+    request = _limited(options) if is_command else _unlimited()
     request.program, request.command = NAME, argv
     request.owner = None if owner is None else OwnerWatch(owner)
     return carry_out(request, signals)
+
+
+def _become(argv: list[str]) -> NoReturn:
+    try:
+        foreground.replace_this_process(argv[0], argv)
+    except OSError as error:
+        raise Unusable(f"{argv[0]}: {error.strerror}") from None
 
 
 def _unlimited() -> ExecRequest:
@@ -85,17 +98,19 @@ def _unlimited() -> ExecRequest:
     return ExecRequest(clocks=Clocks(timeout_ms=0), input_wait=0, quiet_env=False, leave_children=True, report="none")
 
 
-def _limited() -> ExecRequest:
+def _limited(options: dict[str, str]) -> ExecRequest:
     """Return the request of a command, with its limits. Raises BadSetting."""
     has_agent = any(map(os.environ.get, AGENT_MARKS))
     defaults = {"timeout": DEFAULTS.timeout_ms or 0, "input_wait": AGENT_INPUT_WAIT_MS if has_agent else 0}
-    limits, mistakes = read_limits(os.environ, _folder(), defaults)
+    limits, mistakes = read_limits(os.environ, _folder(), defaults, options)
     if mistakes:
-        say_line(f"{NAME}: ignored: {'; '.join(mistakes)}")
+        more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+        say_line(" ".join(f"{NAME}: ignored: {mistakes[0]}{more}".splitlines()))
+    lifetime, variable = limits["lifetime"], variable_of("lifetime")
     request = ExecRequest(
         clocks=Clocks(timeout_ms=limits["timeout"].ms, idle_ms=limits["idle"].ms),
         input_wait=limits["input_wait"].ms,
-        env={variable_of("lifetime"): str(limits["lifetime"])} if limits["lifetime"].is_from_file else {},
+        env={} if lifetime.source == variable else {variable: str(lifetime)},
         wording=_wording(limits),
     )
     choose_report(request)

@@ -1,4 +1,4 @@
-"""The limits of commands in `shotclock-sh`: from variables, a project's file, the user's file, and the defaults.
+"""The limits of commands in `shotclock-sh`: from options, variables, the files of project and user, and the defaults.
 
 A project's file may only shorten a limit: a cloned repository is not trusted.
 """
@@ -14,12 +14,13 @@ from ..core.value_types import value
 
 KEYS = ("timeout", "idle", "lifetime", "input_wait")
 PROJECT_FILES = ("shotclock.toml", "pyproject.toml")
+LONGEST_KEY = 40  # in a message
 LARGEST_FILE = 1024 * 1024
 _TABLE = b"tool.shotclock"  # the table in a pyproject.toml; without these bytes the file is not parsed
 
 
 class BadSetting(Exception):
-    """A variable or a line of the user's file that is no limit."""
+    """An option, a variable or a line of the user's file that is no limit."""
 
 
 @value
@@ -27,15 +28,27 @@ class Limit:
     ms: int
     """0 for none."""
     source: str
-    """The variable, or the key and the file, that sets it."""
-    is_from_file: bool = False
+    """The option, the variable, or the key and the file, that sets it."""
 
     def __str__(self) -> str:
         return format_duration(self.ms) if self.ms else "0"
 
 
+def take_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the limits that the first words set, by their keys, and the rest. Raises BadSetting."""
+    options = {}
+    while words and words[0].startswith("--"):
+        name, equals, text = words[0].partition("=")
+        if (key := name[2:].replace("-", "_")) not in KEYS:
+            break
+        if not equals and len(words) < 2:
+            raise BadSetting(f"{name} needs a duration")
+        options[key], words = (text, words[1:]) if equals else (words[1], words[2:])
+    return options, words
+
+
 def read_limits(
-    environ: Mapping[str, str], folder: str, defaults: Mapping[str, int]
+    environ: Mapping[str, str], folder: str, defaults: Mapping[str, int], options: Mapping[str, str]
 ) -> tuple[dict[str, Limit], list[str]]:
     """Return the limits, and the mistakes in the project's file, which are ignored. Raises BadSetting for others."""
     limits = {key: Limit(defaults.get(key, 0), variable_of(key)) for key in KEYS}
@@ -45,12 +58,13 @@ def read_limits(
     for key, limit in _read_project(folder, environ.get("HOME", ""), mistakes.append).items():
         if limit.ms and (not limits[key].ms or limit.ms < limits[key].ms):
             limits[key] = limit
-    for key in KEYS:
-        if text := environ.get(variable_of(key)):
-            try:
-                limits[key] = Limit(parse_duration_ms(text), variable_of(key))
-            except DurationError as error:
-                raise BadSetting(f"{variable_of(key)}: {error}") from None
+    given = {key: (variable_of(key), text) for key in KEYS if (text := environ.get(variable_of(key)))}
+    given |= {key: (f"--{key.replace('_', '-')}", text) for key, text in options.items()}
+    for key, (source, text) in given.items():
+        try:
+            limits[key] = Limit(parse_duration_ms(text), source)
+        except DurationError as error:
+            raise BadSetting(f"{source}: {error}") from None
     return limits, mistakes
 
 
@@ -100,10 +114,10 @@ def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]
     limits = {}
     for key, written in table.items():
         if key not in KEYS:
-            on_mistake(f"{path}: unknown key {key!r}; the keys are {', '.join(KEYS)}")
+            on_mistake(f"{path}: unknown key {key[:LONGEST_KEY]!r}; the keys are {', '.join(KEYS)}")
             continue
         try:
-            limits[key] = Limit(parse_duration_ms(written), f"{key} in {path}", is_from_file=True)
+            limits[key] = Limit(parse_duration_ms(written), f"{key} in {path}")
         except DurationError as error:
             on_mistake(f"{path}: {key}: {error}")
     return limits

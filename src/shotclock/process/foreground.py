@@ -9,6 +9,7 @@ import signal
 import stat
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 from ..core.clocks import NS_PER_MS, ClockKind
 from . import ipc, kernel
@@ -166,7 +167,7 @@ def has_terminal() -> bool:
     return True
 
 
-def replace_this_process(path: str, argv: list[str]) -> None:
+def replace_this_process(path: str, argv: list[str]) -> NoReturn:
     """Exec another program, with the signals that Python ignores at their defaults. Raises OSError."""
     for number in PYTHON_IGNORES:
         signal.signal(number, signal.SIG_DFL)
