@@ -414,6 +414,11 @@ def test_without_an_agent_the_parent_is_the_owner(sh: Shell):
     kill_and_await_the_end(sh, "", [str(sh.path), "-c"])
 
 
+def test_where_there_are_no_descriptors_of_processes_the_owner_is_looked_at(sh: Shell):
+    sh.path.write_text(ENTRY.replace("import sys\n", "import os, sys\ndel os.pidfd_open\n"))
+    kill_and_await_the_end(sh, "CLAUDECODE=1 CLAUDE_PID=PID", [str(sh.path), "-c"])
+
+
 def kill_and_await_the_end(sh: Shell, marks: str, words: list[str]) -> None:
     agent = sh.popen("-c", AGENT, marks, *words, STUBBORN, program=sys.executable)
     assert agent.stdout is not None
