@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import Failure
-from ..server.serve import Options, options_of, serve_inbox, serve_target
+from ..core.value_types import replace
+from ..server.serve import Options, options_of, serve_inbox, serve_shell, serve_target
+from ..server.shell_jobs import ShellLimits
 from .output import say_line
-from .parser import Subcommand, argument, flag, option
-from .subcommand import Mistaken, deliver, engine_options, problem_in, unstarted
+from .parser import Subcommand, argument, duration, flag, option, positive_duration
+from .subcommand import Mistaken, deliver, engine_options, problem_in, run_subcommand, unstarted
 
 
 def read_serve_options(**values: Any) -> Options:
@@ -39,13 +41,59 @@ def _serve(target: str, http: str | None, json_only: bool, **values: Any) -> Cal
     return lambda as_json: serve("serve", target, options, as_json, to_stderr=http is None and not json_only)
 
 
+def _serve_shell(timeout: int, idle: int, budget: int) -> Callable[[bool], int]:
+    def run(as_json: bool) -> int:
+        try:
+            return serve_shell(ShellLimits(timeout, idle, budget))
+        except Failure as failure:
+            say_line(f"shotclock: {failure.code}: {failure}")
+            return unstarted("serve shell", problem_in(failure), timeout_ms=0).exit_code
+
+    return run
+
+
+SHELL = Subcommand(
+    "shell",
+    "Serve a shell whose commands always end, to an agent that has no hook for `exec`.",
+    options=(
+        duration("--timeout", "The timeout of `run` where a call names none; 0 means no limit.", default="2m"),
+        duration("--idle", "Stop a command of `run` that writes nothing for this long; 0 means no limit.", default="0"),
+        duration(
+            "--budget",
+            "The longest wait of a call. Keep it below the timeout of the client, which is often 60 s.",
+            default="45s",
+            read=positive_duration,
+        ),
+    ),
+    run=_serve_shell,
+    description="Serve a shell as MCP tools, on stdin and stdout: run, start, logs, wait, send_input, stop and list. "
+    "Every call answers within the budget: a command that takes longer continues as a job, and the answer says how to "
+    "wait for it. When a command ends or is stopped, all processes that it has started are stopped as well.\n\n"
+    "Jobs belong to the connection: they are stopped when the client leaves, also if this server is killed. A client "
+    "starts its own server, so that it sees no jobs of others.\n\n"
+    "Commands run with your rights in bash (sh, if there is no bash), in the folder where the server was started.",
+    epilogue="For a client with a list of servers in JSON:\n\n"
+    '  {"mcpServers": {"shell": {"command": "shotclock", "args": ["serve", "shell"]}}}\n\n'
+    "Output that is longer than an answer is kept in a private file below SHOTCLOCK_HOME, up to 32 MiB, for a day.",
+)
+
+
+def _main(words: list[str]) -> int:
+    if "shell" not in words:
+        return run_subcommand("shotclock", replace(COMMANDS["serve"], main=None), words)
+    words = list(words)
+    words.remove("shell")
+    return run_subcommand("shotclock serve", SHELL, words)
+
+
 COMMANDS = {
     "serve": Subcommand(
         "serve",
         options=(
             argument(
                 "target",
-                "package.module:app or path/to/file.py:app (`:app` may be omitted), or ui: browser and phone.",
+                "package.module:app or path/to/file.py:app (`:app` may be omitted); ui: browser and phone; shell: "
+                "commands (`shotclock serve shell --help`).",
                 missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),
             option("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),
@@ -73,6 +121,7 @@ COMMANDS = {
             ),
         ),
         run=_serve,
+        main=_main,
         usage="TARGET [OPTIONS]",
     )
 }

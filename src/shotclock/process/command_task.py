@@ -242,6 +242,7 @@ class CommandTask:
     soft_ns: int | None = None  # the soft limit, at which the work is asked to end by itself
     idle_ms: int = 0  # the longest silence; 0 is any
     input_ms: int = 0  # how long a process may wait for input; 0 is for ever
+    tells_input: bool = False  # by `News.INPUT_WANTED`, and the command continues
     grace_ms: int = 0  # between the request to stop and the kill
     output: str = Output.CAPTURE.name
     output_limit: int = DEFAULT_OUTPUT_LIMIT
@@ -333,6 +334,8 @@ class News:
     SIGNALLED = "signalled"
     """The number of the signal that is sent to the work."""
     SUSPENDED = "suspended"
+    INPUT_WANTED = "input wanted"
+    """The process that waits for input, as in `CommandReport.input_wanted`; again after each such wait."""
     ENDED = "ended"
     """A packed `CommandReport`: the last message."""
 

@@ -117,7 +117,7 @@ class _Seen:
 class InputWatch:
     """The looks of a supervisor at its tree. Made while its own standard descriptors are still the command's."""
 
-    def __init__(self, limit_ms: int) -> None:
+    def __init__(self, limit_ms: int, stdin: int = 0) -> None:
         self._limit_ms = limit_ms
         pause_ms = min(LONGEST_PAUSE_MS, max(SHORTEST_PAUSE_MS, limit_ms // LOOKS_PER_LIMIT))
         self._pause_ns = pause_ms * NS_PER_MS
@@ -126,8 +126,8 @@ class InputWatch:
         self._terminals = {_link("self", number) for number in (0, 1, 2) if os.isatty(number)}
         if 136 <= os.major(self._terminal) <= 143:
             self._terminals.add(f"/dev/pts/{os.minor(self._terminal) + (os.major(self._terminal) - 136) * 2**20}")
-        self._stdin = _link("self", 0)
-        self._stdin_maker = _socket_maker(0) if self._stdin.startswith("socket:") else 0
+        self._stdin = _link("self", stdin)
+        self._stdin_maker = _socket_maker(stdin) if self._stdin.startswith("socket:") else 0
         self._seen: dict[tuple[int, str], _Seen] = {}
         self._calls = _CALLS.get(os.uname().machine, {})
         self.look_ns: int | None = monotonic_ns() + self._pause_ns if self._calls else None

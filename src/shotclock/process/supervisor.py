@@ -143,21 +143,23 @@ class Supervisor:
     def run_command(self, task: CommandTask, handed: list[int] | None = None, *, stays: bool = False) -> None:
         """Run one command to its end and report. `handed` become its stdin and stdout; then only stderr is read here.
 
-        With `stays` this supervisor then waits for another command if nothing is left of this one.
+        With `Output.RELAY`, stdout and stderr are one pipe, which is relayed to the handed stdout. With `stays` this
+        supervisor then waits for another command if nothing is left of this one.
         """
         self._start_afresh(task)
         self._stays = stays and not self._ignored
         if not task.leave_children:
             self._cgroup = Cgroup.create()
-        becomes = self._pipes(task, handed or [])
+        is_relayed = bool(handed) and task.output == Output.RELAY.name
+        becomes = self._join(task, handed or []) if is_relayed else self._pipes(task, handed or [])
         self._files = kernel.identify_files(becomes.get(number, number) for number in (0, 1, 2))
         self._start(lambda: become(task, becomes), execs=True)
         if task.input_ms:
             from .input_wait import InputWatch  # most commands run without this limit
 
-            self._input_watch = InputWatch(task.input_ms)
+            self._input_watch = InputWatch(task.input_ms, becomes.get(0, 0))
         kernel.replace_by_null(0, 1, 2)
-        for fd in becomes.values():  # the holders of the other ends must notice when the work closes its own
+        for fd in set(becomes.values()):  # the holders of the other ends must notice when the work closes its own
             os.close(fd)
         self._watch()
 
@@ -471,10 +473,14 @@ class Supervisor:
         return self._input_watch.look_ns
 
     def _look_for_input(self) -> None:
-        if self._input_watch is not None:
-            self._report.input_wanted = self._input_watch.look(self._unguarded(), self._streams, self._last_sign_ns)
-            if self._report.input_wanted:
-                self._fire(ClockKind.INPUT)
+        if self._input_watch is None:
+            return
+        wanted = self._input_watch.look(self._unguarded(), self._streams, self._last_sign_ns)
+        if wanted and self._task.tells_input:
+            self._send((News.INPUT_WANTED, wanted))
+        elif wanted:
+            self._report.input_wanted = wanted
+            self._fire(ClockKind.INPUT)
 
     @property
     def _is_active(self) -> bool:

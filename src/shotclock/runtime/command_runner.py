@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -91,6 +91,7 @@ class RunningCommand:
         self.loop = asyncio.get_running_loop()
         self.looking: list[asyncio.Future[WorkView]] = []
         self.on_suspended: Callable[[], None] = lambda: None
+        self.on_input_wanted: Callable[[dict[str, object]], None] = lambda wanted: None
         self.begin()
         self.loop.add_reader(control, self._receive)
 
@@ -202,6 +203,8 @@ class RunningCommand:
                 self.looking.clear()
             case (News.SUSPENDED,):
                 self.on_suspended()
+            case (News.INPUT_WANTED, wanted):
+                self.on_input_wanted(wanted)
             case (News.ENDED, packed):
                 report = CommandReport.unpack(packed)
                 self.pid = self.supervisor = report.spare_pid
@@ -437,7 +440,7 @@ CHUNK = 64 * 1024
 
 
 class InteractiveProcess:
-    """A running process with open stdin and stdout. The caller bounds `read` and `write`."""
+    """A running process with open stdin and stdout. The caller bounds `read` and `write`. Stdin -1 is /dev/null."""
 
     def __init__(self, running: RunningCommand, task: CommandTask, stdin: int, stdout: int) -> None:
         self._running = running
@@ -446,7 +449,8 @@ class InteractiveProcess:
         self._waits: set[asyncio.Future[None]] = set()
         self.ended = asyncio.ensure_future(_wait_for_end(running, task))
         for fd in (stdin, stdout):
-            os.set_blocking(fd, False)
+            if fd >= 0:
+                os.set_blocking(fd, False)
 
     @property
     def report(self) -> CommandReport | None:
@@ -480,6 +484,10 @@ class InteractiveProcess:
             except OSError as error:
                 raise BrokenPipeError(str(error)) from error
 
+    @property
+    def has_stdin(self) -> bool:
+        return self._stdin >= 0
+
     async def close(self, *, politely: bool) -> None:
         """End the process, with all it started. Politely: its stdin ends, and it may exit by itself."""
         self.end_stdin()
@@ -488,11 +496,26 @@ class InteractiveProcess:
             await asyncio.wait([self.ended], timeout=LEAVE_LIMIT_S)
             grace_ms = min(grace_ms, LEAVE_GRACE_MS)
         if not self.ended.done():
-            self._running.order(Order.GRACE, grace_ms)
-            self._running.order(Order.STOP, "closed")
-            await asyncio.wait([self.ended], timeout=stop_limit_s(grace_ms))
-            self._running.give_up()
-            await asyncio.wait([self.ended])  # bounded by the look for its processes
+            await self.stop("closed", grace_ms)
+
+    async def stop(self, why: str, grace_ms: int) -> None:
+        """Stop the process with all it started: TERM, grace, KILL."""
+        self._running.order(Order.GRACE, grace_ms)
+        self._running.order(Order.STOP, why)
+        await asyncio.wait([self.ended], timeout=stop_limit_s(grace_ms))
+        self._running.give_up()
+        await asyncio.wait([self.ended])  # bounded by the look for its processes
+
+    @contextlib.contextmanager
+    def watched(self, on_input_wanted: Callable[[dict[str, object]], None]) -> Iterator[None]:
+        """Hold the limits of the command here as well, in case its supervisor does not, and pass its waits on."""
+        self._running.on_input_wanted = on_input_wanted
+        alarms = self._running.watch(self.task)
+        try:
+            yield
+        finally:
+            for alarm in alarms:
+                alarm.cancel()
 
     def move_bell(self, bell_ns: int, kill_ns: int) -> None:
         self._running.order_once_started(Order.BELL, bell_ns, kill_ns)
@@ -562,8 +585,8 @@ async def _end(opened: InteractiveProcess, *, politely: bool) -> None:
 
 
 async def _open_once(supervisors: Supervisors, task: CommandTask) -> InteractiveProcess:
-    their_stdin, stdin = os.pipe()
-    fds = [their_stdin, stdin]
+    their_stdin, stdin = os.pipe() if task.stdin else (os.open(os.devnull, os.O_RDONLY), -1)
+    fds = [their_stdin, *([stdin] if task.stdin else [])]
     try:
         stdout, their_stdout = os.pipe()
         fds += (stdout, their_stdout)

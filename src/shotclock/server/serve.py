@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from .._version import __version__
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from ..core.envelope import join_problems
@@ -30,6 +31,7 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.store import Store
 from .addresses import check_reach, listen_on, parse_address, url_of
+from .shell_jobs import ShellLimits
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
@@ -275,6 +277,29 @@ async def _serve(
     return signals.exit_code
 
 
+def serve_shell(limits: ShellLimits) -> int:
+    """Serve a shell to one client, on stdin and stdout, and return the exit code. Raises Failure."""
+    return asyncio.run(_serve_shell(limits))
+
+
+async def _serve_shell(limits: ShellLimits) -> int:
+    signals = StopSignals()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(relay_stderr())
+        wire = stack.enter_context(claim_descriptors())
+        stack.enter_context(signals)
+        from .shell import INSTRUCTIONS, ShellTools
+        from .tool_calls import McpServer
+
+        catalogue = Catalogue(
+            "shell", __version__, INSTRUCTIONS, operation_timeout_ms=limits.operation_timeout_ms, is_served=True
+        )
+        async with Dispatcher(catalogue, Runtime()) as dispatcher:
+            shell = ShellTools(dispatcher, limits)
+            await _serve_stdio(McpServer(dispatcher, own_tools=shell, tools=shell.tools), signals, *wire)
+    return signals.exit_code
+
+
 async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wire_out: int) -> None:
     from .stdio import Wire
 
@@ -295,6 +320,8 @@ async def _serve_until_stopped(server: McpServer, signals: StopSignals, serving:
     await signals.wait_beside(serving)
     if not serving.done():
         server.middleware.stop(signals.name)
+    await server.middleware.own_tools.close()
+    if not serving.done():
         await server.dispatcher.runtime.close()  # first, so that the waiting calls are answered
         await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
 

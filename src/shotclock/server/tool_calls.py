@@ -39,19 +39,17 @@ from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trac
 from ..runtime.outcomes import outcome_of_error
 from .tools import (
     CHECK,
-    CONTROLS,
-    JOB_TOOL,
     JUSTIFICATION,
     OWN_TOOLS,
     PROPOSE,
     WITHDRAW,
     OwnTools,
     ProgressReports,
+    ServerTools,
     ask_while_waiting,
     decider_at,
     input_required,
     may_answer,
-    mistakes_in,
     take_answers,
     takes_justification,
     tools_of,
@@ -142,6 +140,7 @@ class ToolCallMiddleware:
         *,
         operation_timeout_ms: int,
         server_info: dict[str, Any],
+        own_tools: ServerTools | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._tools = tools
@@ -149,8 +148,9 @@ class ToolCallMiddleware:
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
-        self._own = {name for name in OWN_TOOLS if name in tools and name not in self._specs}
-        self._own_tools = OwnTools(dispatcher, self._own)
+        if own_tools is None:
+            own_tools = OwnTools(dispatcher, {name for name in OWN_TOOLS if name in tools and name not in self._specs})
+        self._own, self.own_tools = own_tools.names, own_tools
         self._left: set[asyncio.Task[Envelope]] = set()
         self._stopped_by: str | None = None
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
@@ -211,7 +211,8 @@ class ToolCallMiddleware:
             envelope.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
         server_info = self._server_info if ctx.protocol_version in MODERN else None
         try:
-            return render_result(envelope, server_info)
+            text = self.own_tools.text_of(name, envelope) if name in self._own else None
+            return render_result(envelope, server_info, text)
         except (TypeError, ValueError, RecursionError) as error:
             envelope.warnings = []
             message = f"the answer cannot be put into JSON: {error}"
@@ -263,9 +264,9 @@ class ToolCallMiddleware:
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
         if is_own:
-            call = self._own_tools.begin(request)
+            call = self.own_tools.begin(request)
             call.cancellation.ending = Ending.CANCELLED  # it has done what it could: no guard comes before its work
-            work = self._own_tools.carry_out(call, request)
+            work = self.own_tools.carry_out(call, request)
         else:
             call = dispatcher.begin(request)
             work = dispatcher.carry_out(call)
@@ -296,7 +297,7 @@ class ToolCallMiddleware:
             request.refusal = Outcome(Ending.NOT_STARTED, problem)
             return request
         if name in self._own and isinstance(written, dict | None):
-            mistakes += mistakes_in(name, arguments)
+            mistakes += self.own_tools.mistakes_in(name, arguments)
         if spec is not None and spec.approval is not None:
             justification = arguments.get(JUSTIFICATION, "")
             if isinstance(justification, str):
@@ -308,7 +309,8 @@ class ToolCallMiddleware:
         if mistakes:
             request.refusal = invalid(mistakes)
         elif spec is None:
-            request.budget_ms = self._own_budget_ms(name, arguments, meta)
+            wait_ms = self.own_tools.wait_ms(name, arguments)
+            request.budget_ms = None if wait_ms is None else self._budget_ms(wait_ms, meta)
         elif spec.interruption is not None or spec.approval is not None:
             request.stop = asyncio.get_running_loop().create_future()
             waits_ms = meta.budget_ms
@@ -316,13 +318,6 @@ class ToolCallMiddleware:
                 waits_ms = LONGEST_MS  # the response budget says how long, within these
             request.budget_ms = self._budget_ms(waits_ms, meta)
         return request
-
-    def _own_budget_ms(self, name: str, arguments: Mapping[str, Any], meta: RequestMeta) -> int | None:
-        """Return how long one of the server's own tools waits."""
-        if name in CONTROLS or (name == JOB_TOOL and arguments["action"] != "wait"):
-            return None
-        default_ms = None if name == JOB_TOOL else self._own_tools.budget_ms
-        return self._budget_ms(arguments.get("wait_ms", default_ms), meta)
 
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
         """Return a wait below the backstop and the caller's deadline, which would end work that may outlive it."""
@@ -431,8 +426,11 @@ def _name_tools(envelope: Envelope) -> Envelope:
     return envelope
 
 
-def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the result of a tool, with the whole envelope; with `server_info`, in the form of the 2026 revision."""
+def render_result(envelope: Envelope, server_info: dict[str, Any] | None, shown: str | None = None) -> dict[str, Any]:
+    """Return the result of a tool, with the whole envelope; with `server_info`, in the form of the 2026 revision.
+
+    The text is `shown`, or without that the envelope as JSON.
+    """
     text = envelope.to_json()
     if len(text) > LONGEST_RESULT:
         hidden = "" if envelope.code is None else f"; its error was {envelope.code}"
@@ -448,7 +446,7 @@ def render_result(envelope: Envelope, server_info: dict[str, Any] | None) -> dic
         rest = {name: item for name, item in envelope.data.items() if name != "image"}
         text = Envelope(rest, envelope.error, envelope.warnings, envelope.meta).to_json()
     result: dict[str, Any] = {
-        "content": [{"type": "text", "text": text}, *images],
+        "content": [{"type": "text", "text": text if shown is None else shown}, *images],
         "structuredContent": envelope.to_dict(),
         "isError": not envelope.ok and not _is_pending(envelope),
     }
@@ -503,10 +501,17 @@ def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
 
 
 class McpServer:
-    def __init__(self, dispatcher: Dispatcher, operation_timeout_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        operation_timeout_ms: int | None = None,
+        own_tools: ServerTools | None = None,
+        tools: Mapping[str, Tool] | None = None,
+    ) -> None:
+        """Serve the commands of the dispatcher; with `own_tools`, these `tools` and no others."""
         catalogue = dispatcher.catalogue
         limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
-        tools = tools_of(catalogue)
+        tools = tools_of(catalogue) if tools is None else tools
         listed = ListToolsResult(tools=list(tools.values()))
         schemas = {name: tool.input_schema for name, tool in tools.items()}
 
@@ -523,7 +528,11 @@ class McpServer:
             get_tool_input_schema=schemas.get,
         )
         self.middleware = ToolCallMiddleware(
-            dispatcher, tools, operation_timeout_ms=limit_ms, server_info=self.sdk.server_info_stamp
+            dispatcher,
+            tools,
+            operation_timeout_ms=limit_ms,
+            server_info=self.sdk.server_info_stamp,
+            own_tools=own_tools,
         )
         self.sdk.middleware[:] = [self.middleware]
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from mcp.server.context import ServerRequestContext
 from mcp_types import ClientCapabilities, ElicitationCapability, Tool, ToolAnnotations
 
-from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, JsonSchema
+from ..core.catalogue import CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec, JsonSchema
 from ..core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
@@ -90,7 +90,7 @@ def _command_tool(spec: CommandSpec) -> Tool:
         name=spec.name,
         description=_description(spec) or None,
         input_schema={"type": "object", **_input_schema(spec)},
-        output_schema=_envelope_schema(spec.output_schema),
+        output_schema=envelope_schema(spec.output_schema),
         annotations=ToolAnnotations(
             read_only_hint=not spec.mutates,
             destructive_hint=spec.destructive,
@@ -128,7 +128,7 @@ def _description(spec: CommandSpec) -> str:
     return "\n\n".join(parts)
 
 
-def _envelope_schema(own: JsonSchema | None) -> JsonSchema:
+def envelope_schema(own: JsonSchema | None) -> JsonSchema:
     """Return the schema of the envelope, with the command's result as the data of a success."""
     schema: JsonSchema = {
         "type": "object",
@@ -233,7 +233,7 @@ def _own_tool(name: str) -> Tool:
             "required": _REQUIRED[name],
             "additionalProperties": False,
         },
-        output_schema=_envelope_schema(None),
+        output_schema=envelope_schema(None),
         annotations=ToolAnnotations(read_only_hint=name == CHECK, destructive_hint=False, idempotent_hint=True),
     )
 
@@ -275,12 +275,49 @@ def _find_mistake(field: str, schema: JsonSchema, value: object) -> str | None:
     return None
 
 
+class ServerTools(Protocol):
+    """Tools that are no commands of an App: they run in the server's own process."""
+
+    names: Collection[str]
+
+    def mistakes_in(self, name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]: ...
+
+    def wait_ms(self, name: str, arguments: Mapping[str, Any]) -> int | None:
+        """Return how long a call may wait before it answers; None for a tool that does not wait."""
+
+    def begin(self, request: CallRequest) -> Call: ...
+
+    async def carry_out(self, call: Call, request: CallRequest) -> Envelope: ...
+
+    def text_of(self, name: str, envelope: Envelope) -> str | None:
+        """Return the answer as text for a model; None for the JSON of the envelope."""
+
+    async def close(self) -> None:
+        """End the work of the connection, bounded."""
+
+
 class OwnTools:
-    """The server's own tools; `mistakes_in` checks their arguments. Raises Failure for an unreadable budget."""
+    """The server's own tools beside an App. Raises Failure for an unreadable budget."""
 
     def __init__(self, dispatcher: Dispatcher, names: Collection[str]) -> None:
+        self.names = names
         self._dispatcher = dispatcher
         self.budget_ms = person_wait.read_response_budget_ms() if {PROPOSE, CHECK, WITHDRAW} & {*names} else 0
+
+    def mistakes_in(self, name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+        return mistakes_in(name, arguments)
+
+    def wait_ms(self, name: str, arguments: Mapping[str, Any]) -> int | None:
+        if name in CONTROLS or (name == JOB_TOOL and arguments["action"] != "wait"):
+            return None
+        wait_ms: int = arguments.get("wait_ms", DEFAULT_BUDGET_MS if name == JOB_TOOL else self.budget_ms)
+        return wait_ms
+
+    def text_of(self, name: str, envelope: Envelope) -> str | None:
+        return None
+
+    async def close(self) -> None:
+        pass
 
     def begin(self, request: CallRequest) -> Call:
         """Start the clocks of a tool. One that waits is bounded by its budget."""
