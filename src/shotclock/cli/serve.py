@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -41,10 +42,13 @@ def _serve(target: str, http: str | None, json_only: bool, **values: Any) -> Cal
     return lambda as_json: serve("serve", target, options, as_json, to_stderr=http is None and not json_only)
 
 
-def _serve_shell(timeout: int, idle: int, budget: int) -> Callable[[bool], int]:
+def _serve_shell(timeout: int, idle: int, budget: int, cwd: str) -> Callable[[bool], int]:
+    if not os.path.isdir(cwd):
+        raise Mistaken({"cwd": f"{cwd!r} is not a directory"})
+
     def run(as_json: bool) -> int:
         try:
-            return serve_shell(ShellLimits(timeout, idle, budget))
+            return serve_shell(ShellLimits(timeout, idle, budget), os.path.abspath(cwd))
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
             return unstarted("serve shell", problem_in(failure), timeout_ms=0).exit_code
@@ -64,6 +68,7 @@ SHELL = Subcommand(
             default="45s",
             read=positive_duration,
         ),
+        option("--cwd", "DIR", "The folder of commands; a call may name another.", default="."),
     ),
     run=_serve_shell,
     description="Serve a shell as MCP tools, on stdin and stdout: run, start, logs, wait, send_input, stop and list. "
@@ -71,7 +76,8 @@ SHELL = Subcommand(
     "wait for it. When a command ends or is stopped, all processes that it has started are stopped as well.\n\n"
     "Jobs belong to the connection: they are stopped when the client leaves, also if this server is killed. A client "
     "starts its own server, so that it sees no jobs of others.\n\n"
-    "Commands run with your rights in bash (sh, if there is no bash), in the folder where the server was started.",
+    "Commands run with your rights in bash (sh, if there is no bash). Your agent's rules for its own shell "
+    "do not apply to them, only its rules for MCP tools.",
     epilogue="For a client with a list of servers in JSON:\n\n"
     '  {"mcpServers": {"shell": {"command": "shotclock", "args": ["serve", "shell"]}}}\n\n'
     "Output that is longer than an answer is kept in a private file below SHOTCLOCK_HOME, up to 32 MiB, for a day.",

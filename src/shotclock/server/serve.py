@@ -277,12 +277,12 @@ async def _serve(
     return signals.exit_code
 
 
-def serve_shell(limits: ShellLimits) -> int:
+def serve_shell(limits: ShellLimits, folder: str) -> int:
     """Serve a shell to one client, on stdin and stdout, and return the exit code. Raises Failure."""
-    return asyncio.run(_serve_shell(limits))
+    return asyncio.run(_serve_shell(limits, folder))
 
 
-async def _serve_shell(limits: ShellLimits) -> int:
+async def _serve_shell(limits: ShellLimits, folder: str) -> int:
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(relay_stderr())
@@ -295,7 +295,7 @@ async def _serve_shell(limits: ShellLimits) -> int:
             "shell", __version__, INSTRUCTIONS, operation_timeout_ms=limits.operation_timeout_ms, is_served=True
         )
         async with Dispatcher(catalogue, Runtime()) as dispatcher:
-            shell = ShellTools(dispatcher, limits)
+            shell = ShellTools(dispatcher, limits, folder)
             await _serve_stdio(McpServer(dispatcher, own_tools=shell, tools=shell.tools), signals, *wire)
     return signals.exit_code
 

@@ -61,9 +61,9 @@ class ToolCall(NamedTuple):
 class ShellTools:
     """The tools and jobs of one connection."""
 
-    def __init__(self, dispatcher: Dispatcher, limits: ShellLimits) -> None:
+    def __init__(self, dispatcher: Dispatcher, limits: ShellLimits, folder: str) -> None:
         self._dispatcher, self._limits = dispatcher, limits
-        self._jobs = Jobs(dispatcher.runtime)
+        self._jobs = Jobs(dispatcher.runtime, folder)
         self._methods: dict[str, Callable[..., Any]] = {
             "run": self.run,
             "start": self.start,

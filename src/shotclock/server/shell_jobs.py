@@ -181,9 +181,8 @@ class Job:
 class Jobs:
     """The jobs of one connection, by their ids."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._folder = os.getcwd()
+    def __init__(self, runtime: Runtime, folder: str) -> None:
+        self._runtime, self._folder = runtime, folder
         self._shell = shutil.which("bash") or "/bin/sh"
         self._jobs: dict[str, Job] = {}
         self._lives: set[asyncio.Task[None]] = set()
