@@ -319,6 +319,8 @@ def test_a_program_that_waits_for_input_is_reported_and_gets_it() -> None:
         asking = await shell.call("wait", job="python")
         assert asking.code == "INCOMPLETE" and asking.data["status"] == "running"
         assert asking.data["input_wanted"]["prompt"] == ">>>" and "waits for input: use send_input" in asking.text
+        again = await shell.call("wait", job="python", timeout_s=0.3)
+        assert again.data["input_wanted"] and again.data["duration_ms"] - asking.data["duration_ms"] >= 300
         replied = await shell.call("send_input", job="python", text="print(6 * 7)")
         assert "42\n" in replied.data["output"] and replied.data["input_wanted"] is None
         left = await shell.call("send_input", job="python", text="import sys; sys.exit(9)\n")
@@ -349,6 +351,7 @@ def test_a_job_that_does_not_read_its_input_cannot_hold_up_a_call() -> None:
         first = await shell.call("send_input", job="busy", text="x" * 60_000)
         assert first.envelope["ok"], "the pipe holds it"
         second = await shell.call("send_input", job="busy", text="x" * 60_000)
+        assert second.envelope["error"]["retryable"] is False, "a part of it may be written"
         assert second.code == "UNAVAILABLE" and "did not read its input within 5 s" in second.text
 
     with_shell(scene)
@@ -363,6 +366,7 @@ def test_there_is_a_limit_on_running_jobs_and_old_ones_are_forgotten_with_their_
         assert (await shell.call("logs", job=long["job"])).code == "JOB_NOT_FOUND"
         await asyncio.gather(*(shell.call("start", command="sleep 300") for _ in range(16)))
         refused = await shell.run("true")
+        assert refused.envelope["meta"]["ending"] == "not_started"
         assert refused.code == "CONFLICT" and "16 jobs are running, which is the limit" in refused.text
         await shell.call("stop", job="job-40")
         assert (await shell.run("true")).envelope["ok"]
@@ -447,11 +451,12 @@ def test_a_client_that_leaves_takes_its_jobs_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_stops_all_jobs_and_answers_the_waiting_calls(number: int, code: int, tmp_path: Path) -> None:
     with served("serve", "shell") as process:
-        say(process, 1, "run", {"command": TREE.format(tmp_path)})
+        say(process, 1, "run", {"command": f"echo begun; {TREE.format(tmp_path)}"})
         pids = pids_in(tmp_path)
         process.send_signal(number)
         answer = hear(process)["result"]["structuredContent"]
-        assert answer["error"]["code"] == "CANCELLED"
+        assert (answer["error"]["code"], answer["data"]["output"]) == ("CANCELLED", "begun\n")
+        assert (answer["meta"]["ending"], answer["meta"]["survivors"]) == ("killed", [])
         assert process.wait(ENDED_WITHIN_S) == code
         assert are_gone(pids)
 

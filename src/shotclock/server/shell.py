@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from mcp_types import Tool, ToolAnnotations
@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 from ..core.arguments import signature_of
 from ..core.clocks import Clocks
 from ..core.envelope import Envelope
-from ..core.errors import Failure
+from ..core.errors import Ending, Failure
 from ..core.value_types import replace
 from ..dispatch.dispatcher import Dispatcher
 from ..runtime.call import Call, CallRequest, Outcome
@@ -30,8 +30,8 @@ from .tools import envelope_schema
 
 INSTRUCTIONS = (
     "Runs shell commands that always end. Use `run` for a command, and `start` for a server or a program that reads "
-    "input. Whatever a command starts is stopped with it, also background processes: use `start` for those that should "
-    "stay. All jobs end with this connection."
+    "input. Processes that a command has left in the background are stopped when it ends: use `start` for "
+    "those that should stay. All jobs end with this connection."
 )
 # How long `start` looks whether a command without a sign of readiness ends at once.
 START_LOOK_S = 0.5
@@ -47,6 +47,7 @@ Folder = Annotated[
 ]
 JobId = Annotated[str, Field(max_length=100, description="The id or name of a job of this connection.")]
 Seconds = Annotated[float | None, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
+Method = Callable[..., Awaitable[Outcome]]
 
 
 class ToolCall(NamedTuple):
@@ -64,7 +65,7 @@ class ShellTools:
     def __init__(self, dispatcher: Dispatcher, limits: ShellLimits, folder: str) -> None:
         self._dispatcher, self._limits = dispatcher, limits
         self._jobs = Jobs(dispatcher.runtime, folder)
-        self._methods: dict[str, Callable[..., Any]] = {
+        self._methods: dict[str, Method] = {
             "run": self.run,
             "start": self.start,
             "logs": self.logs,
@@ -89,7 +90,7 @@ class ShellTools:
         beginning and the end, and the path of the whole). Its stdin is empty. Everything it has started is stopped when
         it ends. If it takes longer than a call may wait, it continues as a job, and the answer INCOMPLETE names it."""
         job = self._jobs.start(ctx.call, command, cwd, has_stdin=False)
-        async with _stopped_if_cancelled(job):
+        async with _stopped_if_cancelled(job, ctx):
             await job.until(lambda: job.has_ended, ctx.budget_s)
         return answer_job(job, ctx.budget_ms)
 
@@ -121,7 +122,7 @@ class ShellTools:
         job = self._jobs.start(ctx.call, command, cwd, name, has_stdin=True)
         if ready_output is not None:
             job.expect_output(ready_output)
-        async with _stopped_if_cancelled(job):
+        async with _stopped_if_cancelled(job, ctx):
             if ready_port is not None:
                 await _probe(job, ready_port, min(ready_within_s, ctx.budget_s))
             elif ready_output is not None:
@@ -141,9 +142,9 @@ class ShellTools:
     ) -> Outcome:
         """Return lines of the output of a job. Pass next_line of the answer as since_line to read on."""
         found = self._jobs.find(job)
-        return answer_lines(
-            found, max(0, found.output.lines - max_lines) if since_line is None else since_line, max_lines
-        )
+        if since_line is None:
+            since_line = max(0, found.output.lines - max_lines)
+        return answer_lines(found, since_line, max_lines)
 
     async def wait(
         self,
@@ -153,10 +154,10 @@ class ShellTools:
             Seconds, Field(description="Answer after this time; at most, and by default, as long as a call may wait.")
         ] = None,
     ) -> Outcome:
-        """Wait for the end of a job, and answer as `run` does. Answers earlier if the job waits for input."""
+        """Wait for the end of a job, and answer as `run` does. Answers earlier, once, if the job waits for input."""
         found = self._jobs.find(job)
         limit_s = ctx.budget_s if timeout_s is None else min(timeout_s, ctx.budget_s)
-        await found.until(lambda: found.has_ended or bool(found.input_wanted), limit_s)
+        await found.until(lambda: found.has_ended or found.has_new_wait, limit_s)
         return answer_job(found, ctx.budget_ms)
 
     async def send_input(
@@ -222,6 +223,8 @@ class ShellTools:
                 answering.outcome = await self._methods[request.name](ctx, **arguments)
             except Failure as failure:
                 answering.outcome = failure_outcome(failure)
+                if failure.side_effects is None:
+                    answering.outcome.ending = Ending.NOT_STARTED
         return answering.envelope
 
     def text_of(self, name: str, envelope: Envelope) -> str | None:
@@ -235,7 +238,7 @@ def _in_ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _tool(name: str, method: Callable[..., Any]) -> Tool:
+def _tool(name: str, method: Method) -> Tool:
     reads = name in ("logs", "wait", "list")
     result = JobList if name == "list" else JobState
     return Tool(
@@ -253,12 +256,13 @@ def _tool(name: str, method: Callable[..., Any]) -> Tool:
 
 
 @contextlib.asynccontextmanager
-async def _stopped_if_cancelled(job: Job) -> Any:
-    """Stop a job whose caller has cancelled the call and does not know the id."""
+async def _stopped_if_cancelled(job: Job, ctx: ToolCall) -> AsyncIterator[None]:
+    """Stop a job whose caller has cancelled the call and does not know the id. Its output so far is kept."""
     try:
         yield
     except asyncio.CancelledError:
         await run_shielded(job.stop("the caller"))
+        ctx.call.cancellation.outcome = answer_job(job, ctx.budget_ms)
         raise
 
 

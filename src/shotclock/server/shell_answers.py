@@ -99,6 +99,7 @@ def answer_lines(job: Job, since_line: int, most: int) -> Outcome:
 def _state(job: Job) -> JobState:
     data = job.outcome.data if job.outcome is not None and isinstance(job.outcome.data, dict) else {}
     output = job.output
+    job.is_wait_reported = bool(job.input_wanted)
     return JobState(
         job=job.id,
         status="ended" if job.has_ended else "running",

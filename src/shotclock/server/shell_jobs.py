@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..core.clocks import NS_PER_MS
 from ..core.envelope import Problem
-from ..core.errors import Ending, Failure
+from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import value
 from ..process.clock import monotonic_ns
 from ..process.command_task import spill_path
@@ -31,7 +31,7 @@ CLOSE_GRACE_MS = 1_000  # the same at the end of the connection: clients kill a 
 # How long a process waits for input before that is reported.
 INPUT_WAIT_MS = 3_000
 LAST_OUTPUT_S = 2.0  # for the rest of the output of an ended command, which its supervisor has already written
-# The backstop of a call, above its budget: stopping a command takes the grace, and a look for what is left of it.
+# The backstop of a call, above its budget: stopping a command takes the grace and a search for survivors.
 BACKSTOP_MARGIN_MS = 30_000
 WRITE_LIMIT_S = 5.0  # exhausted by a command that does not read its input
 
@@ -58,6 +58,7 @@ class Job:
         self.outcome: Outcome | None = None  # of the ended command
         self.stop_reason = ""
         self.input_wanted: dict[str, object] = {}  # the process that waits for input, as `INPUT_WANTED` describes it
+        self.is_wait_reported = False  # in an answer
         self.is_ready: bool | None = None  # None: nothing was to be waited for
         self._ready_output = b""
         self._process: InteractiveProcess | None = None
@@ -67,6 +68,10 @@ class Job:
     @property
     def has_ended(self) -> bool:
         return self.outcome is not None
+
+    @property
+    def has_new_wait(self) -> bool:
+        return bool(self.input_wanted) and not self.is_wait_reported
 
     @property
     def running_ms(self) -> int:
@@ -104,7 +109,7 @@ class Job:
         if not process.has_stdin:
             message = f"the stdin of {self.id} is closed, or was empty from the beginning as for every `run`"
             raise Failure("CONFLICT", message, suggestion="use `start` for a command that reads input")
-        self.input_wanted = {}
+        self._forget_wait()
         try:
             async with asyncio.timeout(WRITE_LIMIT_S):
                 await process.write(content)
@@ -112,7 +117,8 @@ class Job:
             raise Failure("CONFLICT", f"{self.id} has closed its stdin", suggestion="look at its logs") from None
         except TimeoutError:
             message = f"{self.id} did not read its input within {WRITE_LIMIT_S:g} s; a part of it may be written"
-            raise Failure("UNAVAILABLE", message, suggestion="look at its logs, or stop it") from None
+            hint = "look at its logs, or stop it"
+            raise Failure("UNAVAILABLE", message, suggestion=hint, side_effects=SideEffects.UNKNOWN) from None
         if end:
             process.end_stdin()
 
@@ -153,7 +159,8 @@ class Job:
         except Exception as error:  # a refusal to start it, or a bug: the waiting tools still answer
             outcome = outcome_of_error(error)
         finally:
-            self._ended_ns, self.outcome, self.input_wanted = monotonic_ns(), outcome, {}
+            self._ended_ns, self.outcome = monotonic_ns(), outcome
+            self._forget_wait()
             self.output.close()
             self._wake()
 
@@ -161,12 +168,15 @@ class Job:
         rest = b""
         while chunk := await process.read():
             self.output.add(chunk)
-            self.input_wanted = {}
+            self._forget_wait()
             if self.is_ready is False and self._ready_output:
                 rest += chunk
                 self.is_ready = self._ready_output in rest
                 rest = rest[-len(self._ready_output) :]
             self._wake()
+
+    def _forget_wait(self) -> None:
+        self.input_wanted, self.is_wait_reported = {}, False
 
     def _note_input_wanted(self, wanted: dict[str, object]) -> None:
         self.input_wanted = wanted
