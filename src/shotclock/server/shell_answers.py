@@ -79,7 +79,7 @@ def _shown(job: Job) -> dict[str, object]:
     if not job.has_ended:
         state.summary += f" Next: {HOW_TO_CONTINUE}."
     state.output, state.lines_left_out = job.output.excerpt()
-    return dataclasses.asdict(state)
+    return _known(state)
 
 
 def answer_lines(job: Job, since_line: int, most: int) -> Outcome:
@@ -93,7 +93,12 @@ def answer_lines(job: Job, since_line: int, most: int) -> Outcome:
         state.summary += f" No line after {since_line}; there are {state.lines}."
     else:
         state.summary += f" Lines {found.first_line} to {found.last_line} of {state.lines}:"
-    return Outcome(Ending.FINISHED, data=dataclasses.asdict(state))
+    return Outcome(Ending.FINISHED, data=_known(state))
+
+
+def _known(state: JobState) -> dict[str, object]:
+    """Return the fields that have a value: some clients show a model this data, and not the text."""
+    return {name: given for name, given in dataclasses.asdict(state).items() if given is not None}
 
 
 def _state(job: Job) -> JobState:
@@ -159,8 +164,8 @@ def _problem_of(outcome: Outcome) -> Problem | None:
 def answer_list(jobs: list[Job]) -> Outcome:
     states = [_state(job) for job in jobs]
     running = sum(state.status == "running" for state in states)
-    listed = JobList(f"{running} running, {len(states) - running} ended.", states)
-    return Outcome(Ending.FINISHED, data=dataclasses.asdict(listed))
+    summary = f"{running} running, {len(states) - running} ended."
+    return Outcome(Ending.FINISHED, data={"summary": summary, "jobs": [_known(state) for state in states]})
 
 
 def text_of(envelope: Envelope) -> str | None:

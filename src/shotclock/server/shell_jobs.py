@@ -228,7 +228,7 @@ class Jobs:
             name = self._next_name()
         elif (former := self._jobs.pop(name, None)) is not None:
             former.output.remove_file()
-        folder = os.path.join(self._folder, os.path.expanduser(cwd or ""))
+        folder = os.path.join(self._folder, os.path.expanduser(cwd)) if cwd else self._folder
         job = self._jobs[name] = Job(name, command, folder, call)
         argv = [self._shell, "-c", command]
         life = asyncio.create_task(job.live(self._runtime, call, argv, has_stdin=has_stdin))
