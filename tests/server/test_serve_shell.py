@@ -331,6 +331,23 @@ def test_a_program_that_waits_for_input_is_reported_and_gets_it() -> None:
     with_shell(scene)
 
 
+def test_a_wait_for_input_that_has_ended_is_not_reported_any_more() -> None:
+    gives_up = (
+        "import signal, time; signal.signal(signal.SIGALRM, lambda *_: 1 / 0); signal.alarm(5)\n"
+        "try: input()\nexcept ZeroDivisionError: time.sleep(300)"
+    )
+
+    async def scene(shell: Shell) -> None:
+        await shell.call("start", command=f"python3 -c '{gives_up}'", name="asks")
+        assert (await shell.call("wait", job="asks")).data["input_wanted"]["waits_for"] == "stdin"
+        for _ in range(100):
+            if "input_wanted" not in (await shell.call("wait", job="asks", timeout_s=0.3)).data:
+                return
+        pytest.fail("still reported")
+
+    with_shell(scene)
+
+
 def test_stdin_of_a_job_can_be_closed_and_is_then_refused() -> None:
     async def scene(shell: Shell) -> None:
         await shell.call("start", command="cat; echo end; sleep 300", name="cat")
@@ -468,6 +485,7 @@ def test_a_killed_server_leaves_no_process_of_any_job(tmp_path: Path) -> None:
             folder.mkdir()
             say(process, number, folder.name, {"command": TREE.format(folder)})
         pids = [pid for folder in folders for pid in pids_in(folder)]
+        assert all(not are_gone([pid]) for pid in pids)
         process.kill()
         process.wait(ENDED_WITHIN_S)
         eventually(lambda: are_gone(pids), GONE_WITHIN_S)

@@ -30,6 +30,7 @@ GRACE_MS = 2_000  # between the request to stop and the kill
 CLOSE_GRACE_MS = 1_000  # the same at the end of the connection: clients kill a server that has not ended after 2 s
 # How long a process waits for input before that is reported.
 INPUT_WAIT_MS = 3_000
+WAIT_SEEN_MS = INPUT_WAIT_MS * 2 + 1_000  # such a report is repeated; without the next one, the wait has ended
 LAST_OUTPUT_S = 2.0  # for the rest of the output of an ended command, which its supervisor has already written
 # The backstop of a call, above its budget: stopping a command takes the grace and a search for survivors.
 BACKSTOP_MARGIN_MS = 30_000
@@ -57,8 +58,9 @@ class Job:
         self.output = JobOutput(spill_path(f"{call.request_id}.log"))
         self.outcome: Outcome | None = None  # of the ended command
         self.stop_reason = ""
-        self.input_wanted: dict[str, object] = {}  # the process that waits for input, as `INPUT_WANTED` describes it
         self.is_wait_reported = False  # in an answer
+        self._input_wanted: dict[str, object] = {}
+        self._wanted_ns = 0
         self.is_ready: bool | None = None  # None: nothing was to be waited for
         self._ready_output = b""
         self._process: InteractiveProcess | None = None
@@ -68,6 +70,11 @@ class Job:
     @property
     def has_ended(self) -> bool:
         return self.outcome is not None
+
+    @property
+    def input_wanted(self) -> dict[str, object]:
+        """Return the process that waits for input, as `INPUT_WANTED` describes it; nothing if that was long ago."""
+        return self._input_wanted if monotonic_ns() - self._wanted_ns < WAIT_SEEN_MS * NS_PER_MS else {}
 
     @property
     def has_new_wait(self) -> bool:
@@ -80,10 +87,6 @@ class Job:
     def expect_output(self, text: str) -> None:
         """Be ready once the output contains this text."""
         self._ready_output, self.is_ready = text.encode(), False
-
-    def note_ready(self) -> None:
-        self.is_ready = True
-        self._wake()
 
     async def until(self, is_true: Callable[[], bool], limit_s: float) -> bool:
         """Wait until something is true of the job. Returns False if the limit comes first."""
@@ -104,8 +107,10 @@ class Job:
     async def write(self, content: bytes, *, end: bool) -> None:
         """Write to stdin. Raises Failure."""
         process = self._process
-        if process is None or self.has_ended:
+        if self.has_ended:
             raise Failure("CONFLICT", f"{self.id} has ended", suggestion="start it again")
+        if process is None:
+            raise Failure("CONFLICT", f"{self.id} is not started yet", suggestion="call again")
         if not process.has_stdin:
             message = f"the stdin of {self.id} is closed, or was empty from the beginning as for every `run`"
             raise Failure("CONFLICT", message, suggestion="use `start` for a command that reads input")
@@ -176,10 +181,11 @@ class Job:
             self._wake()
 
     def _forget_wait(self) -> None:
-        self.input_wanted, self.is_wait_reported = {}, False
+        self._input_wanted, self.is_wait_reported = {}, False
 
     def _note_input_wanted(self, wanted: dict[str, object]) -> None:
-        self.input_wanted = wanted
+        self.is_wait_reported = self.is_wait_reported and bool(self.input_wanted)
+        self._input_wanted, self._wanted_ns = wanted, monotonic_ns()
         self._wake()
 
     def _wake(self) -> None:
