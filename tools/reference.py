@@ -30,7 +30,7 @@ def find_subcommand(name: str) -> Subcommand:
 def options_table(command: Subcommand) -> str:
     """Return the options of a subcommand as a Markdown table."""
     lines = ["| option | |", "|---|---|"]
-    for each in command.options:
+    for each in command.accepted:
         name, text = each.describe()
         lines.append(f"| `{name}` | {text} |".replace("a|b", "a\\|b"))
     return "\n".join(lines) + "\n"

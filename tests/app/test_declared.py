@@ -51,7 +51,7 @@ def test_every_spelling_is_understood_on_the_command_line_in_python_and_inside(n
 
 def test_the_command_line_lists_the_hyphenated_spelling_and_the_manifest_the_other_as_an_alias(tool: Any):
     program = tool("named.py")
-    said = program("--help").stderr.decode()
+    said = program("--help").stdout.decode()
     assert "search-files" in said and "getuser" in said and "search_files" not in said
     commands = program.envelope("manifest", code=0)["data"]["commands"]
     assert commands["search-files"]["aliases"] == ["search_files"] and commands["getuser"]["aliases"] == ["getUser"]

@@ -84,7 +84,7 @@ def test_every_word_of_the_manifest_is_a_word_of_the_command_line(tool: Any):
     program = tool()
     commands = program.envelope("manifest", code=0)["data"]["commands"]
     for name in ("types", "stepped", "wipe"):
-        help_text = program(name, "--help").stderr.decode()
+        help_text = program(name, "--help").stdout.decode()
         for flag in commands[name]["flags"]:
             assert f"--{flag}" in help_text, (name, flag)
 

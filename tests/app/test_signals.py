@@ -1,5 +1,6 @@
 """A program of ours that is told to stop, that nobody listens to any more, or that has no streams."""
 
+import json
 import os
 import pty
 import random
@@ -311,14 +312,16 @@ def on_terminal(program: Any, *words: Any, type_in: bytes = b"", when: bytes = b
 @pytest.mark.requirement("F-003")
 def test_a_person_at_a_terminal_sees_the_result_and_a_program_the_envelope(tool: Any, validate_envelope: Any):
     program = tool()
-    code, screen = on_terminal(program, "echo", "hello")
-    assert (code, screen) == (0, "hello\n")
-    for options in ({"env": {"CI": "true"}}, {"env": {"NO_COLOR": "1"}}):
-        _, screen = on_terminal(program, "echo", "hello", **options)
-        assert screen.startswith('{"ok":true'), options
-    _, screen = on_terminal(program, "echo", "hello", "--json")
-    assert screen.startswith('{"ok":true')
+    for env in ({}, {"CI": "true"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert on_terminal(program, "echo", "hello", env=env) == (0, "hello\n"), env
+    form = ["--format", "json"]
+    for words in ([*form, "echo", "hello"], ["echo", "hello", *form], ["echo", "hello", "--json"]):
+        code, screen = on_terminal(program, *words)
+        assert validate_envelope(json.loads(screen))["ok"] and code == 0, words
     validate_envelope(program.envelope("echo", "hello", code=0))
+    for words in (["--format", "text", "echo", "hello"], ["echo", "hello", "--format=text"]):
+        ran = program(*words)
+        assert (ran.code, ran.stdout) == (0, b"hello\n"), words
 
 
 @pytest.mark.requirement("C-036")

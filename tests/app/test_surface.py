@@ -191,17 +191,18 @@ def test_a_heartbeat_nobody_reads_stops_nothing(tool: Any):
 
 
 @pytest.mark.requirement("F-048")
-@pytest.mark.requirement("F-006")
-def test_help_is_no_data_and_goes_to_stderr(tool: Any):
+def test_help_that_was_asked_for_goes_to_stdout_as_plain_text(tool: Any):
     asked = [["--help"], ["-h"], ["help"], ["types", "--help"], ["help", "types"]]
     for words, ran in zip(asked, tool().each(asked), strict=True):
-        assert ran.code == 0 and ran.stdout == b"", words
-        text = ran.stderr.decode()
+        assert ran.code == 0 and ran.stderr == b"", words
+        text = ran.stdout.decode()
         assert "\x1b" not in text and "Usage" in text
         assert ("--colour" in text) == ("types" in words)
 
 
-def test_no_command_at_all_gets_the_help_and_an_envelope(tool: Any, validate_envelope: Any):
+@pytest.mark.requirement("F-048")
+@pytest.mark.requirement("F-006")
+def test_no_command_at_all_gets_the_usage_on_stderr_and_an_envelope(tool: Any, validate_envelope: Any):
     ran = tool()()
     assert ran.code == 2 and b"Usage" in ran.stderr
     assert fields_of(validate_envelope(ran.json())) == ["command"]

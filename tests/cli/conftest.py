@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -20,6 +21,10 @@ from tests.warm import WarmStart
 POLL_S = 0.005
 # What a test waits for happens in milliseconds; only a broken run or a machine on its knees exhausts this.
 SOON_S = 10.0
+
+# Escape sequences, and those of them that set a colour of the text or behind it. Bold and dim are no colours.
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
 
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
 

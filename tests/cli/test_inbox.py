@@ -845,12 +845,12 @@ def test_a_whole_trail_is_said_to_be_whole_and_a_changed_one_is_named(
 # --- help ---------------------------------------------------------------------------------------------------------
 
 
-def test_help_names_every_verb_and_is_no_data(shotclock: Any) -> None:
+def test_help_names_every_verb(shotclock: Any) -> None:
     from shotclock.cli.inbox import COMMANDS
 
     ran = shotclock("inbox", "--help")
-    assert (ran.code, ran.stdout) == (0, b"")
+    assert (ran.code, ran.stderr) == (0, b"")
     for verb in COMMANDS["inbox"].names:
-        assert f"\n  {verb} ".encode() in ran.stderr
-    assert shotclock("help", "inbox").stderr == ran.stderr
-    assert b"Usage: shotclock inbox propose --title TEXT" in shotclock("inbox", "propose", "--help").stderr
+        assert f"\n  {verb} ".encode() in ran.stdout
+    assert shotclock("help", "inbox").stdout == ran.stdout
+    assert b"Usage: shotclock inbox propose --title TEXT" in shotclock("inbox", "propose", "--help").stdout

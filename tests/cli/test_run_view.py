@@ -17,7 +17,7 @@ import pytest
 
 from tests.warm import WarmStart
 
-from .conftest import SHOTCLOCK, SOON_S, Seen, wait_for
+from .conftest import COLOUR, ESCAPES, SHOTCLOCK, SOON_S, Seen, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -47,7 +47,6 @@ steps:
   a-step-with-a-very-long-name-that-says-it-all-first: {exec: "true", timeout: 5s}
   a-step-with-a-very-long-name-that-says-it-all-second: {exec: "true", timeout: 5s}
 """
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # A run of these files takes two or three seconds by itself, a busy machine three times that.
 RUN_LIMIT_S = 30.0
 
@@ -179,11 +178,10 @@ def test_a_terminal_that_takes_nothing_holds_no_clock(flow: Callable[..., str], 
     assert 3000 <= steps_said["hang"]["duration_ms"] < 12_000
 
 
-@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
-def test_where_a_view_is_not_wanted_there_are_plain_lines(
-    env: dict[str, str], flow: Callable[..., str], on_terminal: Callable[..., Seen]
+def test_where_the_cursor_cannot_be_moved_there_are_plain_lines(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen]
 ) -> None:
-    seen = on_terminal("run", flow(), streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env=env)
+    seen = on_terminal("run", flow(), streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env={"TERM": "dumb"})
     assert "\x1b" not in seen.screen
     lines = [line for line in seen.screen.splitlines() if not line.startswith("{")]
     assert lines[:2] == ["… first running", next(line for line in lines if line.startswith("✓ first succeeded"))]
@@ -229,13 +227,15 @@ def test_a_reader_of_the_lines_that_left_is_no_business_of_the_run(flow: Callabl
     assert len((tmp_path / "events").read_text().splitlines()) == 6
 
 
-def test_no_color_takes_the_colour_and_leaves_the_rest(
+def test_no_color_takes_the_colour_and_leaves_the_view(
     flow: Callable[..., str], on_terminal: Callable[..., Seen]
 ) -> None:
-    file = flow("steps: {a: {exec: echo hi}}\noutputs: {said: '{{ outputs.a }}'}\n")
-    seen = on_terminal("run", file, streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env={"NO_COLOR": "1"})
-    assert '"said": "hi"' in seen.screen and "1 succeeded in" in seen.screen and '"meta"' not in seen.screen
-    assert "\x1b" not in seen.screen
+    file = flow("steps: {a: {exec: 'sleep 0.5; echo hi'}}\noutputs: {said: '{{ outputs.a }}'}\n")
+    for env, has_colour in (({"CI": "true"}, True), ({"NO_COLOR": "1"}, False)):
+        seen = on_terminal("run", file, streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env=env)
+        assert '"said": "hi"' in seen.screen and "1 succeeded in" in seen.screen and '"meta"' not in seen.screen
+        assert "0 of 1 done, 1 running" in seen.screen and "\x1b[2K" in seen.screen, "the view was drawn and removed"
+        assert bool(COLOUR.search(seen.screen)) == has_colour, env
 
 
 def test_what_a_step_says_cannot_draw_on_the_terminal(

@@ -90,7 +90,7 @@ def test_what_cannot_be_done_is_refused_and_no_token_is_made(
         assert Access(store).tokens() == []
 
 
-def test_help_is_no_data(shotclock: Any) -> None:
+def test_help_names_every_verb(shotclock: Any) -> None:
     ran = shotclock("token", "--help")
-    assert (ran.code, ran.stdout) == (0, b"")
-    assert b"\n  create " in ran.stderr and b"\n  revoke " in ran.stderr
+    assert (ran.code, ran.stderr) == (0, b"")
+    assert b"\n  create " in ran.stdout and b"\n  revoke " in ran.stdout

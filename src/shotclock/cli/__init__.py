@@ -83,4 +83,4 @@ def main(argv: list[str] | None = None) -> int:
 def _run_subcommand(words: list[str]) -> int:
     from .subcommand import TABLE, run_table
 
-    return run_table(TABLE, words)
+    return run_table(TABLE, words or ["--help"])

@@ -36,7 +36,7 @@ from .output import (
     Signalled,
     StopListener,
     confirm,
-    emit_help,
+    emit_text,
     flush_quietly,
     note_stops,
     read_stdin,
@@ -86,28 +86,29 @@ def main(app: CommandLineApp, words: list[str]) -> int:
     catalogue = app.catalogue()
     if "--debug" in words:
         catalogue = replace(catalogue, debug=True)
-    as_json = wants_json("--json" in words)
     fill_standard_descriptors()
+    line = ParsedLine()
     try:
-        return _main(app, catalogue, words, as_json)
+        table = table_of(catalogue)
+        line = read_command(table, words)
+        return _main(app, catalogue, table, line)
     except Signalled as signalled:
-        return _deliver_unstarted(catalogue, catalogue.name, stop_problem(signalled.name), as_json)
+        problem = stop_problem(signalled.name)
+        return _deliver_unstarted(catalogue, catalogue.name, problem, wants_json(line.format))
     except Exception as error:  # a bug of ours: the caller still gets an envelope
         outcome = outcome_of_error(error)
         outcome.ending = Ending.KILLED  # running work dies with us, at a point that is not known here
-        return deliver(_answer(catalogue, catalogue.name, outcome), as_json, _show)
+        return deliver(_answer(catalogue, catalogue.name, outcome), wants_json(line.format), _show)
 
 
-def _main(app: CommandLineApp, catalogue: Catalogue, words: list[str], as_json: bool) -> int:
-    table = table_of(catalogue)
-    line = read_command(table, words)
-    command, mistakes = line.command, line.mistakes
+def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: ParsedLine) -> int:
+    command, mistakes, as_json = line.command, line.mistakes, wants_json(line.format)
     if command is not None and command.main is not None:
         return command.main(line.words)
-    if line.wants == "help" or not words:
-        emit_help(table_help(table) if command is None else command_help(table.name, command))
-        if words:
-            return 0
+    if line.wants == "help":
+        return emit_text(table_help(table) if command is None else command_help(table.name, command), 0)
+    if command is None and not line.words:
+        write_quietly(sys.stderr, table_help(table))
     spec = None if command is None else catalogue.find(command.name)
     if command is None or spec is None:
         name = catalogue.name if command is None else command.name

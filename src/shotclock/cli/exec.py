@@ -21,7 +21,7 @@ from ..process.environment import AGENT_MARKS, OVERTIME_VARIABLE, without_questi
 from ..process.foreground import TerminalSignals
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
-from .output import emit, emit_help, flush_quietly, say_line
+from .output import emit, emit_text, flush_quietly, say_line
 from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, option, read
 
 TYPE_CHECKING = False
@@ -90,8 +90,7 @@ def main(words: list[str]) -> int:
     signals = TerminalSignals()
     request = parse(words)
     if request.help:
-        emit_help(command_help("shotclock", COMMAND))
-        return 0
+        return emit_text(command_help("shotclock", COMMAND), 0)
     return carry_out(request, signals)
 
 

@@ -37,10 +37,9 @@ T = TypeVar("T")
 signals_heard: list[int] = []  # the stop signals; one that comes while a reader does not read ends the wait for it
 
 
-def wants_json(has_flag: bool, *, even_without_colour: bool = True) -> bool:
-    """Return whether to write JSON. `even_without_colour` False: NO_COLOR only removes the colour."""
-    is_plain = even_without_colour and "NO_COLOR" in os.environ
-    return has_flag or not is_terminal(sys.stdout) or bool(os.environ.get("CI")) or is_plain
+def wants_json(form: str | None) -> bool:
+    """Return whether to write JSON: the format that was asked for, else text on a terminal and JSON elsewhere."""
+    return form == "json" or (form is None and not is_terminal(sys.stdout))
 
 
 SLICE_MS = 100  # the wait for a reader of the answer, in slices between which a signal is noticed
@@ -64,11 +63,6 @@ def emit_text(answer: str, exit_code: int, heard: Sized = signals_heard) -> int:
         return exit_code
     say_line(f"shotclock: the answer could not be written: {trouble}", heard=heard)
     return exit_code or EX_IOERR
-
-
-def emit_help(text: str) -> None:
-    """Write help, which is not data: to stdout only on a terminal."""
-    write_quietly(sys.stdout if is_terminal(sys.stdout) else sys.stderr, text)
 
 
 def say_line(text: str, *, after_child: bool = False, is_alone: bool = True, heard: Sized = signals_heard) -> None:
@@ -208,8 +202,8 @@ class Outlet:
 
 
 def find_screen() -> Screen | None:
-    """Return the terminal to draw on. None: stderr is not one, cannot move its cursor, or shall have no colour."""
-    if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", "") or "NO_COLOR" in os.environ:
+    """Return the terminal to draw on. None: stderr is not one, or cannot move its cursor."""
+    if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", ""):
         return None
     try:
         # A description of our own: O_NONBLOCK on the shared one would affect other programs.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.clocks import parse_duration_ms
-from ..core.value_types import field, record, value
+from ..core.value_types import field, record, replace, value
 
 Mistakes = list[dict[str, str]]
 
@@ -112,6 +112,15 @@ def _key(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
+FORMAT = option(
+    "--format",
+    "FORM",
+    "text, also off a terminal, or json, the same as --json.",
+    choices=("text", "json"),
+    key="--format",  # which no parameter of an App has
+)
+
+
 @value
 class Subcommand:
     name: str
@@ -123,6 +132,14 @@ class Subcommand:
     usage: str = ""
     description: str = ""  # shown in its help instead of the summary
     epilogue: str = ""
+
+    @property
+    def accepted(self) -> tuple[Option, ...]:
+        """The options, and --format beside --json, unless the command has a --format of its own."""
+        by_name = {each.name: each for each in self.options}
+        if "--json" not in by_name or FORMAT.name in by_name:
+            return self.options
+        return (*self.options, replace(FORMAT, heading=by_name["--json"].heading))
 
 
 @value
@@ -153,6 +170,7 @@ class ParsedLine:
     typed: dict[str, Any] = field(default_factory=dict)  # the values that were typed, by the keys of the options
     mistakes: Mistakes = field(default_factory=list)
     wants: str = ""
+    format: str | None = None  # text or json, where it was asked for
     suggestion: str | None = None
     suggested: list[str] = field(default_factory=list)
     """The names probably meant by unknown options; they are not reported as missing."""
@@ -176,11 +194,12 @@ class ParsedLine:
 def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
     """Find the command that the words name. Options may precede it."""
     options = words[: words.index("--")] if "--" in words else words
-    places = [place for place, word in enumerate(options) if not is_option(word)]
+    before = ["", *options]
+    places = [n for n, word in enumerate(options) if not is_option(word) and before[n] != FORMAT.name]
     named = [place for place in places if words[place] == "help" or table.find(words[place]) is not None]
-    alone = [place for place in places if place == 0 or not is_option(words[place - 1])]
+    alone = [place for place in places if not is_option(before[place])]
     if not places:
-        return _read_without_command(table, words)
+        return _read_without_command(table, options)
     place = (named or alone or places)[0]
     name, others = words[place], [*words[:place], *words[place + 1 :]]
     if name == "help":
@@ -188,6 +207,7 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
     line = ParsedLine(table.find(name), others)
     if line.command is not None:
         return line
+    line.format = _read_without_command(table, options).format
     if (nearest := nearest_of(name, table.names)) is not None:
         line.suggestion = f"did you mean {nearest}?"
     line.refuse(table.kind, f"there is no {table.kind} {name!r}; {line.suggestion or _list_names(table)}")
@@ -195,16 +215,12 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
 
 
 def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
-    if "-h" in words or "--help" in words:
-        return ParsedLine(wants="help")
-    line = ParsedLine(words=words)
-    known = ["--help", "--json", *(["--version"] if table.has_version else [])]
-    for word in words:
-        if word not in known and is_option(word):
-            line.refuse_unknown(word.partition("=")[0], known, f"see {table.name} --help")
-    if "--version" in known and "--version" in words:
+    own = (flag("--json"), flag("--version")) if table.has_version else (flag("--json"),)
+    line = read(Subcommand("", options=own), words, hint=f"see {table.name} --help")
+    line.command = None
+    if not line.wants and line.typed.get("version"):
         line.wants = "version"
-    elif not line.mistakes:
+    if not line.wants and not line.mistakes:
         line.refuse(table.kind, f"no {table.kind}; {_list_names(table)}")
     return line
 
@@ -225,7 +241,7 @@ class _LineReader:
     def __init__(self, command: Subcommand, words: list[str], hint: str) -> None:
         self._command, self._rest, self._hint = command, deque(words), hint
         self._line = ParsedLine(command, words)
-        self._options = {each.name: each for each in command.options if each.name[:2] == "--"}
+        self._options = {each.name: each for each in command.accepted if each.name[:2] == "--"}
         self._options |= {f"--no-{each.field}": each for each in command.options if each.negatable}
 
     def read(self) -> ParsedLine:
@@ -254,6 +270,7 @@ class _LineReader:
             self._line.typed[self._command.rest] = arguments
         else:
             self._place(arguments)
+        self._settle_format()
         reported = {mistake["field"] for mistake in self._line.mistakes}
         for each in self._command.options:
             if each.field in reported or each.name in self._line.suggested:
@@ -263,6 +280,17 @@ class _LineReader:
             elif each.missing:
                 self._line.refuse(each.field, each.missing)
         return self._line
+
+    def _settle_format(self) -> None:
+        """Make `--format json` mean --json, and store the format that was asked for."""
+        if (json := self._options.get("--json")) is None:
+            return
+        typed, form = self._line.typed, self._line.typed.pop(FORMAT.key, None)
+        if form == "text" and typed.get(json.key):
+            self._line.refuse("format", "--format text and --json exclude each other: leave one out")
+        if form == "json":
+            typed[json.key] = True
+        self._line.format = "json" if typed.get(json.key) else form
 
     def _is_typed(self, name: str) -> bool:
         return any(each.key in self._line.typed for each in self._command.options if each.name == name)
@@ -354,7 +382,8 @@ def nearest_of(name: str, known: Iterable[str]) -> str | None:
 
 def table_help(table: CommandTable) -> str:
     sections = {"Commands": [(command.name, command.summary) for command in table.commands]}
-    sections["Options"] = [("-h, --help", "show help")]
+    form = "text or json, before or after the command [text on a terminal, json elsewhere]"
+    sections["Options"] = [(f"{FORMAT.name} {FORMAT.metavar}", form), ("-h, --help", "show help")]
     if table.has_version:
         sections["Options"].append(("--version", "show the version"))
     return _page(f"Usage: {table.name} {table.kind.upper()} [OPTIONS]", table.summary, sections, table.epilogue)
@@ -362,7 +391,7 @@ def table_help(table: CommandTable) -> str:
 
 def command_help(name: str, command: Subcommand) -> str:
     usage, sections = "[OPTIONS]", dict[str, list[tuple[str, str]]]()
-    for each in command.options:
+    for each in command.accepted:
         sections.setdefault(each.heading, []).append(each.describe())
         if each.by_place:
             place = each.field.upper() + "…" * each.repeats

@@ -15,7 +15,7 @@ from ..runtime.call import Outcome
 from ..store.store import Store
 from ..workflow.report import Report, to_junit, to_markdown
 from .engine import open_engine
-from .output import describe_page, is_terminal, say_line, wants_json
+from .output import describe_page, is_terminal, say_line
 from .parser import Subcommand, argument, flag, option
 from .subcommand import JSON, ChildWork, Mistaken, engine_options, show_drawn, timeout_option
 
@@ -34,7 +34,6 @@ def _run_report(
     output_file: str | None,
     on: Address | None,
     timeout: int,
-    json_only: bool,
 ) -> ChildWork:
     writes = html is not None or open or output_file is not None
     if run_id is None:
@@ -60,16 +59,16 @@ def _run_report(
             data["output_file"], text = os.path.abspath(output_file), None
         return Outcome(Ending.FINISHED, data=data, value=text)
 
-    says = output != "json" or wants_json(json_only)  # otherwise the drawing names the page
-    afterwards = (lambda outcome: _open_page(outcome, says=says)) if open else None
-    return ChildWork("report", body, timeout, writes, show_drawn, afterwards)
+    def open_page(outcome: Outcome, as_json: bool) -> None:
+        _open_page(outcome, says=as_json or output != "json")  # otherwise the drawing names the page
+
+    return ChildWork("report", body, timeout, writes, show_drawn, open_page if open else None)
 
 
 def _open_page(outcome: Outcome, *, says: bool) -> None:
     """Open the page in a browser. Done after the work: the browser must outlive the child that does the work."""
     data: Any = outcome.data
-    has_person = is_terminal(sys.stderr) and not os.environ.get("CI")
-    data["opened"] = has_person and open_in_browser(data["html"], os.environ)
+    data["opened"] = is_terminal(sys.stderr) and open_in_browser(data["html"], os.environ)
     if says:
         say_line(describe_page(data))
 
@@ -134,7 +133,7 @@ COMMANDS = {
                 default="json",
             ),
             option("--output-file", "FILE", "Write it to this file instead."),
-            flag("--json", JSON.help, key="json_only"),
+            JSON,
             timeout_option(),
             *engine_options("Report a run on Temporal: temporal://HOST:PORT[/NAMESPACE]."),
         ),

@@ -38,7 +38,6 @@ from ..runtime.outcomes import failure_outcome, outcome_of_error
 from .output import (
     Signalled,
     emit,
-    emit_help,
     emit_text,
     is_terminal,
     note_stops,
@@ -78,7 +77,9 @@ class ChildWork:
     timeout_ms: int = TIMEOUT_MS
     mutates: bool = False
     show: Callable[[Envelope], None] | None = None  # writes the answer for a person, in place of the envelope
-    afterwards: Callable[[Outcome], None] | None = None  # called here after a success, to start what outlives the child
+    afterwards: Callable[[Outcome, bool], None] | None = (
+        None  # called here after a success, to start what outlives the child
+    )
     on_failure: Callable[[Failure], Outcome] = failure_outcome
     tool: Tool = OURSELVES
 
@@ -91,20 +92,16 @@ class Mistaken(Exception):
 
 def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) -> int:
     line = find_command(table, words)
-    as_json = wants_json("--json" in words)
+    if line.wants == "help":
+        return emit_text(table_help(table), 0)
     if not words:
-        emit_help(table_help(table))
-        if not as_json:
-            return 2
+        write_quietly(sys.stderr, table_help(table))
     if line.mistakes:
         problem = problem_of(line.mistakes, line.suggestion)
-        return deliver(unstarted(table.name.split()[-1], problem, tool=tool), as_json)
+        return deliver(unstarted(table.name.split()[-1], problem, tool=tool), wants_json(line.format))
     if line.command is None:
-        if line.wants == "version":
-            version = Outcome(Ending.FINISHED, data={"version": __version__})
-            return perform(ChildWork(table.name, lambda: version, show=show_drawn), as_json)
-        emit_help(table_help(table))
-        return 0
+        version = Outcome(Ending.FINISHED, data={"version": __version__})
+        return perform(ChildWork(table.name, lambda: version, show=show_drawn), wants_json(line.format))
     return run_subcommand(table.name, line.command, line.words, tool=tool)
 
 
@@ -113,9 +110,8 @@ def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: 
         return command.main(words)
     line = read(command, words, hint=f"see {prefix} {command.name} --help")
     if line.wants == "help":
-        emit_help(command_help(prefix, command))
-        return 0
-    as_json = wants_json("--json" in words, even_without_colour=command.name != "run")
+        return emit_text(command_help(prefix, command), 0)
+    as_json = wants_json(line.format)
     name = " ".join([*prefix.split()[1:][-1:], command.name])
     work = find_work(name, command, line)
     if line.mistakes or work is None:
@@ -233,7 +229,7 @@ def perform(work: ChildWork, as_json: bool) -> int:
     def body() -> Outcome:
         outcome = no_time_left(call) if call.no_time_left else carry_out_or_fail(call, work.body, work.on_failure)
         if outcome.problem is None and work.afterwards is not None:
-            work.afterwards(outcome)
+            work.afterwards(outcome, as_json)
         return outcome
 
     envelope = conclude(call, body)
@@ -369,7 +365,7 @@ TABLE = CommandTable(
     "timeout(1) for agents: commands, tools and workflows that always end and leave nothing behind.",
     tuple(Subcommand(name, summary, main=partial(_run, name)) for name, (_, summary) in MODULES.items()),
     kind="subcommand",
-    epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json, otherwise "
-    "the command's own output. `serve` speaks MCP on stdout. Help is text.",
+    epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json or --format "
+    "json, otherwise the command's own output. `serve` speaks MCP on stdout. Help is text.",
     has_version=True,
 )

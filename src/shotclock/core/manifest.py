@@ -86,6 +86,10 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> JsonSchema:
         "commands": commands,
         "flags": {
             "json": _flag("boolean", "The envelope alone on stdout, also on a terminal."),
+            "format": {
+                **_flag("enum", "json is --json; text is for people. Without it: text on a terminal, json elsewhere."),
+                "enum_values": ["text", "json"],
+            },
             "timeout": _flag("string", "Stop the work after this time (500ms, 30s, 5m; 0 means none)."),
             "debug": _flag("boolean", "Put the traceback of what a command raised into the envelope."),
         },
