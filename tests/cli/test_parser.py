@@ -181,6 +181,31 @@ def test_an_argument_given_by_its_name_does_not_move_the_others() -> None:
         assert mistake == {"field": "b", "message": "'2' is unclear beside --a: write --b '2'"}
 
 
+def test_a_format_of_the_commands_own_stays_its_own_and_a_command_may_be_called_json() -> None:
+    app = App("exporter")
+
+    @app.command
+    def export(format: str) -> None: ...
+
+    @app.command
+    def json(name: str = "") -> None: ...
+
+    table = app_cli.table_of(app.catalogue())
+    for line, name, typed, form in (
+        ("export --format csv", "export", {"format": "csv"}, None),
+        ("--format csv export", "export", {"format": "csv"}, None),
+        ("export --format json --json", "export", {"format": "json", "json": True}, "json"),
+        ("--format json json", "json", {"json": True}, "json"),
+        ("--format text json x", "json", {"name": "x"}, "text"),
+    ):
+        reading = reading_of(line, table)
+        assert reading.command is not None and not reading.mistakes, line
+        assert (reading.command.name, reading.typed, reading.format) == (name, typed, form), line
+    export_command, json_command = table.commands[:2]
+    assert "text, also off a terminal" not in command_help("exporter", export_command)
+    assert "text, also off a terminal" in command_help("exporter", json_command)
+
+
 # --- all tables -----------------------------------------------------------------------------------------------
 
 
