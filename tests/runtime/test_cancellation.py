@@ -1,8 +1,9 @@
 """A cancelled call is answered with what was seen of its work, and the cancellation is passed on."""
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from shotclock.process import spans
 from shotclock.process.command_task import CommandReport
 from shotclock.runtime import command_runner
 from shotclock.runtime.call import Call, Outcome, admit
+from shotclock.runtime.command_runner import run_shielded
 from tests.runtime.bounds import run, soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 CLOCKS = Clocks.of("20s", grace="500ms")
+SOON_S = 10.0
 
 
 def begin(runtime: Runtime, argv: list[str]) -> tuple[Call, asyncio.Task[Envelope]]:
@@ -207,3 +210,79 @@ def test_an_answer_that_cannot_be_stored_is_one_span_and_does_not_say_that_nothi
     assert (envelope.ok, envelope.ending, envelope.meta["side_effects"]) == (False, "finished", "complete")
     assert "the disk is full" in str(envelope.error)
     assert recorded == [(envelope.meta["request_id"], "finished")]
+
+
+# --- the clean-up of a caller that is cancelled ---------------------------------------------------------------
+
+
+async def cancelled_in(clean_up: Callable[[list[str], asyncio.Event], Coroutine[Any, Any, None]]) -> list[str]:
+    """Cancel a caller in the middle of its clean-up. What it did, and whether its task ended as cancelled."""
+    done: list[str] = []
+    begun = asyncio.Event()
+    task = asyncio.create_task(clean_up(done, begun))
+    async with asyncio.timeout(SOON_S):
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    return [*done, "cancelled" if task.cancelled() else "not cancelled"]
+
+
+def test_a_first_cancellation_during_a_clean_up_is_not_lost() -> None:
+    async def removes(done: list[str], begun: asyncio.Event) -> None:
+        begun.set()
+        await asyncio.sleep(0.05)
+        done.append("removed")
+
+    async def awaits_afterwards(done: list[str], begun: asyncio.Event) -> None:
+        await run_shielded(removes(done, begun))
+        done.append("tidied")
+        await asyncio.sleep(0)
+        done.append("went on")
+
+    async def ends_afterwards(done: list[str], begun: asyncio.Event) -> None:
+        try:
+            await run_shielded(removes(done, begun))
+        finally:
+            done.append("tidied")
+
+    async def fails(done: list[str], begun: asyncio.Event) -> None:
+        async def break_down() -> None:
+            await removes(done, begun)
+            raise OSError("it cannot be removed")
+
+        with contextlib.suppress(OSError):
+            await run_shielded(break_down())
+        done.append("tidied")
+
+    for clean_up in (awaits_afterwards, ends_afterwards, fails):
+        assert asyncio.run(cancelled_in(clean_up)) == ["removed", "tidied", "cancelled"], clean_up
+
+
+def test_a_repeated_cancellation_does_not_cut_a_clean_up_short() -> None:
+    async def cleans_up_when_cancelled(done: list[str], begun: asyncio.Event) -> None:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        try:
+            await asyncio.sleep(SOON_S)
+        except asyncio.CancelledError:
+            begun.set()
+            await run_shielded(asyncio.sleep(0.05))
+            await asyncio.sleep(0)
+            done.append("all of it")
+            raise
+
+    assert asyncio.run(cancelled_in(cleans_up_when_cancelled)) == ["all of it", "cancelled"]
+
+
+def test_a_timeout_during_a_clean_up_is_a_timeout() -> None:
+    async def main() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(0.01):
+                await run_shielded(asyncio.sleep(0.05))
+                await asyncio.sleep(SOON_S)
+        except TimeoutError:
+            return f"timeout, {task.cancelling()} cancellations left"
+        return "nothing"
+
+    assert asyncio.run(main()) == "timeout, 0 cancellations left"

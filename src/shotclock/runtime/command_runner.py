@@ -379,11 +379,20 @@ async def _stop(running: RunningCommand, task: CommandTask, ending: asyncio.Futu
 
 
 async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
-    """Finish the bounded clean-up of a cancelled caller, even if the cancellation is repeated meanwhile."""
-    task = asyncio.ensure_future(waiting)
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(task)
+    """Finish a bounded clean-up, even if the caller is cancelled meanwhile.
+
+    A repeated cancellation is dropped. A first one is raised by the next await of the caller, or ends its task.
+    """
+    caller, task = asyncio.current_task(), asyncio.ensure_future(waiting)
+    is_first = caller is not None and not caller.cancelling()
+    try:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(task)
+    finally:
+        if caller is not None and is_first and caller.cancelling():
+            caller.uncancel()  # or `asyncio.timeout` would count it twice
+            caller.cancel()
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
