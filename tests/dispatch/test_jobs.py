@@ -352,7 +352,9 @@ def test_a_signal_ends_the_waiting_for_a_job_and_not_the_job(tool: Any, tmp_path
     wait_for(lambda: uses_the_store(waiting), "it to wait for the job")
     waiting.signal(signal.SIGTERM)
     ran = waiting.ends(within_s=5)
-    assert ran.code == 143 and ran.json()["error"]["code"] == "CANCELLED"
+    error = ran.json()["error"]
+    assert (ran.code, error["code"]) == (143, "CANCELLED")
+    assert error["message"] == "the waiting was stopped by SIGTERM; `job status` shows the job"
     assert is_alive(home.runner())
 
 

@@ -167,12 +167,12 @@ def _must_be_run(scope: JobScope, store: Store, name: str, failure: Failure) -> 
 
 
 async def _unless_stopped(work: Callable[[], Any]) -> Outcome | Envelope:
-    """Stop waiting when a signal comes. The job keeps running: it is not ours."""
+    """Stop waiting when a signal comes. It does not end the job, whose state is not looked up again."""
     done = await until_stopped(work())
     if not isinstance(done, EarlyEnd):
         return done  # type: ignore[no-any-return]
     problem = stop_problem(str(done.signal))
-    problem = replace(problem, message=f"{problem.message}; the job keeps running")
+    problem = replace(problem, message=f"the waiting was {problem.message}; `job status` shows the job")
     return Outcome(Ending.CANCELLED, problem, {"partial": True})
 
 
