@@ -18,9 +18,9 @@ from .table import Bar, Table, absolute
 LIMIT_S = 60
 TITLE = "Memory under an output flood"
 NOTE = (
-    "`yes` for half a second, its output captured with a limit of 1 MiB. Growth of the peak resident size of the "
-    "process that asked, over what it held before; for the command line, of the largest process of ours over the "
-    "same for `true`, so its supervisor counts as well."
+    "`yes` for half a second, its output captured with a limit of 1 MiB. The figure is the growth of the peak "
+    "resident size of the calling process. For the command line it is the difference between the largest process "
+    "of shotclock with `yes` and with `true`, so its supervisor counts as well."
 )
 FLOOD_S = 0.5
 LIMIT = 1024 * 1024

@@ -18,10 +18,10 @@ from .table import Bar, Row, Table, compared
 LIMIT_S = 60
 TITLE = "Fresh process per call"
 NOTE = (
-    "Calls one after the other, each in a process that has run nothing before: from asking for it to its result in "
-    "hand and the process gone. Ours is forked by a supervisor, which guards it (a pool of one whose worker is killed "
-    "after each call; two supervisors take turns); the peer is `multiprocessing`'s fork of this process with the "
-    "result through a pipe, which nothing bounds. *Until the result* leaves out the end of the process on both sides."
+    "Calls one after the other, each in a new process: from the request until the result is there and the process "
+    "is gone. Shotclock's process is forked and guarded by a supervisor (a pool of one whose worker is killed "
+    "after each call; two supervisors take turns). The peer is `multiprocessing`'s fork of this process with the "
+    "result through a pipe and no timeout. *Until the result* leaves out the end of the process on both sides."
 )
 WHY = (
     "As much is forked, touched and torn down as by the peer, and a supervisor hears of it, kills and verifies: more "

@@ -34,12 +34,12 @@ from .table import Bar, Row, Table, absolute
 LIMIT_S = 900
 TITLE = "Waiting for a person"
 NOTE = (
-    "10,000 calls wait at the same time, each for a proposal of its own; then another process decides 500 of them, one "
-    "after the other, 10 ms apart. *Memory* is the growth of the resident size of whoever holds the waits, divided by "
-    "their number, and *late* the time from the commit of a decision until its waiter, and no other, has the answer in "
-    "hand. *Inbox*: `Inbox.wait` in one process. *stdio*: one `shotclock serve` and one pipe, with 10,000 calls of the "
-    "tool `propose` on it. *HTTP*: the same over 10,000 connections. On either wire the client is raw bytes, not the "
-    "SDK's: it is the server that is measured. No thread and no process more than before is there while they wait."
+    "10,000 calls wait at the same time, each for a proposal of its own. Then another process decides 500 of "
+    "them, one after the other, 10 ms apart. *Memory* is the growth of the resident size of the waiting process, "
+    "divided by the number of waits. *Late* is the time from the commit of a decision until its waiter, and no "
+    "other, has the answer. *Inbox*: `Inbox.wait` in one process. *stdio*: one `shotclock serve` and one pipe, "
+    "with 10,000 calls of the tool `propose`. *HTTP*: the same over 10,000 connections. The client writes raw "
+    "bytes instead of using the SDK, so that only the server is measured. The waits add no thread and no process."
 )
 WAITS = 10_000
 DECISIONS = 500

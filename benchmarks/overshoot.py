@@ -19,8 +19,8 @@ from .table import Bar, Row, Table, absolute
 LIMIT_S = 120
 TITLE = "Answer after the deadline"
 NOTE = (
-    "Lateness: from the deadline to the moment the awaiting task has its answer. For a killed process the answer "
-    "comes after the kill and its verification (grace 0)."
+    "The time from the deadline until the awaiting task has its answer. For a killed process the answer comes "
+    "after the kill and its verification (grace 0)."
 )
 TIMEOUT_MS = 50
 CLOCKS = Clocks.of(timeout=f"{TIMEOUT_MS}ms", grace="0ms")

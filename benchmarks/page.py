@@ -11,13 +11,12 @@ INTRODUCTION = """\
 # Benchmarks
 
 Written by `python -m benchmarks --write docs/benchmarks.md`; `make bench` prints the same tables without writing.
-Everything is measured in one run on one machine ({machine}), side by side with what a user would pick instead. The
-sides take turns, round by round, in an order that is turned round each time, and a figure is the median over the
-rounds, so a slow minute hits all sides alike. What counts is the ratio: shotclock's figure divided by the peer's of the
-same round, and of these quotients the median, because two medians may come from different minutes (start-up, Temporal,
-models and pages divide the medians). The absolute
-numbers are for orientation and differ from machine to machine. Each topic runs in a fresh process with a
-limit of its own, and what a peer leaves running is counted and then killed. *Bar* is what the project set out to reach.
+Everything is measured in one run on one machine ({machine}), side by side with the usual alternatives. The sides take
+turns in rounds, in an alternating order, and a figure is the median over the rounds, so a slow minute affects all sides
+alike. Compare the ratios; the absolute numbers differ from machine to machine. A ratio is the median over the rounds of
+shotclock's figure divided by the peer's figure of the same round (for start-up, Temporal, models and pages it is the
+quotient of the medians). Each topic runs in a fresh process with a time limit of its own. Processes left behind by a
+peer are counted and then killed. *Bar* is the project's own goal.
 """
 
 

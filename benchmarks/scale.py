@@ -36,12 +36,13 @@ from .temporal import cpu_seconds, free_port, running
 LIMIT_S = 600
 TITLE = "A thousand workers, simulated"
 NOTE = (
-    "First a real cluster of one server and two workers: how long after `kill -9` of its worker a step goes on "
-    "elsewhere, and between what the model allows. Then the model: 1,000 workers of eight places, 100,000 runs of ten "
-    "steps (30 s on average, 5 min at most) that come as fast as keeps four of five places busy, heartbeats of 10 s, "
-    "and a worker lost every ten seconds, half of them killed and half cut off. *Gap* is the time between the end of "
-    "a copy of a step and the start of the next: below zero, two would run at once. *Cores* are those of the server, "
-    "by what a step and a beat cost the small one."
+    "First a real cluster of one server and two workers: the time from `kill -9` of a worker until its step runs "
+    "on the other one, beside the range that the model predicts. Then the model: 1,000 workers of eight places; "
+    "100,000 runs of ten steps (30 s on average, 5 min at most), which arrive at the rate that keeps four of five "
+    "places busy; heartbeats of 10 s; and a worker lost every ten seconds, half of them killed and half cut off. "
+    "*Gap* is the time between the end of one copy of a step and the start of the next: below zero, two would run "
+    "at once. *Cores* are those of the server, computed from the cost of a step and of a heartbeat on the small "
+    "cluster."
 )
 SMALL_H = 3.0
 KILLS = 4

@@ -24,10 +24,10 @@ from .table import Table
 LIMIT_S = 120
 TITLE = "Scoreboard: work that does not want to end"
 NOTE = (
-    "Timeout 500 ms, grace 0. How long after it the answer came, how many processes were left alive then, and for "
-    "the flood the growth of the asking process. *Hangs*: no answer within 5 s. `subprocess.run` captures the "
-    "output, as one does; pebble runs functions only. *Async command* is what an App runs by default: each call in a "
-    'process for itself. `isolation="shared"` gives that up: all such calls are in one process, which is killed.'
+    "Timeout 500 ms, grace 0. Each cell shows how late the answer came, how many processes were left alive then, "
+    "and for the flood how much the calling process grew. *Hangs*: no answer within 5 s. `subprocess.run` "
+    "captures the output; pebble runs functions only. *Async command* is the default of an App: each call has a "
+    'process of its own. With `isolation="shared"` all such calls share one process, which is killed.'
 )
 TIMEOUT_S = 0.5
 HANGS_S = 5.0

@@ -26,10 +26,11 @@ LIMIT_S = 300
 TITLE = "Workflows on Temporal"
 NOTE = (
     "Runs of steps that do nothing (`true` in a shell), eight at a time in each run, on one server of `shotclock "
-    "engine dev` and two workers of eight places each, all on this machine: steps per second from the start of the "
-    "first run to the end of the last. The peer is a workflow of temporalio with activities that run the same command "
-    "by `asyncio.create_subprocess_shell`, on the same server, with two workers of its own that, as ours, do without "
-    "the SDK's sandbox. *Per core* is a rate divided by the cores that server or workers used meanwhile."
+    "engine dev` and two workers of eight places each, all on this machine: steps per second from the start of "
+    "the first run to the end of the last. The peer is a workflow of temporalio with activities that run the same "
+    "command by `asyncio.create_subprocess_shell`, on the same server, with two workers of its own. Neither side "
+    "uses the SDK's sandbox. *Per core* is a rate divided by the cores that the server or the workers used "
+    "meanwhile."
 )
 WHY = "A step is rendered, supervised, verified gone and judged; a bare activity is a fork and an exit code."
 RUNS, STEPS = 4, 50

@@ -19,10 +19,10 @@ from .table import Bar, Row, Table, absolute
 LIMIT_S = 90
 TITLE = "Killing a tree of 53 processes"
 NOTE = (
-    "A shell, 50 sleeping children, and a daemon (double fork, its own session) with a child of its own. From the "
-    "bell (grace 0) to the answer; then every process on the machine is looked at for survivors, which carry a mark "
-    "in their environment: at once for ours, after another 200 ms for the peers, which do not wait. `killpg` is "
-    "`Popen(start_new_session=True)`, `wait(timeout)`, `os.killpg`."
+    "A shell, 50 sleeping children, and a daemon (double fork, its own session) with a child of its own. The time "
+    "runs from the timeout (grace 0) to the answer. Then all processes of the machine are searched for survivors, "
+    "which carry a mark in their environment: at once for shotclock, after another 200 ms for the peers, which do "
+    "not wait. `killpg` is `Popen(start_new_session=True)`, `wait(timeout)`, `os.killpg`."
 )
 SIZE = 53
 TREE = f"""

@@ -22,12 +22,12 @@ from .workers import our_throughput
 LIMIT_S = 300
 TITLE = "Workflows, every step written down"
 NOTE = (
-    "Steps that do nothing, one after the other (*chain*) or all at once (*fan-out*, eight at a time), in a run with "
-    "its store: time per step of the whole run, from its beginning to its envelope. The peer is half as many "
-    '`subprocess.run("true", shell=True)` in a row, before or after each long run. *Growth* is the time per step of a '
-    "long run divided by that of a short one. The rate of `function` steps is that of a run whose App is up: importing "
-    "it is not counted. Its ratio is to the rate of the same runtime's own pool of two workers in the same round, "
-    "without run and store."
+    "Steps that do nothing, one after the other (*chain*) or all at once (*fan-out*, eight at a time), in a run "
+    "with its store: the time of the whole run, from its start to its envelope, divided by the number of steps. "
+    'The peer is half as many `subprocess.run("true", shell=True)` in a row, before or after each long run. '
+    "*Growth* is the time per step of a long run divided by that of a short one. For `function` steps the App is "
+    "already imported. Their ratio compares them with calls of the same runtime's pool of two workers in the same "
+    "round, without a run and a store."
 )
 SHORT, LONG = 100, 1000
 APP = Path(__file__).with_name("mcp_app.py")
