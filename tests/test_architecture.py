@@ -251,6 +251,7 @@ ADMITTING = {
     "runtime/outcomes.py": "a call of a call whose arguments cannot be opened here",
     "runtime/doctor.py": "the self-test, which is there before any runtime",
     "dispatch/job_client.py": "what is said of a job whose runner is gone",
+    "dispatch/command_runner.py": "a command in the background, whose runner has no runtime",
     "server/web/auth.py": "requests to the inbox over HTTP, which run no operation",
     "workflow/run.py": "a run",
     "workflow/step_approval.py": "the approval of a step, which has no other clock",

@@ -81,6 +81,8 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "raise the idle clock, or make the work say that it is alive"),
         ErrorEntry("INPUT_WANTED", 10, 504, False, UNKNOWN, "The command waited for input that nobody gave.",
                    "give the answer on stdin, use a non-interactive option such as -y, or wait with --input-wait 0"),
+        ErrorEntry("NOT_READY", 10, 504, False, UNKNOWN, "The background command was not ready in time.",
+                   "it was stopped; read error.context.log_tail, and allow more time with --ready-within"),
         ErrorEntry("QUEUE_TIMEOUT", 10, 503, True, NONE, "No place came free in time; the work never started.",
                    "try again later, or raise the queue clock"),
         ErrorEntry("NO_TIME_LEFT", 10, 504, True, NONE, "The caller's deadline left no time to start.",
@@ -315,6 +317,7 @@ _ERRORS: dict[str, ErrorEntry] = {
 
 _WARNINGS: dict[str, str] = {
     "DESCENDANTS_STOPPED": "Processes outlived the command that started them and were stopped.",
+    "JOB_CONTINUES": "A job that was started meanwhile continues; data.jobs has its id.",
     "SURVIVORS": "Processes could not be stopped and are still there.",
     "END_UNSEEN": "Work has ended unseen; whether processes of it are still there is unknown.",
     "OUTPUT_TRUNCATED": "More output came than is kept; the file named holds the rest, up to its cap.",

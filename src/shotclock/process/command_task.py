@@ -180,7 +180,7 @@ def takes_more(fd: int) -> bool:
 def state_directory() -> str:
     """Return the directory of durable state: SHOTCLOCK_HOME, XDG_STATE_HOME/shotclock or ~/.local/state/shotclock."""
     if home := os.environ.get("SHOTCLOCK_HOME"):
-        return os.path.abspath(home)
+        return os.path.abspath(os.path.expanduser(home))
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(base, "shotclock")
 
@@ -260,6 +260,7 @@ class CommandTask:
     shares_group: bool = False  # with the caller, who has the terminal; otherwise it has a session and group of its own
     timeout_signal: int = int(signal.SIGTERM)
     tells_signals: bool = False  # by `News.SIGNALLED`
+    runners: str | None = None  # the folder of the runners of jobs, which are spared; None: nothing is
 
     def pack(self) -> dict[str, object]:
         return as_dict(self)
@@ -275,6 +276,8 @@ class CommandReport:
     stopped: str | None = None  # the caller's reason
     leaked: list[dict[str, object]] = field(default_factory=list)
     survivors: list[dict[str, object]] = field(default_factory=list)
+    jobs: list[dict[str, object]] = field(default_factory=list)
+    """The jobs that were started below and continue."""
     soft_rang: bool = False
     input_wanted: dict[str, object] = field(default_factory=dict)
     """The process that waited for input, what it waited for, and the last line of the output where it is known."""

@@ -16,6 +16,7 @@ from . import ipc, kernel
 from .clock import monotonic_ns, pause
 from .command_task import PYTHON_IGNORES, CommandReport, CommandTask, News, Order
 from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, kill_below
+from .runners import Runners
 from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
 TYPE_CHECKING = False
@@ -314,7 +315,12 @@ def _replace_lost_supervisor(supervisor: int, task: CommandTask, signals: Termin
     cgroup = Cgroup.left_by(supervisor)
     if cgroup is not None:
         cgroup.kill()
-    left = kill_below(kernel.collect_dead, lambda wait_ms: pause(wait_ms / 1000))
+    runners = Runners(task.runners)
+    left = kill_below(
+        lambda: kernel.collect_dead() or runners.are_alone(),
+        lambda wait_ms: pause(wait_ms / 1000),
+        find=runners.list_others,
+    )
     if cgroup is not None:
         cgroup.remove()
     report = CommandReport(

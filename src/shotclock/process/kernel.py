@@ -173,8 +173,11 @@ def replace_by_null(*numbers: int) -> None:
 UNKNOWN_PID = 0  # the pid of processes that exist, since waitpid has not returned ECHILD, but that /proc does not show
 
 
-def descendants(root: int) -> list[int]:
-    """Return every process below `root`, parents before children, zombies included: a snapshot, soon stale."""
+def descendants(root: int, is_left_out: Callable[[int], bool] | None = None) -> list[int]:
+    """Return every process below `root`, parents before children, zombies included: a snapshot, soon stale.
+
+    One that `is_left_out` is missing with everything below it.
+    """
     if find_unfitness() is not None:
         return []
     list_children = _find_lister()
@@ -182,6 +185,8 @@ def descendants(root: int) -> list[int]:
     queue = [root]
     while queue:
         children = list_children(queue.pop())
+        if is_left_out is not None:
+            children = [pid for pid in children if not is_left_out(pid)]
         found += children
         queue += children
     return found

@@ -202,6 +202,15 @@ class Cgroup:
         _remove(self._path)
 
 
+def leave_our_cgroups() -> None:
+    """Move this process to the nearest cgroup that is not one of ours, if it is in one."""
+    home = outside = home_directory()
+    while outside is not None and os.path.basename(outside).startswith(_PREFIX):
+        outside = os.path.dirname(outside)
+    if outside is not None and outside != home and _move_to(outside):
+        home_directory.cache_clear()
+
+
 def _move_to(path: str) -> bool:
     try:
         with open(os.path.join(path, "cgroup.procs"), "w") as file:

@@ -37,6 +37,7 @@ from .command_task import (
     spawn,
 )
 from .kill import Cgroup, group_of, kill_below, signal_process
+from .runners import Runners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Supervisor:
 
     def _start_afresh(self, task: CommandTask | None = None) -> None:
         self._task = task or CommandTask([], {})
+        self._runners = Runners(self._task.runners)
         self._stop_signal = signal.Signals[self._task.stop_signal]
         self._bell_fd = -1
         self._moved_bell_ns = 0
@@ -367,6 +369,7 @@ class Supervisor:
             return
         self._read_start()
         report.ended_ns = monotonic_ns()
+        report.jobs = self._runners.jobs()
         if report.fired is None:
             report.elapsed_ns = report.ended_ns - self._started_ns
         captured = [stream.capture.finish() for stream in self._streams if stream.capture]
@@ -524,10 +527,10 @@ class Supervisor:
                 self._task.grace_ms = grace_ms
 
     def _reap(self) -> None:
-        """Reap the dead. This process is the subreaper, so without a child nothing of the work is left."""
+        """Reap the dead. This process is the subreaper: without a child, or with only runners, no work is left."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
-        if kernel.collect_dead(self._note_end):
+        if kernel.collect_dead(self._note_end) or (self._leader < 0 and self._runners.are_alone()):
             self._begin_flushing()
 
     def _note_end(self, pid: int, status: int) -> None:
@@ -546,7 +549,7 @@ class Supervisor:
             self._linger_ns = later_ns if self._files is None else now_ns + LEAK_LOOK_MS * NS_PER_MS
 
     def _stop_leaked(self) -> None:
-        left = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_zombie(pid)]
+        left = [pid for pid in self._runners.list_others() if not kernel.is_zombie(pid)]
         files = self._files or set()
         if monotonic_ns() < self._leak_ns and any(kernel.holds_any(pid, files) for pid in left):
             self._linger_ns = self._leak_ns
@@ -701,7 +704,7 @@ class Supervisor:
         """Send SIGSTOP until nothing below us runs: processes may fork meanwhile."""
         self._suspend_ns = None
         for _ in range(SUSPEND_SWEEPS):
-            running = [pid for pid in kernel.descendants(os.getpid()) if not kernel.is_halted(pid)]
+            running = [pid for pid in self._runners.list_others() if not kernel.is_halted(pid)]
             if not running:
                 break
             for pid in running:
@@ -712,7 +715,7 @@ class Supervisor:
         self._suspended = False
         self._suspend_ns = None
         self._last_sign_ns = monotonic_ns()
-        for pid in kernel.descendants(os.getpid()):
+        for pid in self._runners.list_others():
             signal_process(pid, signal.SIGCONT)
 
     def _outside_the_group(self) -> list[int]:
@@ -721,7 +724,7 @@ class Supervisor:
 
     def _unguarded(self) -> list[int]:
         """Return the descendants that no other supervisor guards."""
-        below = kernel.descendants(os.getpid())
+        below = self._runners.list_others()
         guarded: set[int] = set()
         for pid in below:
             if pid not in guarded and kernel.name_of(pid) == SUPERVISOR_NAME:
@@ -752,6 +755,7 @@ class Supervisor:
         left = kill_below(
             self._reap_until_gone,
             self._pause,
+            find=self._runners.list_others,
             spared_group=self._caller_group,
             escalate=self._kill_from_outside,
         )

@@ -15,6 +15,7 @@ from .environment import CALL_VARIABLE, DEADLINE_VARIABLE, REMAINING_VARIABLE
 # How long the program may take to detach: the start of an interpreter, and a fork.
 LEAVE_LIMIT_S = 10.0
 LEAVE_PAUSE_S = 0.002
+CHANNEL = 3  # the descriptor of the channel to the caller
 
 
 def read_error_output(argv: Sequence[str], limit_s: float) -> str:
@@ -27,15 +28,32 @@ def read_error_output(argv: Sequence[str], limit_s: float) -> str:
     return ran.stderr.decode("utf-8", "replace") if ran.returncode else ""
 
 
-def start_detached(module: str, arguments: list[str], *, output_fd: int, environment: Mapping[str, str]) -> None:
-    """Run `module.main(*arguments)` in a process that survives this one and is bounded by its own limits."""
+def start_detached(
+    module: str,
+    arguments: list[str],
+    *,
+    output_fd: int,
+    environment: Mapping[str, str],
+    input_fd: int | None = None,
+    channel_fd: int | None = None,
+    job: tuple[str, str, str] | None = None,
+) -> None:
+    """Run `module.main(*arguments)` in a process that survives this one and is bounded by its own limits.
+
+    Its stdin is empty, or `input_fd`. A `channel_fd` becomes its descriptor 3. The runner of a `job` (folder of
+    runners, id, name) is enrolled when this returns, so that the end of this program no longer stops it.
+    """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # The first process is our child and ends at once, so that the second needs no parent to wait for it.
+    enrolment = "" if job is None else f"from shotclock.process.runners import enrol; enrol{job!r}\n"
+    # The first process is our child and ends soon, so that the second needs no parent to wait for it.
     code = (
         "import os, sys\n"
-        "if os.fork(): os._exit(0)\n"
-        "os.closerange(3, 4096)\n"
+        "enrolled, enrolled_in = os.pipe()\n"
+        "if os.fork(): os.close(enrolled_in), os.read(enrolled, 1), os._exit(0)\n"
         f"sys.path.append({root!r})\n"
+        f"{enrolment}"
+        "os.close(enrolled), os.close(enrolled_in)\n"
+        f"os.closerange({3 if channel_fd is None else CHANNEL + 1}, 4096)\n"
         f"from {module} import main\n"
         "main(*sys.argv[1:])\n"
     )
@@ -50,9 +68,10 @@ def start_detached(module: str, arguments: list[str], *, output_fd: int, environ
             [sys.executable, "-P", "-c", code, *arguments],
             kept,
             file_actions=[
-                (os.POSIX_SPAWN_DUP2, null, 0),
+                (os.POSIX_SPAWN_DUP2, null if input_fd is None else input_fd, 0),
                 (os.POSIX_SPAWN_DUP2, output_fd, 1),
                 (os.POSIX_SPAWN_DUP2, output_fd, 2),
+                *([] if channel_fd is None else [(os.POSIX_SPAWN_DUP2, channel_fd, CHANNEL)]),
             ],
             setsid=True,
             setsigmask=[],
