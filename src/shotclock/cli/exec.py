@@ -13,16 +13,17 @@ import sys
 from ..core.clocks import WORK_CLOCKS, ClockKind, Clocks, format_duration
 from ..core.envelope import STOP_SIGNAL_EXITS, Envelope, Problem, warning
 from ..core.errors import Ending
-from ..core.value_types import field, record, replace, value
+from ..core.value_types import as_dict, field, record, replace, value
 from ..process import foreground
 from ..process.clock import monotonic_ns
 from ..process.command_task import DEFAULT_OUTPUT_LIMIT, CommandReport, CommandTask, Output
 from ..process.environment import AGENT_MARKS, OVERTIME_VARIABLE, without_questions
 from ..process.foreground import TerminalSignals
+from ..process.runners import runners_folder
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_text, flush_quietly, say_line
-from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, option, read
+from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, number_between, option, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,15 +37,23 @@ _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _REPORTS = ("json", "line", "none")
 # Exit codes of GNU timeout for our own part, without --json.
 LIMIT_REACHED, NOT_DONE, NOT_EXECUTABLE, NOT_FOUND = 124, 125, 126, 127
+STILL_RUNNING = 14  # as with --json
 _EXIT_CODES = {
     **dict.fromkeys(
-        ("TIMEOUT", "STALLED", "NO_TIME_LEFT", "QUEUE_TIMEOUT", "INPUT_WANTED", "CANCELLED"), LIMIT_REACHED
+        ("TIMEOUT", "STALLED", "NO_TIME_LEFT", "QUEUE_TIMEOUT", "INPUT_WANTED", "NOT_READY", "CANCELLED"), LIMIT_REACHED
     ),
+    "INCOMPLETE": STILL_RUNNING,
     "COMMAND_NOT_EXECUTABLE": NOT_EXECUTABLE,
     "COMMAND_NOT_FOUND": NOT_FOUND,
 }
+READY_WITHIN_MS = 30_000
+# Options of commands that run as jobs, of detached ones alone, and of all others.
+_DETACHED_OPTIONS = {"lifetime", "ready_port", "ready_output", "ready_url", "ready_within"}
+_JOB_OPTIONS = {"name", "owner", *_DETACHED_OPTIONS}
+_FOREGROUND_OPTIONS = {"overtime", "leave_children", "input_wait", "soft_ms", "wind_down_ms"}
 _LEFT_BEHIND = ("DESCENDANTS_STOPPED", "SURVIVORS")
 REPORT_VARIABLE = "SHOTCLOCK_REPORT"
+_OWN_CODE_HINT = "read what the command wrote to stderr; data.exit_code is its own"
 
 
 @value
@@ -77,8 +86,17 @@ class ExecRequest:
     help: bool = False
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     program: str = "exec"
-    owner: OwnerWatch | None = None  # the command is stopped at its end
+    owner_watch: OwnerWatch | None = None  # the command is stopped at its end
     wording: Wording = field(default_factory=Wording)
+    detach: bool = False
+    budget: int | None = None
+    name: str | None = None
+    lifetime: int | None = None
+    ready_port: int | None = None
+    ready_output: str | None = None
+    ready_url: str | None = None
+    ready_within: int = READY_WITHIN_MS
+    owner: str | None = None
     errors: Mistakes = field(default_factory=list)
 
     def refuse(self, field: str, message: str) -> None:
@@ -101,6 +119,8 @@ def carry_out(request: ExecRequest, signals: TerminalSignals) -> int:
     call = admit(request.program, request.clocks, defaults=DEFAULTS, parent=inherited.deadline)
     call.warnings += tuple(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings)
     _allow_overtime(request, call)
+    if (request.detach or request.budget is not None) and not request.errors:
+        return _run_as_job(request, call, signals)
     if request.errors:
         outcome = invalid(request.errors)
     elif call.no_time_left:
@@ -121,10 +141,30 @@ def parse(words: list[str]) -> ExecRequest:
     timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
     if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
         request.refuse("soft", "--soft must be shorter than --timeout")
+    _check_background(request, {*typed, *limits})
     choose_report(request)
     if not request.help:
         request.errors += problems_with(request.command, request.env, request.cwd)
     return request
+
+
+def _check_background(request: ExecRequest, typed: set[str]) -> None:
+    """Refuse options that have no meaning for a job, and those of a job for another command."""
+    is_job = request.detach or request.budget is not None
+    for name in sorted(_JOB_OPTIONS & typed) if not is_job else ():
+        request.refuse(name, f"--{name.replace('_', '-')} needs --detach, or --budget")
+    for name in sorted(_FOREGROUND_OPTIONS & typed) if is_job else ():
+        request.refuse(name, f"--{name.replace('_', '-')} has no effect on a command in the background")
+    if request.detach:
+        if "timeout_ms" in typed:
+            request.refuse("timeout", "a detached command has a lifetime: write --lifetime instead of --timeout")
+        if request.stdin:
+            request.refuse("stdin", "a detached command has no stdin: give it a file as an argument")
+    elif request.budget is not None:
+        for name in sorted(_DETACHED_OPTIONS & typed):
+            request.refuse(name, f"--{name.replace('_', '-')} needs --detach")
+        if not request.budget:
+            request.refuse("budget", "must be a duration above 0; leave it out to wait for the end")
 
 
 def choose_report(request: ExecRequest) -> None:
@@ -159,6 +199,7 @@ def _read_output_limit(text: str) -> int:
 _CLOCKS = "Clocks (500ms, 30s, 5m, 1h30m or PT30S; 0 means none)"
 _INPUT = "Input of the command"
 _OUTPUT = "Output"
+_BACKGROUND = "Background (--detach: a server; --budget: longer than the caller waits)"
 COMMAND = Subcommand(
     "exec",
     "Run one command with a timeout; if it hangs, kill everything it started.",
@@ -230,6 +271,51 @@ COMMAND = Subcommand(
             read=_read_output_limit,
             heading=_OUTPUT,
         ),
+        flag(
+            "--detach",
+            "Answer when the command is ready, and leave it running as a job until its lifetime or its owner ends, or "
+            "`shotclock job stop`.",
+            excludes=("--budget",),
+            heading=_BACKGROUND,
+        ),
+        option(
+            "--name",
+            "NAME",
+            "The name of the job, instead of its id. One of a name runs at a time.",
+            heading=_BACKGROUND,
+        ),
+        duration("--lifetime", "Stop it after this time [SHOTCLOCK_LIFETIME, else none].", heading=_BACKGROUND),
+        option(
+            "--ready-port",
+            "PORT",
+            "It is ready when it listens on this port; another process on it does not count.",
+            read=number_between(1, 65535),
+            excludes=("--ready-output", "--ready-url"),
+            heading=_BACKGROUND,
+        ),
+        option(
+            "--ready-output",
+            "REGEX",
+            "It is ready when a line of its output matches.",
+            excludes=("--ready-url",),
+            heading=_BACKGROUND,
+        ),
+        option(
+            "--ready-url", "URL", "It is ready when a GET is answered with a status below 500.", heading=_BACKGROUND
+        ),
+        duration("--ready-within", "Stop it if it is not ready by then [30s].", heading=_BACKGROUND),
+        option(
+            "--owner",
+            "WHO",
+            "Stop it when this process ends: agent, terminal, parent, a pid, or none [the coding agent, else the "
+            "terminal's session, else none].",
+            heading=_BACKGROUND,
+        ),
+        duration(
+            "--budget",
+            "Wait this long. If it still runs then, answer with exit code 14; it continues as a job until its timeout.",
+            heading=_BACKGROUND,
+        ),
     ),
     rest="command",
     usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
@@ -254,7 +340,8 @@ is meta.exit_code: 10 for a limit, 1 for a failing command (COMMAND_FAILED), 130
 Examples:
 
   shotclock exec --timeout 60s -- make test
-  shotclock exec --timeout 10m --idle 1m --json -- npm ci""",
+  shotclock exec --timeout 10m --idle 1m --json -- npm ci
+  shotclock exec --detach --name web --ready-port 3000 --lifetime 2h -- npm run dev""",
     main=main,
 )
 COMMANDS = {"exec": COMMAND}
@@ -320,8 +407,9 @@ def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
     task.input_ms = input_ms
     task.stdin = not request.no_stdin
     task.shares_group = has_terminal
+    task.runners = runners_folder()
     if call.overtime is None:
-        return judge(call, task, foreground.run(task, signals, owner=request.owner))
+        return judge(call, task, foreground.run(task, signals, owner=request.owner_watch))
     return judge(call, task, _run_with_overtime(call, task, signals))
 
 
@@ -342,21 +430,41 @@ def _run_with_overtime(call: Call, task: CommandTask, signals: TerminalSignals) 
     return asyncio.run(run())
 
 
+def _run_as_job(request: ExecRequest, call: Call, signals: TerminalSignals) -> int:
+    from . import background  # imports the store, which other commands do without
+
+    envelope = answer(call, background.run(as_dict(request), call, signals))
+    error = envelope.error
+    if not request.json and error is not None:
+        exit_code = _own_exit_code(str(error["code"]), error.get("context"), envelope.data)
+        envelope.meta["exit_code"] = exit_code or envelope.exit_code
+    if request.json or request.report == "json" or not (request.detach or envelope.ending == Ending.DETACHED):
+        return _deliver(envelope, signals, request)
+    if error is not None:
+        say_line(background.explain(envelope), after_child=True, is_alone=False, heard=signals.heard)
+        return envelope.exit_code
+    return emit_text(background.describe_start(envelope.data), 0, signals.heard)
+
+
 def _pass_exit_code_through(outcome: Outcome) -> Outcome:
     """Replace the exit codes of the contract by the command's own and those of GNU timeout."""
     problem = outcome.problem
-    if not isinstance(problem, Problem):
-        return outcome
-    data = outcome.data if isinstance(outcome.data, dict) else {}
-    own = data.get("exit_code")
-    if problem.code == "COMMAND_FAILED" and isinstance(own, int):
-        hint = "read what the command wrote to stderr; data.exit_code is its own"
-        outcome.problem = replace(problem, exit_code=own, suggestion=hint)
-    elif _stop_signal(problem.context) is None:
-        outcome.problem = replace(problem, exit_code=_EXIT_CODES.get(problem.code, NOT_DONE))
-    elif isinstance(own, int) and own and "signal" not in data:  # it has handled the signal
-        outcome.problem = replace(problem, exit_code=own)
+    if isinstance(problem, Problem):
+        hint = _OWN_CODE_HINT if problem.code == "COMMAND_FAILED" else problem.suggestion
+        exit_code = _own_exit_code(problem.code, problem.context, outcome.data)
+        outcome.problem = replace(problem, exit_code=exit_code or problem.exit_code, suggestion=hint)
     return outcome
+
+
+def _own_exit_code(code: str, context: object, data: object) -> int | None:
+    """Return the exit code of a failure without --json; None if it is that of the signal that stopped us."""
+    data = data if isinstance(data, dict) else {}
+    own = int(data.get("exit_code") or 0)
+    if code == "COMMAND_FAILED" and own:
+        return own
+    if _stop_signal(context) is None:
+        return _EXIT_CODES.get(code, NOT_DONE)
+    return own if own and "signal" not in data else None  # it has handled the signal
 
 
 def _stop_signal(context: object) -> str | None:

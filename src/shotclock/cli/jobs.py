@@ -1,4 +1,4 @@
-"""`job list|status|wait|extend|stop|cancel`, for `shotclock` and for every App; and `shotclock overtime`.
+"""`job list|status|logs|wait|extend|stop|restart|cancel`, for `shotclock` and for every App; and `shotclock overtime`.
 
 Runs are jobs as well: a parked run reports its id as a job's. `run --extend` and `--wind-down` send the same orders.
 """
@@ -17,6 +17,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace, value
+from ..dispatch.command_spec import is_command
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal
 from ..inbox.person_wait import refusal_outcome
@@ -28,6 +29,7 @@ from ..store.jobs import Job
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder, send_order
 from ..workflow.state import Status
+from . import background, job_logs
 from .engine import open_engine, temporal_engine
 from .output import EarlyEnd, until_stopped, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option, positive_duration
@@ -55,7 +57,9 @@ MOST_RUNS = 100
 # at most (workflow/run_context.CLEAN_UP_LIMIT_MS).
 _TIMEOUTS_MS = {"wait": 0, "cancel": 300_000 + TIMEOUT_MS}
 
-_JOB_ID = argument("job-id", "The job, or the beginning of its id.", missing="missing JOB-ID; see `job list`")
+_JOB_ID = argument(
+    "job-id", "The job: its name, its id, or the beginning of its id.", missing="missing JOB-ID; see `job list`"
+)
 _NO_DURATION = "missing BY: the time to add, as in `job extend JOB 30s`"
 _COMMANDS = (
     Subcommand("list", "List the jobs, the newest first.", (flag("--active", "List only running jobs."), JSON)),
@@ -83,6 +87,11 @@ _COMMANDS = (
     ),
     Subcommand("cancel", "Kill a job, and wait until it has ended.", (_JOB_ID, JSON)),
 )
+_RESTART = Subcommand(
+    "restart",
+    "Stop a command that was started with `exec --detach`, and start it again with the same options.",
+    (_JOB_ID, JSON),
+)
 
 
 @value
@@ -99,7 +108,11 @@ def job_table(scope: JobScope) -> CommandTable:
     commands = tuple(
         replace(each, options=(*each.options, *engine), run=partial(_run_job, scope, each.name)) for each in _COMMANDS
     )
-    return CommandTable(f"{' '.join(scope.command)} job", "Work that outlives its caller.", commands, "verb")
+    name = f"{' '.join(scope.command)} job"
+    commands += (job_logs.log_command(name, scope.tool),)
+    if scope.app is None:
+        commands += (replace(_RESTART, run=background.restart_work),)
+    return CommandTable(name, "Work that outlives its caller.", commands, "verb")
 
 
 def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: Any) -> ChildWork | Callable[[bool], int]:
@@ -125,6 +138,8 @@ def order_work(name: str, order: RunOrder, on: Address | None, scope: JobScope |
             if scope is not None and isinstance(engine, EmbeddedEngine):
                 job = _find_job(engine.store, order, scope)
                 if job is not None:
+                    if is_command(job):
+                        return _order_command(JobClient(engine.store, scope.command), job, order)
                     return Outcome(Ending.FINISHED, data=_order_job(engine.store, job, order))
             return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
 
@@ -140,6 +155,16 @@ def _find_job(store: Store, order: RunOrder, scope: JobScope) -> Job | None:
         return None
 
 
+def _order_command(client: JobClient, job: Job, order: RunOrder) -> Outcome:
+    """Stop a command in the background, and wait until it has ended."""
+    if order.by_ms is not None:
+        message = f"the lifetime of {job.command} is fixed at its start; restart it with another --lifetime"
+        raise Failure("NOT_EXTENDABLE", message)
+    job = asyncio.run(client.cancel(job, within_ms=order.within_ms))
+    late = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
+    return Outcome(Ending.FINISHED, late if job.is_active else None, client.describe(job))
+
+
 def _order_job(store: Store, job: Job, order: RunOrder) -> dict[str, object]:
     if not job.is_active or job.runner is None:
         state = "has ended" if not job.is_active else "is only being started"
@@ -151,6 +176,8 @@ def _show_order(envelope: Envelope) -> None:
     if not envelope.ok or not isinstance(envelope.data, dict):
         return
     data: Any = envelope.data
+    if "job_id" in data and "status" in data:
+        write_quietly(sys.stdout, _job_line(data))
     for call in data.get("extended", ()):
         left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
         line = f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n"
@@ -238,12 +265,34 @@ def _show_jobs(envelope: Envelope) -> None:
 
 
 def _job_line(job: dict[str, Any]) -> str:
+    if "argv" in job:
+        return _command_line(job)
     progress = job.get("progress")  # a list of runs on an engine has none
     of = f"/{progress['total']}" if progress and "total" in progress else ""
     unit = f" {progress['unit']}" if progress and "unit" in progress else ""
     done = f"  {progress['done']}{of}{unit}" if progress else ""
     code = f"  {job['code']}" if "code" in job else ""
     return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}{done}{code}\n"
+
+
+def _command_line(job: dict[str, Any]) -> str:
+    """Return a line about a command in the background."""
+    parts = [f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}"]
+    if not job["terminal"]:
+        parts.append("ready" if job["ready"] else "not ready")
+        parts.append(f"{_rounded(job['age_ms'])} old")
+        left_ms, owner = job["lifetime_left_ms"], job["owner_process"]
+        parts.append("no end" if left_ms is None else f"{_rounded(left_ms)} left")
+        parts.append("no owner" if owner is None else f"owner {owner['command'][:40]} ({owner['pid']})")
+    elif "code" in job:
+        parts.append(job["code"])
+    return "  ".join(parts) + "\n"
+
+
+def _rounded(ms: int) -> str:
+    """Return a duration in seconds, or in minutes if it is long."""
+    unit = 1_000 if ms < 3_600_000 else 60_000
+    return format_duration(ms // unit * unit) if ms >= unit else "0s"
 
 
 def request_overtime(by: int, reason: str, timeout: int) -> ChildWork:

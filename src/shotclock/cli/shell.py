@@ -82,7 +82,7 @@ def _run(name: str, words: list[str], options: dict[str, str]) -> int:
     owner = _find_owner()
     request = _limited(options) if is_command else _unlimited()
     request.program, request.command = NAME, argv
-    request.owner = None if owner is None else OwnerWatch(owner)
+    request.owner_watch = None if owner is None else OwnerWatch(owner)
     return carry_out(request, signals)
 
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,15 @@ from ..inbox.person_wait import outcome_of
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Progress
 from ..process.kernel import is_alive
+from ..process.runners import runners_folder
 from ..process.unsupervised import start_detached
 from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..store.home import create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import JOBS_FOLDER, Store
+from .command_spec import CommandSpec, describe_command, is_command, name_key
 from .invocation import Invocation
+from .job_log import log_files, read_tail
 
 # Between two looks at a job. The first are close together, because most work is short.
 FIRST_LOOK_S = 0.02
@@ -133,6 +137,7 @@ class JobClient:
                 [str(self._store.home), job.id],
                 output_fd=output,
                 environment=environment,
+                job=(runners_folder(str(self._store.home)), job.id, job.command),
             )
         finally:
             os.close(output)
@@ -142,8 +147,8 @@ class JobClient:
         self._store.checkpoints.forget_saved_before(WallTime(max(0, wall_time().ms - CHECKPOINTS_KEPT_MS)))
         before = WallTime(max(0, wall_time().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):
-            for path in (job.log_path, f"{job.log_path}.1", job.stdin_path):
-                if path:
+            for path in (*log_files(job.log_path or ""), job.stdin_path or ""):
+                if job.log_path and path:
                     Path(path).unlink(missing_ok=True)
 
     async def wait(
@@ -230,8 +235,10 @@ class JobClient:
         return Outcome(Ending.DETACHED, problem, data, budget_ms=elapsed_ms)
 
     def find(self, prefix: str, of: str | None = None) -> Job:
-        """Find a job by the beginning of its id. Raises Failure if there is none, or more than one."""
-        found = self._store.jobs.find(prefix, of)
+        """Find a job by its name or the beginning of its id. Raises Failure if there is none, or more than one."""
+        found: Job | Ambiguous | None = self._find_named(prefix) if of is None else None
+        if found is None:
+            found = self._store.jobs.find(prefix, of)
         if isinstance(found, Ambiguous):
             message = f"more than one job begins with {prefix!r}: {', '.join(found.ids)}"
             raise Failure("JOB_NOT_FOUND", message)
@@ -240,16 +247,23 @@ class JobClient:
             raise Failure("JOB_NOT_FOUND", f"there is no job {prefix!r}")
         return current
 
+    def _find_named(self, name: str) -> Job | None:
+        """Return the command of this name: the active one, else the latest. An id comes first."""
+        return self._store.jobs.get(name) or self._store.jobs.find_latest(name_key(name))
+
     def list(
         self, app: str | None = None, *, active_only: bool = False, of: str | None = None
     ) -> list[dict[str, object]]:
         found = self._store.jobs.list(app, active_only, of=of)
         return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
-    async def cancel(self, job: Job, bell: Deadline | None = None) -> Job:
-        """Ask its runner to stop it, and wait, bounded, until it has."""
+    async def cancel(self, job: Job, bell: Deadline | None = None, within_ms: int | None = None) -> Job:
+        """Ask its runner to stop it, and wait, bounded, until it has. `within_ms` is another grace than its own."""
+        if within_ms is not None:
+            await asyncio.to_thread(partial(self._store.jobs.amend, job.id, grace_ms=within_ms))
         await asyncio.to_thread(self._store.jobs.request_cancel, job.id, wall_time())
-        limit = Deadline.after_ms(monotonic_ns(), job.spec.get("grace_ms", 0) + CANCEL_LIMIT_MS)
+        grace_ms = job.spec.get("grace_ms", 0) if within_ms is None else within_ms
+        limit = Deadline.after_ms(monotonic_ns(), grace_ms + CANCEL_LIMIT_MS)
         until_ns = min(limit.at_ns, limit.at_ns if bell is None else bell.at_ns)
         while True:
             current = await asyncio.to_thread(self.look, job.id)
@@ -275,6 +289,10 @@ class JobClient:
             "log": job.log_path,
             "owner": job.owner,
         }
+        if is_command(job):
+            name = CommandSpec.of(job).name or job.id
+            shown |= describe_command(job, wall_time())
+            shown |= {f"{verb}_command": self._command_line(verb, name) for verb in ("logs", "stop", "restart")}
         if job.ended_at is not None:
             shown["ended_at"] = job.ended_at.iso()
         if job.envelope is not None and job.envelope["error"] is not None:
@@ -346,7 +364,11 @@ def _status(job: Job) -> str:
 
 
 def lost_envelope(job: Job) -> dict[str, Any]:
-    context: dict[str, object] = {"job_id": job.id, "attempt": job.attempt, "log_tail": _tail(job.log_path)}
+    context: dict[str, object] = {
+        "job_id": job.id,
+        "attempt": job.attempt,
+        "log_tail": read_tail(job.log_path or os.devnull, LOG_TAIL),
+    }
     ending, message = Ending.KILLED, f"the runner of job {job.id} is gone; {job.command} was stopped in the middle"
     if job.runner is None:
         ending, message = Ending.NOT_STARTED, f"the runner of job {job.id} did not start, so {job.command} did not run"
@@ -362,13 +384,3 @@ def answer_for_job(job: Job, outcome: Outcome) -> Envelope:
     catalogue = job.spec.get("catalogue") or {}
     tool = Tool(semantic_version(job.tool_version), is_served=catalogue.get("is_served", False))
     return answer(admit(job.command, Clocks(timeout_ms=limit_ms(job)), tool=tool), outcome)
-
-
-def _tail(log_path: str | None) -> str:
-    try:
-        with open(log_path or os.devnull, "rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - LOG_TAIL))
-            return log.read().decode("utf-8", "replace")
-    except OSError:
-        return ""

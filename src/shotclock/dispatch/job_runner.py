@@ -24,6 +24,7 @@ from ..inbox.approval import Approvals, ask_person
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import this_process
+from ..process.runners import runners_folder, withdraw
 from ..runtime import telemetry
 from ..runtime.call import Outcome, Tool
 from ..runtime.control_channel import runs as running_runs
@@ -36,21 +37,22 @@ from .admission import ConcurrencyLimits
 from .dispatcher import ArgumentChecks, CommandListener
 from .invocation import InvocationCheckpoint
 from .job_client import answer_for_job, limit_ms
+from .job_log import Logbook
 
 # Between two heartbeats of a runner, with a check whether it should stop.
 BEAT_S = 0.25
 # The shortest time between two writes of progress; the last is always written.
 PROGRESS_NS = 200_000_000
-# The size of a job's log; the one before it is kept as well.
-LOG_LIMIT = 1_000_000
 
 
 def main(home: str, job_id: str) -> None:
     """Run a job. Errors before it is taken go to stderr, which is the job's log."""
+    folder = runners_folder(home)
     log, log_in = os.pipe()
     with Store.open(Path(home)) as store:
         job = store.jobs.take_charge(job_id, this_process(), wall_time())
         if job is None:
+            withdraw(folder)
             return  # it has another runner, or has ended
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
@@ -79,13 +81,14 @@ def main(home: str, job_id: str) -> None:
             with contextlib.suppress(Failure):  # it is deleted when it is old
                 store.checkpoints.clear(job.key)
     telemetry.finish()
+    withdraw(folder)
     os._exit(0)
 
 
 async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     loop = asyncio.get_running_loop()
     os.set_blocking(log, False)
-    logbook = Logbook(Path(job.log_path or os.devnull), log_file)
+    logbook = Logbook(job.log_path or os.devnull, log_file)
     loop.add_reader(log, logbook.take, log)
     catalogue = Catalogue.from_plain(job.spec["catalogue"])
     program = Program(**{**job.program, "imports": tuple(job.program["imports"])})
@@ -170,33 +173,3 @@ def _in_whole_numbers(done: float, total: float | None, unit: str | None) -> tup
     if total is not None and (int(done) != done or int(total) != total):
         return (int(100 * done / total), 100, "%") if total > 0 else (int(done), None, unit)
     return int(done), None if total is None else int(total), unit
-
-
-class Logbook:
-    """Log of the work's output, in two files of limited size."""
-
-    def __init__(self, path: Path, file: int) -> None:
-        self._path, self._file = path, file
-        self._written = os.fstat(file).st_size
-
-    def take(self, pipe: int) -> None:
-        """Append the content of the pipe. A full disk loses it, and stops nothing."""
-        for _ in range(64):  # a flood must not keep us from the rest of our work
-            try:
-                chunk = os.read(pipe, 65536)
-            except OSError:
-                return
-            if not chunk:
-                return
-            if self._written > LOG_LIMIT:
-                self._turn_page()
-            with contextlib.suppress(OSError):
-                self._written += os.write(self._file, chunk)
-
-    def _turn_page(self) -> None:
-        with contextlib.suppress(OSError):
-            os.replace(self._path, f"{self._path}.1")
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(file, self._file)
-            os.close(file)
-            self._written = 0

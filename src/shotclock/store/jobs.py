@@ -144,6 +144,30 @@ class Jobs(Table):
             job = _get_latest(transaction, key)
         return job if job is not None and _answers(job, now, is_alive, resume) else None
 
+    def create_unless_active(self, new: Job, is_alive: Callable[[ProcessIdentity], bool]) -> Job | None:
+        """Create the job, or return the active one of its key. One whose runner is dead ends as lost."""
+        row = _JOBS.write(new)
+        with self._database.write() as transaction:
+            job = _get_latest(transaction, new.key)
+            if job is not None and job.is_active:
+                if _answers(job, new.created_at, is_alive, resume=False):
+                    return job
+                _end(transaction, job.id, JobState.LOST, None, new.created_at)
+            insert_row(transaction, "jobs", row)
+        return None
+
+    def find_latest(self, key: str) -> Job | None:
+        """Return the newest job of this key, which is the active one if there is any."""
+        with self._database.read() as transaction:
+            return _get_latest(transaction, key)
+
+    def amend(self, id: str, **changes: object) -> None:
+        """Change values in the `spec` of a job."""
+        with self._database.write(durable=False) as transaction:
+            if (job := _get(transaction, id)) is not None:
+                text = json_text({**job.spec, **changes})
+                transaction.execute("UPDATE jobs SET spec = ? WHERE id = ?", (text, id))
+
     def get(self, id: str) -> Job | None:
         with self._database.read() as transaction:
             return _get(transaction, id)

@@ -1,0 +1,114 @@
+"""A command that runs as a job, as the store holds it: `exec --detach` and `exec --budget`."""
+
+from __future__ import annotations
+
+import re
+
+from ..core.clocks import ProcessIdentity, WallTime
+from ..core.value_types import as_dict, field, record
+from ..store.jobs import Job
+from .ready import Ready
+
+APP = "exec"
+NAME_RULE = "letters, digits, - _ and . only, 64 at most, a letter or a digit first"
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}", re.ASCII)
+
+
+@record
+class CommandSpec:
+    """Options of a command in the background. The environment is that of the process that starts it."""
+
+    argv: list[str]
+    cwd: str
+    name: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    """The variables that were set for it alone."""
+    clocks: dict[str, int] = field(default_factory=dict)
+    stop_signal: str = "SIGTERM"
+    quiet: bool = True
+    ready: dict[str, object] = field(default_factory=dict)
+    ready_within_ms: int = 0
+    owner_choice: str | None = None
+    owner: dict[str, object] | None = None
+    """The process with which it ends."""
+    owner_command: str = ""
+    budget_ms: int | None = None
+    """How long its caller waits for it; None: it was started with --detach."""
+    captures: bool = False
+    """Its output is also part of its envelope."""
+    output_limit: int = 0
+    is_one_output: bool = True
+    """Its stdout and stderr are one pipe, which keeps their order."""
+    passes_stdin: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.name or self.argv[0].rpartition("/")[2]
+
+    @property
+    def sign(self) -> Ready:
+        return Ready(**self.ready)  # type: ignore[arg-type]
+
+    @property
+    def owner_process(self) -> ProcessIdentity | None:
+        return None if self.owner is None else ProcessIdentity(**self.owner)  # type: ignore[arg-type]
+
+    def describe_owner(self) -> str:
+        return "none" if self.owner is None else f"{self.owner_command} (pid {self.owner['pid']})"
+
+    @classmethod
+    def of(cls, job: Job) -> CommandSpec:
+        return cls(**job.spec["command"])
+
+    def as_job(self, job_id: str, log_path: str, now: WallTime) -> Job:
+        timeout_ms = self.clocks.get("timeout_ms", 0)
+        return Job(
+            id=job_id,
+            key=f"{APP} {job_id}" if self.name is None else name_key(self.name),
+            app=APP,
+            command=self.label,
+            arguments={},
+            cwd=self.cwd,
+            program={},
+            tool_version="",
+            spec={"command": as_dict(self), "timeout_ms": timeout_ms, "grace_ms": self.clocks.get("grace_ms", 0)},
+            max_lifetime_ms=timeout_ms,
+            idle_timeout_ms=self.clocks.get("idle_ms", 0),
+            created_at=now,
+            attempt_at=now,
+            log_path=log_path,
+            deadline_at=now + timeout_ms if timeout_ms else None,
+        )
+
+
+def read_name(text: str) -> str:
+    """Return the name of a job. Raises ValueError."""
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} cannot be a name: {NAME_RULE}")
+    return text
+
+
+def name_key(name: str) -> str:
+    """Return the key of the jobs with this name, of which one is active at most."""
+    return f"{APP} name {name}"
+
+
+def is_command(job: Job) -> bool:
+    return job.app == APP and "command" in job.spec
+
+
+def describe_command(job: Job, now: WallTime) -> dict[str, object]:
+    """Return the fields that only a command in the background has."""
+    spec = CommandSpec.of(job)
+    ends_at = job.deadline_at
+    return {
+        "name": spec.name,
+        "argv": spec.argv,
+        "cwd": job.cwd,
+        "pid": job.spec.get("pid") if job.is_active else None,
+        "ready": "ready_at_ms" in job.spec if job.is_active else None,
+        "ready_sign": spec.sign.describe() if spec.sign.is_asked else None,
+        "age_ms": now.since_ms(job.created_at),
+        "lifetime_left_ms": None if ends_at is None or not job.is_active else max(0, ends_at - now),
+        "owner_process": None if spec.owner is None else {"pid": spec.owner["pid"], "command": spec.owner_command},
+    }

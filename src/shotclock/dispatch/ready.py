@@ -1,0 +1,184 @@
+"""Readiness of a background command: a port that it listens on, a line of its output, or a URL that answers."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from ..core.value_types import value
+from ..process import kernel
+
+# Between two looks at a port or a URL.
+LOOK_PAUSE_S = 0.1
+CONNECT_LIMIT_S = 1.0
+# A server that compiles at the first request may take this long for it.
+URL_LIMIT_S = 10.0
+LONGEST_LINE = 8_192
+_LISTENING = "0A"
+
+
+@value
+class Ready:
+    """Sign of readiness. Without one a command is ready once it has started."""
+
+    port: int | None = None
+    output: str | None = None
+    url: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return self.port is not None or self.output is not None or self.url is not None
+
+    def describe(self) -> str:
+        if self.port is not None:
+            return f"port {self.port}"
+        return f"a line that matches {self.output!r}" if self.output is not None else str(self.url)
+
+
+def read_url(text: str) -> str:
+    """Return the URL. Raises ValueError unless it is one of http or https."""
+    try:
+        parts = urlsplit(text)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ValueError(f"{text[:80]!r} is not a URL such as http://localhost:3000/")
+    return text
+
+
+def find_holder(ready: Ready) -> str:
+    """Return why the sign of readiness would come from another server, which is there already; or an empty text."""
+    if ready.port is not None and answers_on(ready.port):
+        return f"port {ready.port} is held by another process{name_holder(ready.port)}"
+    if ready.url is not None and not look_at_url(ready.url, CONNECT_LIMIT_S):
+        return f"{ready.url} is answered by another process already"
+    return ""
+
+
+def answers_on(port: int) -> bool:
+    """Return whether a server accepts connections on this port of the machine itself."""
+    for host in ("127.0.0.1", "::1"):
+        try:
+            socket.create_connection((host, port), CONNECT_LIMIT_S).close()
+        except OSError:
+            continue
+        return True
+    return False
+
+
+class Probe(threading.Thread):
+    """Thread that looks at a port or a URL until it answers. Then `fd` becomes readable."""
+
+    def __init__(self, ready: Ready, list_tree: Callable[[], list[int]]) -> None:
+        """`list_tree` returns the processes of the command."""
+        super().__init__(daemon=True)
+        self._ready, self._list_tree = ready, list_tree
+        self.fd, self._answer = os.pipe()
+        self.trouble = "nothing was seen of it yet"
+        self._given_up = threading.Event()
+
+    def run(self) -> None:
+        while not self._given_up.is_set():
+            url = self._ready.url
+            trouble = self._look_at_port() if url is None else look_at_url(url, URL_LIMIT_S)
+            if not trouble:
+                os.write(self._answer, b"1")
+                return
+            self.trouble = trouble
+            self._given_up.wait(LOOK_PAUSE_S)
+
+    def give_up(self) -> None:
+        self._given_up.set()
+
+    def _look_at_port(self) -> str:
+        port = self._ready.port or 0
+        if not answers_on(port):
+            return f"port {port} refuses connections"
+        sockets = find_listeners(port)
+        if any(_holds(pid, sockets) for pid in self._list_tree()):
+            return ""
+        # A holder that /proc does not show is of another user or in a container; the port was free at the start.
+        holder = name_holder(port)
+        return holder and f"port {port} is held by another process{holder}"
+
+
+def look_at_url(address: str, limit_s: float) -> str:
+    """Return why the URL gives no sign of life; an empty text if it answers with a status below 500."""
+    url = urlsplit(address)
+    kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+    more = {}
+    if url.scheme == "https":  # nothing is sent that must be secret, and servers of developers sign for themselves
+        kind, more = http.client.HTTPSConnection, {"context": _trust_all()}
+    connection = kind(url.hostname, url.port, timeout=limit_s, **more)
+    try:
+        connection.request("GET", f"{url.path or '/'}{f'?{url.query}' if url.query else ''}")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return f"{address}: {str(error) or type(error).__name__}"
+    finally:
+        connection.close()
+    return "" if status < 500 else f"{address} answers with status {status}"
+
+
+def _trust_all() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def find_listeners(port: int) -> set[str]:
+    """Return the sockets that listen on a port, as /proc names them: `socket:[123]`."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/net/{name}", encoding="ascii") as table:
+                rows = [line.split() for line in table][1:]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port:
+                found.add(f"socket:[{row[9]}]")
+    return found
+
+
+def name_holder(port: int) -> str:
+    """Return the visible process that listens on a port, for a message; an empty text if none is seen."""
+    sockets = find_listeners(port)
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    holder = next((pid for pid in pids if _holds(pid, sockets)), None)
+    return "" if holder is None else f": {kernel.describe(holder)['command']} (pid {holder})"
+
+
+def _holds(pid: int, sockets: set[str]) -> bool:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{name}") in sockets:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+class LineWatch:
+    """Search for a line in the output, also for one without an end yet."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern)
+        self._rest = b""
+
+    def finds(self, chunk: bytes) -> bool:
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        self._rest = rest[-LONGEST_LINE:]
+        texts = (line[-LONGEST_LINE:].rstrip(b"\r").decode("utf-8", "replace") for line in (*lines, rest))
+        return any(map(self._pattern.search, texts))
