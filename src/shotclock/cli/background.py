@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration, parse_duration_ms
+from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired, format_duration, nest, parse_duration_ms
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
+from ..core.value_types import replace
 from ..dispatch.command_job import StartedCommand, assign_owner, start_command
 from ..dispatch.command_runner import Asked, Told
 from ..dispatch.command_spec import CommandSpec, is_command, read_name
@@ -44,13 +45,23 @@ def run(options: Mapping[str, Any], call: Call, signals: TerminalSignals) -> Out
     if mistakes:
         return invalid(mistakes)
     work = _wait_until_ready if options["detach"] else _wait_for_end
+    until = _detach_clocks(call, spec.clocks["timeout_ms"])
     try:
         with Store.open() as store:
-            return work(store, spec, call, signals)
+            return work(store, spec, call, signals, until)
     except Failure as failure:
         outcome = failure_outcome(failure)
         outcome.ending = Ending.NOT_STARTED
         return outcome
+
+
+def _detach_clocks(call: Call, timeout_ms: int) -> Deadline | None:
+    """Give the call the limit of the job, and return until when its caller waits: its deadline bounds only that."""
+    waits = nest(call.started_ns, timeout_ms=0, grace_ms=0, owner=call.name, parent=call.time.parent).bell
+    call.time.parent, call.time.clocks = None, replace(call.clocks, timeout_ms=timeout_ms)
+    call.time.start(call.started_ns, call.name)
+    call.warnings = tuple(note for note in call.warnings if note["code"] != "DEADLINE_INHERITED")
+    return waits
 
 
 def restart_work(job_id: str) -> Callable[[bool], int]:
@@ -83,7 +94,8 @@ def _start_again(job_id: str, call: Call, signals: TerminalSignals) -> Outcome |
             raise Failure("PRECONDITION", f"{spec.label} was not restarted: {error}") from None
         if asyncio.run(client.cancel(job)).is_active:
             return Outcome(Ending.NOT_STARTED, Problem("TIMEOUT", f"{spec.label} has not stopped yet; call again"))
-        return _wait_until_ready(store, spec, call, signals)
+        until = _detach_clocks(call, spec.clocks["timeout_ms"])
+        return _wait_until_ready(store, spec, call, signals, until)
 
 
 def _read_spec(options: Mapping[str, Any], call: Call) -> tuple[CommandSpec, Mistakes]:
@@ -150,15 +162,17 @@ def _directory() -> str:
         return "/"
 
 
-def _wait_until_ready(store: Store, spec: CommandSpec, call: Call, signals: TerminalSignals) -> Outcome | Envelope:
+def _wait_until_ready(
+    store: Store, spec: CommandSpec, call: Call, signals: TerminalSignals, until: Deadline | None
+) -> Outcome | Envelope:
     """Start the command and wait until it is ready, has ended, or the caller has no more time."""
     started = start_command(store, spec, COMMAND)
     limit_ms = START_LIMIT_MS
     if spec.sign.is_asked:
         limit_ms += spec.ready_within_ms + spec.clocks["grace_ms"] + ANSWER_MARGIN_MS
     until_ns = call.started_ns + limit_ms * NS_PER_MS
-    if call.time.parent is not None and call.bound.owner != call.name and call.bound.bell is not None:
-        until_ns = min(until_ns, call.bound.bell.at_ns)
+    if until is not None:
+        until_ns = min(until_ns, until.at_ns)
     told = _wait(started, [Told.READY], until_ns, signals)
     if told == Told.ENDED:
         return started.end()
@@ -167,11 +181,13 @@ def _wait_until_ready(store: Store, spec: CommandSpec, call: Call, signals: Term
     return _incomplete(started, call, f"{spec.label} is not ready yet")
 
 
-def _wait_for_end(store: Store, spec: CommandSpec, call: Call, signals: TerminalSignals) -> Outcome | Envelope:
+def _wait_for_end(
+    store: Store, spec: CommandSpec, call: Call, signals: TerminalSignals, until: Deadline | None
+) -> Outcome | Envelope:
     """Start the command and wait for its end, as long as the budget and the caller's own deadline allow."""
     assert spec.budget_ms is not None
-    if call.time.parent is not None:
-        spec.budget_ms = min(spec.budget_ms, call.time.parent.remaining_ms(monotonic_ns()))
+    if until is not None:
+        spec.budget_ms = min(spec.budget_ms, until.remaining_ms(call.started_ns))
     over_ns = call.started_ns + spec.budget_ms * NS_PER_MS
     started = start_command(store, spec, COMMAND, over_ns=over_ns, relay=None if spec.captures else [1, 2])
     if _wait(started, [Told.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals) == Told.ENDED:

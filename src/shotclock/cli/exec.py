@@ -50,7 +50,7 @@ READY_WITHIN_MS = 30_000
 # Options of commands that run as jobs, of detached ones alone, and of all others.
 _DETACHED_OPTIONS = {"lifetime", "ready_port", "ready_output", "ready_url", "ready_within"}
 _JOB_OPTIONS = {"name", "owner", *_DETACHED_OPTIONS}
-_FOREGROUND_OPTIONS = {"overtime", "leave_children", "input_wait", "soft_ms", "wind_down_ms"}
+_FOREGROUND_OPTIONS = {"overtime", "leave_children", "input_wait", "soft", "wind_down"}
 _LEFT_BEHIND = ("DESCENDANTS_STOPPED", "SURVIVORS")
 REPORT_VARIABLE = "SHOTCLOCK_REPORT"
 _OWN_CODE_HINT = "read what the command wrote to stderr; data.exit_code is its own"
@@ -141,7 +141,7 @@ def parse(words: list[str]) -> ExecRequest:
     timeout_ms = limits.get("timeout_ms", DEFAULTS.timeout_ms)
     if limits.get("soft_ms") and timeout_ms and limits["soft_ms"] >= timeout_ms:
         request.refuse("soft", "--soft must be shorter than --timeout")
-    _check_background(request, {*typed, *limits})
+    _check_background(request, {*typed, *(name.removesuffix("_ms") for name in limits)})
     choose_report(request)
     if not request.help:
         request.errors += problems_with(request.command, request.env, request.cwd)
@@ -156,7 +156,7 @@ def _check_background(request: ExecRequest, typed: set[str]) -> None:
     for name in sorted(_FOREGROUND_OPTIONS & typed) if is_job else ():
         request.refuse(name, f"--{name.replace('_', '-')} has no effect on a command in the background")
     if request.detach:
-        if "timeout_ms" in typed:
+        if "timeout" in typed:
             request.refuse("timeout", "a detached command has a lifetime: write --lifetime instead of --timeout")
         if request.stdin:
             request.refuse("stdin", "a detached command has no stdin: give it a file as an argument")
@@ -442,7 +442,7 @@ def _run_as_job(request: ExecRequest, call: Call, signals: TerminalSignals) -> i
         return _deliver(envelope, signals, request)
     if error is not None:
         say_line(background.explain(envelope), after_child=True, is_alone=False, heard=signals.heard)
-        return envelope.exit_code
+        return -number if (number := _deadly_signal(envelope)) else envelope.exit_code
     return emit_text(background.describe_start(envelope.data), 0, signals.heard)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 from collections.abc import Callable
@@ -128,8 +129,9 @@ def _follow(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
         job, path = _find(client, job_id)
         raise_on_stop()
         part = _first_part(path, since, count)
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while True:
-            if part.content and write_quietly(sys.stdout, part.content.decode("utf-8", "replace")) is not None:
+            if part.content and write_quietly(sys.stdout, decode(part.content)) is not None:
                 break  # the reader left
             if not job.is_active and not part.content:
                 break

@@ -38,6 +38,7 @@ from ..process.kernel import this_process
 from ..process.kill import VERIFY_LIMIT_MS
 from ..process.owner import OwnerWatch
 from ..process.runners import runners_folder, withdraw
+from ..process.supervisor import FLUSH_LIMIT_MS
 from ..process.unsupervised import CHANNEL
 from ..runtime.call import Call, Outcome, admit, answer
 from ..runtime.commands import assign, judge
@@ -58,6 +59,8 @@ OWNER_GRACE_MS = 1_000
 # A supervisor that is silent for this long after the latest kill and its verification is broken.
 REPORT_MARGIN_MS = 3_000
 SEND_LIMIT_S = 1.0
+# How long a caller may take to give its descriptors to a command that has ended.
+RELAY_LIMIT_MS = 30_000
 LOG_TAIL = 4_000
 _CHUNK = 65536
 # Reasons of a stop, for the supervisor's report.
@@ -141,7 +144,7 @@ class CommandRun:
         signals = TerminalSignals()
         self._open_streams(task, Logbook(self._log_path, log_file))
         os.chdir("/")
-        started = foreground.start(task, signals)
+        started = foreground.start(task, signals, [CHANNEL, *(stream.fd for stream in self._streams)])
         kernel.replace_by_null(0)
         for number in (1, 2):  # the pipes end with the command, and an error of ours is logged
             os.dup2(log_file, number)
@@ -155,7 +158,7 @@ class CommandRun:
         if self._probe is not None:
             self._probe.give_up()
         report = foreground.finish(supervisor, task, signals, report)
-        self._flush()
+        self._flush(report)
         if spec.captures:
             task.output = Output.CAPTURE.name
             report.stdout, report.stderr = (each.capture.finish() for each in self._streams if each.capture is not None)
@@ -175,6 +178,7 @@ class CommandRun:
         )
         task.output = Output.RELAY.name if task.idle_ms else Output.INHERIT.name  # only what it reads is no silence
         task.stdin = spec.passes_stdin
+        task.runners = runners_folder(str(self._store.home))
         return task
 
     def _open_streams(self, task: CommandTask, log: Logbook) -> None:
@@ -302,7 +306,8 @@ class CommandRun:
             self._store.jobs.amend(self._job.id, ready_at_ms=wall_time().ms)
         self.tell(Told.READY)
 
-    def _take_requests(self, control: ipc.Socket) -> None:
+    def _take_requests(self, control: ipc.Socket | None) -> None:
+        """Obey the caller. Without a supervisor there is nothing to stop any more."""
         try:
             requests = self._requests.receive()
         except BlockingIOError:
@@ -315,7 +320,7 @@ class CommandRun:
                 self._over_ns = why[0]
                 for stream, fd in zip(self._streams, self._requests.take_descriptors(), strict=False):
                     stream.relay_to = fd
-            else:
+            elif control is not None:
                 self._stop(control, Order.STOP if kind == Asked.STOP else Order.KILL, *why)
 
     def tell(self, *message: object) -> None:
@@ -342,17 +347,20 @@ class CommandRun:
         for stream in self._streams:
             stream.stop_relaying()
 
-    def _flush(self) -> None:
-        """Read the rest of the output, and relay it while the caller waits."""
+    def _flush(self, report: CommandReport) -> None:
+        """Read the rest of the output, and relay it while the caller waits; not for long if the command was stopped."""
+        is_cut_short = report.fired is not None or report.stopped is not None
+        until_ns = monotonic_ns() + (FLUSH_LIMIT_MS if is_cut_short else RELAY_LIMIT_MS) * NS_PER_MS
         while any(stream.has_more() for stream in self._streams):
+            self._look_ns = monotonic_ns() + LOOK_MS * NS_PER_MS
             ready = self._poll()
             if self._channel is not None and self._channel.fileno() in ready:
-                try:
-                    self._requests.receive()
-                except (ipc.Broken, BlockingIOError):
-                    self._lose_caller()
+                self._take_requests(None)
             if self._over_ns is not None and monotonic_ns() >= self._over_ns:
                 self._leave_caller()
+            if monotonic_ns() >= until_ns and (is_cut_short or self._over_ns is None):
+                for stream in self._streams:
+                    stream.stop_relaying()
 
     def _judge(self, task: CommandTask, report: CommandReport) -> Outcome:
         outcome = judge(self._call, task, report)
@@ -390,31 +398,31 @@ class _Stream:
     """Pipe from the command: its output goes to the log, into memory, and to the caller."""
 
     def __init__(self, fd: int, log: Logbook, capture: Capture | None, *, relays: bool) -> None:
-        self._fd, self._log, self.capture, self._relays = fd, log, capture, relays
+        self.fd, self._log, self.capture, self._relays = fd, log, capture, relays
         self.relay_to = -1
         self._held = bytearray()
         self.trouble = 0  # the errno of a failed relay
         os.set_blocking(fd, False)
 
     def register(self, poller: select.poll) -> None:
-        if self._fd >= 0 and len(self._held) < RELAY_HELD:
-            poller.register(self._fd, select.POLLIN)
+        if self.fd >= 0 and len(self._held) < RELAY_HELD:
+            poller.register(self.fd, select.POLLIN)
         if self._held and self.relay_to >= 0:
             poller.register(self.relay_to, select.POLLOUT)
 
     def handle(self, ready: set[int], look: Callable[[bytes], None]) -> None:
-        if self._fd in ready and self._fd >= 0:
+        if self.fd in ready and self.fd >= 0:
             self._read(look)
         if self.relay_to in ready and self._held and takes_more(self.relay_to):  # both may be one pipe
             self._write()
 
     def has_more(self) -> bool:
         """Return whether there is output to read or to relay now."""
-        return bool(self._held and self._relays) or (self._fd >= 0 and bool(select.select([self._fd], [], [], 0)[0]))
+        return bool(self._held and self._relays) or (self.fd >= 0 and bool(select.select([self.fd], [], [], 0)[0]))
 
     def _read(self, look: Callable[[bytes], None]) -> None:
         try:
-            chunk = os.read(self._fd, _CHUNK)
+            chunk = os.read(self.fd, _CHUNK)
         except (BlockingIOError, InterruptedError):
             return
         if not chunk:
@@ -443,6 +451,6 @@ class _Stream:
             self.relay_to = -1
 
     def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -195,7 +195,10 @@ def run(
     return finish(supervisor, task, signals, report)
 
 
-def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket] | CommandReport:
+def start(
+    task: CommandTask, signals: TerminalSignals, kept: Sequence[int] = ()
+) -> tuple[int, ipc.Socket] | CommandReport:
+    """Start the command under a supervisor. `kept` are descriptors of this process alone."""
     if kernel.find_unfitness() is not None:
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
@@ -210,6 +213,8 @@ def start(task: CommandTask, signals: TerminalSignals) -> tuple[int, ipc.Socket]
         try:
             signals.forget()
             control.close()
+            for fd in kept:
+                os.close(fd)
             Supervisor(theirs, shares_group=task.shares_group).run_command(task)
         finally:
             os._exit(0)

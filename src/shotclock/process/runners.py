@@ -49,11 +49,11 @@ def _prune(folder: str) -> None:
 
 
 def _read(folder: str, pid: int) -> dict[str, object] | None:
-    """Return the job of a runner; None if the process is none."""
+    """Return the job of a living runner; None if the process is none."""
     try:
         with open(f"{folder}/{pid}", encoding="utf-8") as file:
             started, job_id, name = file.read(_LONGEST_ENTRY).split(" ", 2)
-        if int(started) != kernel.start_of(pid):
+        if int(started) != kernel.read_start(pid):
             return None
     except (OSError, ValueError):
         return None
