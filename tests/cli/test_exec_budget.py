@@ -155,3 +155,12 @@ def test_a_killed_exec_leaves_the_command_to_its_owner(start: Any, shotclock: An
 def test_the_budget_of_agent_calls_is_not_one_of_exec(shotclock: Any) -> None:
     ran = shotclock("exec", "--", "sh", "-c", "sleep 0.5; echo done", env={"AGENT_CALL_BUDGET_MS": "100"})
     assert (ran.code, ran.stdout, ran.stderr) == (0, b"done\n", b"")
+
+
+def test_a_stop_that_outlasts_the_budget_is_still_waited_for(start: Any, shotclock: Any) -> None:
+    script = "trap '' TERM; echo up; sleep 60; sleep 60"
+    running = start("exec", "--budget", "3s", "--grace", "3s", "--", "sh", "-c", script)
+    running.said(b"up")
+    running.signal(signal.SIGTERM)
+    assert running.ends() == -signal.SIGTERM
+    assert newest(shotclock)["status"] == "cancelled"

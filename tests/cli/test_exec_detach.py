@@ -420,3 +420,18 @@ def test_options_that_make_no_sense_together_are_refused_in_words(shotclock: Any
     ):
         ran = shotclock("exec", *words, "--", "true")
         assert ran.code == 125 and expected in ran.stderr.decode(), (words, ran)
+
+
+def test_of_many_starts_under_one_name_one_wins(start: Any, job: Any) -> None:
+    running = [start("exec", "--detach", "--name", "one", "--", "sleep", "60") for _ in range(5)]
+    codes = sorted(each.ends(RAN_WITHIN_S) for each in running)
+    assert codes == [0, 125, 125, 125, 125]
+    job("stop", "one")
+
+
+def test_words_that_are_not_utf8_reach_the_command_as_they_are(shotclock: Any) -> None:
+    shown = start_job(
+        shotclock, "--name", "odd", "--env", "A=\udcfe", "--", "sh", "-c", 'printf "$A$0"; sleep 0.1', b"\xff"
+    )
+    wait_for(lambda: Path(shown["log"]).read_bytes() == b"\xfe\xff", "its output")
+    shotclock("job", "wait", "odd")

@@ -174,8 +174,8 @@ def _wait_until_ready(
     if until is not None:
         until_ns = min(until_ns, until.at_ns)
     told = _wait(started, [Told.READY], until_ns, signals)
-    if told == Told.ENDED:
-        return started.end()
+    if told == Told.ENDED and (ended := started.end()) is not None:
+        return ended
     if told == Told.READY:
         return Outcome(Ending.DETACHED, data=started.describe())
     return _incomplete(started, call, f"{spec.label} is not ready yet")
@@ -190,8 +190,9 @@ def _wait_for_end(
         spec.budget_ms = min(spec.budget_ms, until.remaining_ms(call.started_ns))
     over_ns = call.started_ns + spec.budget_ms * NS_PER_MS
     started = start_command(store, spec, COMMAND, over_ns=over_ns, relay=None if spec.captures else [1, 2])
-    if _wait(started, [Told.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals) == Told.ENDED:
-        return started.end()
+    told = _wait(started, [Told.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals)
+    if told == Told.ENDED and (ended := started.end()) is not None:
+        return ended
     return _incomplete(started, call, f"still running after {format_duration(spec.budget_ms)}")
 
 
@@ -205,6 +206,7 @@ def _wait(started: StartedCommand, wanted: list[str], until_ns: int, signals: Te
             elif order[0] in (Order.STOP, Order.KILL):
                 started.ask(Asked.STOP if order[0] == Order.STOP else Asked.KILL, order[1])
                 wanted = []
+                until_ns = monotonic_ns() + (started.grace_ms + ANSWER_MARGIN_MS) * NS_PER_MS
         if told is not None or monotonic_ns() >= until_ns:
             return told
 

@@ -13,19 +13,23 @@ from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import as_dict
 from ..process import ipc, kernel
-from ..process.clock import monotonic_ns, wall_time
+from ..process.clock import monotonic_ns, pause, wall_time
 from ..process.kernel import is_alive
 from ..process.owner import find_owner
 from ..process.runners import runners_folder
 from ..process.unsupervised import start_detached
 from ..runtime.call import Outcome
 from ..store.home import create_private_file
-from ..store.jobs import Job
+from ..store.jobs import Job, JobState
 from ..store.store import JOBS_FOLDER, Store
 from .command_runner import Asked, Told
 from .command_spec import CommandSpec
 from .job_client import JobClient, answer_for_job, lost_envelope
 from .ready import find_holder
+
+# How long a runner whose channel is closed may take to be gone.
+LAST_LOOK_MS = 5_000
+LOOK_PAUSE_S = 0.02
 
 
 def assign_owner(spec: CommandSpec) -> None:
@@ -42,6 +46,7 @@ class StartedCommand:
         self._client, self._store, self.job = client, store, job
         self._channel, self._inbox = channel, ipc.MessageReader(channel)
         self.pid: int | None = None
+        self.grace_ms = int(job.spec["grace_ms"])
 
     def wait(self, wanted: Sequence[str], until_ns: int | None, signal_fd: int) -> str | None:
         """Return the first wanted message, or `ended`, also if the runner is gone; None at a signal or without time."""
@@ -76,16 +81,18 @@ class StartedCommand:
         """Return the job as it is now."""
         return self._client.look(self.job.id) or self.job
 
-    def end(self) -> Envelope:
-        """Return the envelope of the ended job. A runner that is gone without one has lost it."""
-        job = self.look()
-        if job.is_active:
-            self._store.jobs.mark_lost(job, lost_envelope(job), wall_time())
-            job = self.look()
-        return self._client.deliver(job)
+    def end(self) -> Envelope | None:
+        """Return the envelope of the ended job; None if its runner left the channel and is still there."""
+        until_ns = monotonic_ns() + LAST_LOOK_MS * NS_PER_MS
+        while (job := self.look()).is_active and monotonic_ns() < until_ns:
+            if job.state is JobState.STARTING:  # the runner failed before it had the job; its log says why
+                self._store.jobs.mark_lost(job, lost_envelope(job), wall_time())
+            pause(LOOK_PAUSE_S)
+        return None if job.is_active else self._client.deliver(job)
 
     def describe(self) -> dict[str, object]:
-        return self._client.describe(self.look())
+        shown = self._client.describe(self.look())
+        return {**shown, "pid": shown["pid"] or self.pid}
 
 
 def start_command(

@@ -229,7 +229,7 @@ class CommandRun:
 
     def _poll(self, *fds: int) -> set[int]:
         """Wait for an event, and handle output. Return the descriptors that are ready."""
-        alarms = (self._look_ns, self._ready_ns, self._over_ns, self._give_up_ns)
+        alarms = (self._look_ns, self._ready_ns, None if self._is_stopping else self._over_ns, self._give_up_ns)
         wait_ms = min(-(-(at_ns - monotonic_ns()) // NS_PER_MS) for at_ns in alarms if at_ns is not None)
         poller = select.poll()
         own = (self._channel.fileno() if self._channel is not None else -1, self._probe.fd if self._probe else -1)
@@ -252,7 +252,7 @@ class CommandRun:
 
     def _keep_time(self, control: ipc.Socket) -> None:
         now_ns = monotonic_ns()
-        if self._over_ns is not None and now_ns >= self._over_ns:
+        if self._over_ns is not None and now_ns >= self._over_ns and not self._is_stopping:
             self._leave_caller()
         if self._ready_ns is not None and now_ns >= self._ready_ns:
             self._ready_ns = None
@@ -356,7 +356,7 @@ class CommandRun:
             ready = self._poll()
             if self._channel is not None and self._channel.fileno() in ready:
                 self._take_requests(None)
-            if self._over_ns is not None and monotonic_ns() >= self._over_ns:
+            if self._over_ns is not None and monotonic_ns() >= self._over_ns and not is_cut_short:
                 self._leave_caller()
             if monotonic_ns() >= until_ns and (is_cut_short or self._over_ns is None):
                 for stream in self._streams:
