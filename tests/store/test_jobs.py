@@ -550,3 +550,25 @@ TestJobsAgainstAModel = pytest.mark.slow(JobsAgainstAModel.TestCase)
 
 def test_the_limits_are_those_of_the_contract():
     assert jobs.RETENTION_MS == 24 * 3600 * 1000
+
+
+def test_of_jobs_with_one_key_one_is_active(store: Store):
+    assert store.jobs.create_unless_active(new_job("first", key="k"), all_alive) is None
+    active = store.jobs.create_unless_active(new_job("second", key="k"), all_alive)
+    assert active is not None and active.id == "first" and store.jobs.get("second") is None
+    assert store.jobs.create_unless_active(new_job("other", key="l"), all_alive) is None
+    store.jobs.take_charge("first", holder(1), NOW)
+    assert store.jobs.create_unless_active(new_job("second", key="k"), all_dead) is None
+    assert existing(store, "first").state is JobState.LOST
+    latest = store.jobs.find_latest("k")
+    assert latest is not None and latest.id == "second"
+    store.jobs.finish("second", ENVELOPE, NOW)
+    assert store.jobs.create_unless_active(new_job("third", key="k"), all_alive) is None
+    assert store.jobs.find_latest("m") is None
+
+
+def test_values_of_a_spec_are_changed_one_by_one(store: Store):
+    begun(store, spec={"a": 1, "b": 2})
+    store.jobs.amend("job1", b=3, c=None)
+    store.jobs.amend("nothing", b=3)
+    assert existing(store).spec == {"a": 1, "b": 3, "c": None}

@@ -176,7 +176,8 @@ class CommandRun:
             cwd=spec.cwd,
             stop_signal=spec.stop_signal,
         )
-        task.output = Output.RELAY.name if task.idle_ms else Output.INHERIT.name  # only what it reads is no silence
+        # The supervisor notices silence only if it sees the output.
+        task.output = Output.RELAY.name if task.idle_ms else Output.INHERIT.name
         task.stdin = spec.passes_stdin
         task.runners = runners_folder(str(self._store.home))
         return task

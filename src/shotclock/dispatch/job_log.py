@@ -197,7 +197,7 @@ def _read_pages(path: str) -> list[tuple[int, bytes]]:
 def read_tail(path: str, most: int) -> str:
     """Return the end of the log as text, from the beginning of a line where one is near."""
     content = read_log(path).content
-    tail = content[-most:]
-    if len(tail) < len(content) and b"\n" in tail[:-1]:
-        tail = tail[tail.index(b"\n") + 1 :]
-    return tail.decode("utf-8", "replace")
+    start = max(0, len(content) - most)
+    if start:
+        start = content.find(b"\n", start - 1, -1) + 1 or start
+    return content[start:].decode("utf-8", "replace")

@@ -1,0 +1,63 @@
+"""Signs of readiness: lines in pieces, ports and their holders, and URLs."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from shotclock.dispatch.ready import LineWatch, Ready, find_holder, find_listeners, look_at_url, read_url
+
+LIMIT_S = 5.0
+
+
+@contextmanager
+def server_with_status(status: int) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(LIMIT_S)
+
+
+def test_a_line_is_found_in_pieces_and_before_its_end() -> None:
+    watch = LineWatch(r"^listening on \d+$")
+    assert not watch.finds(b"starting\nlisten")
+    assert watch.finds(b"ing on 3000")
+    assert LineWatch(r"^ready$").finds(b"x\r\nready\r\n")
+    assert not LineWatch(r"^ready$").finds(b"not ready\n")
+    assert LineWatch("ready").finds(b"\xff" * 100_000 + b"ready")
+
+
+def test_a_url_answers_below_500() -> None:
+    for status, is_ready in ((200, True), (404, True), (500, False), (503, False)):
+        with server_with_status(status) as url:
+            assert (look_at_url(f"{url}?a=b", LIMIT_S) == "") is is_ready
+            assert bool(find_holder(Ready(url=url))) is is_ready
+    assert "refused" in look_at_url(url, LIMIT_S)
+    for text in ("localhost", "ftp://host/", "http://", "http://host:99999/"):
+        with pytest.raises(ValueError, match="is not a URL"):
+            read_url(text)
+
+
+def test_the_holder_of_a_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert len(find_listeners(port)) == 1
+        assert f"(pid {os.getpid()})" in find_holder(Ready(port=port))
+    assert find_holder(Ready(port=port)) == "" and find_holder(Ready(output="x")) == ""
