@@ -273,6 +273,16 @@ def test_a_tree_that_ignores_sigterm_is_gone_with_its_owner_as_well(shotclock: A
     assert took_s < LOADED_S
 
 
+def test_a_runner_that_is_stopped_by_a_signal_still_notices_the_end_of_the_owner(shotclock: Any, home: Path) -> None:
+    owner = subprocess.Popen(["sleep", "60"])
+    shown = start_job(shotclock, "--owner", str(owner.pid), "--", "sleep", "60")
+    [entry] = (home / "runners").iterdir()
+    os.kill(int(entry.name), signal.SIGSTOP)
+    owner.kill()
+    owner.wait(SOON_S)
+    seconds_until_gone(shown["pid"])
+
+
 def test_the_agent_that_runs_the_command_is_its_owner(shotclock: Any, tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     command = f"env CLAUDECODE=1 {DETACH} --json -- sleep 60 > {answer}.new; mv {answer}.new {answer}; exec sleep 60"

@@ -94,7 +94,7 @@ def test_a_runner_and_its_tree_survive_the_end_of_the_command(tmp_path: Path) ->
     tree = Tree(tmp_path, "runner")
     report = tree.run("setsid sleep 60 & true")
     runner, child = tree.pids
-    assert report["jobs"] == [{"job_id": "job1", "name": "a name", "pid": runner}]
+    assert report["jobs"] == [{"job_id": "job1", "name": "a name", "runner_pid": runner}]
     assert [each["command"] for each in report["leaked"]] == ["sleep 60"]
     assert is_alive(runner) and is_alive(child)
     tree.end()

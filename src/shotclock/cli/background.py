@@ -192,7 +192,7 @@ def _wait_for_end(
     started = start_command(store, spec, COMMAND, over_ns=over_ns, relay=None if spec.captures else [1, 2])
     told = _wait(started, [Told.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals)
     if told == Told.ENDED and (ended := started.end()) is not None:
-        return ended
+        return ended if ended.code == "JOB_LOST" else started.forget(ended)
     return _incomplete(started, call, f"still running after {format_duration(spec.budget_ms)}")
 
 

@@ -22,9 +22,10 @@ from ..runtime.call import Outcome
 from ..store.home import create_private_file
 from ..store.jobs import Job, JobState
 from ..store.store import JOBS_FOLDER, Store
-from .command_runner import Asked, Told
+from .command_runner import JOB_FIELDS, Asked, Told
 from .command_spec import CommandSpec
 from .job_client import JobClient, answer_for_job, lost_envelope
+from .job_log import log_files
 from .ready import find_holder
 
 # How long a runner whose channel is closed may take to be gone.
@@ -89,6 +90,17 @@ class StartedCommand:
                 self._store.jobs.mark_lost(job, lost_envelope(job), wall_time())
             pause(LOOK_PAUSE_S)
         return None if job.is_active else self._client.deliver(job)
+
+    def forget(self, ended: Envelope) -> Envelope:
+        """Delete a job whose end its caller has waited for, and return the envelope as that of a plain command."""
+        self._store.jobs.forget(self.job.id)
+        for path in log_files(self.job.log_path or ""):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        if isinstance(ended.data, dict):
+            ended.data = {name: value for name, value in ended.data.items() if name not in JOB_FIELDS}
+        ended.meta.pop("job_id", None)
+        return ended
 
     def describe(self) -> dict[str, object]:
         shown = self._client.describe(self.look())

@@ -38,7 +38,7 @@ from ..process.kernel import this_process
 from ..process.kill import VERIFY_LIMIT_MS
 from ..process.owner import OwnerWatch
 from ..process.runners import runners_folder, withdraw
-from ..process.supervisor import FLUSH_LIMIT_MS
+from ..process.supervisor import FLUSH_LIMIT_MS, LATE_BELL_MS
 from ..process.unsupervised import CHANNEL
 from ..runtime.call import Call, Outcome, admit, answer
 from ..runtime.commands import assign, judge
@@ -63,6 +63,7 @@ SEND_LIMIT_S = 1.0
 RELAY_LIMIT_MS = 30_000
 LOG_TAIL = 4_000
 _CHUNK = 65536
+JOB_FIELDS = ("job_id", "name", "log")  # added to the data of a command
 # Reasons of a stop, for the supervisor's report.
 OWNER_GONE, NOT_READY, STOPPED = "owner gone", "not ready", "job stopped"
 
@@ -136,6 +137,7 @@ class CommandRun:
         self._look_ns = self._beat_ns = monotonic_ns()
         self._ready_ns = call.started_ns + spec.ready_within_ms * NS_PER_MS if self._sign.is_asked else None
         self._over_ns: int | None = None
+        self._continuing = kernel.ContinuingTimer()
 
     def perform(self) -> Outcome:
         spec = self._spec
@@ -240,6 +242,7 @@ class CommandRun:
                 poller.register(fd, select.POLLIN)
         for stream in self._streams:
             stream.register(poller)
+        self._continuing.arm(max(0, wait_ms) + LATE_BELL_MS)  # the command may stop us by a signal
         ready = {fd for fd, _ in poller.poll(max(0, wait_ms))}
         for stream in self._streams:
             stream.handle(ready, self._look_at_output)
@@ -366,7 +369,7 @@ class CommandRun:
     def _judge(self, task: CommandTask, report: CommandReport) -> Outcome:
         outcome = judge(self._call, task, report)
         data = outcome.data if isinstance(outcome.data, dict) else {}
-        outcome.data = {**data, "job_id": self._job.id, "name": self._spec.name, "log": self._log_path}
+        outcome.data = {**data, **dict(zip(JOB_FIELDS, (self._job.id, self._spec.name, self._log_path), strict=True))}
         if report.unstartable is None:
             outcome.problem = self._explain(report, outcome.problem)
         return outcome

@@ -57,7 +57,7 @@ def _read(folder: str, pid: int) -> dict[str, object] | None:
             return None
     except (OSError, ValueError):
         return None
-    return {"job_id": job_id, "name": name, "pid": pid}
+    return {"job_id": job_id, "name": name, "runner_pid": pid}
 
 
 class Runners:

@@ -156,6 +156,10 @@ class Jobs(Table):
             insert_row(transaction, "jobs", row)
         return None
 
+    def forget(self, id: str) -> None:
+        """Delete an ended job, which no caller needs any more. The caller removes its files."""
+        self._execute("DELETE FROM jobs WHERE id = ? AND ended_at IS NOT NULL", (id,))
+
     def find_latest(self, key: str) -> Job | None:
         """Return the newest job of this key, which is the active one if there is any."""
         with self._database.read() as transaction:
