@@ -445,3 +445,22 @@ def test_words_that_are_not_utf8_reach_the_command_as_they_are(shotclock: Any) -
     )
     wait_for(lambda: Path(shown["log"]).read_bytes() == b"\xfe\xff", "its output")
     shotclock("job", "wait", "odd")
+
+
+def test_a_job_started_in_the_shell_of_an_agent_ends_with_the_agent_and_not_before(job: Any, tmp_path: Path) -> None:
+    shell = tmp_path / "shotclock-sh"
+    shell.write_text(f"#!{sys.executable}\nimport sys\nfrom shotclock.cli import run_shell\nsys.exit(run_shell())\n")
+    shell.chmod(0o755)
+    ended = tmp_path / "ended"
+    command = f"env CLAUDECODE=1 SHOTCLOCK_LIFETIME=1h {shell} -c '{DETACH} --name inner -- sleep 60'"
+    agent = subprocess.Popen(["sh", "-c", f"{command}; echo $? > {ended}.new; mv {ended}.new {ended}; exec sleep 60"])
+    try:
+        wait_for(ended.exists, "the end of the shell", RAN_WITHIN_S)
+        assert ended.read_text() == "0\n"
+        shown = job("status", "inner")
+        assert shown["status"] == "running" and shown["owner_process"]["pid"] == agent.pid
+        assert 0 < shown["lifetime_left_ms"] <= 3_600_000
+    finally:
+        agent.kill()
+        agent.wait(SOON_S)
+    seconds_until_gone(shown["pid"])

@@ -33,7 +33,7 @@ from ..process.command_task import (
     takes_more,
 )
 from ..process.environment import without_questions
-from ..process.foreground import TerminalSignals
+from ..process.foreground import OWNER_GONE, OWNER_GRACE_MS, REPORT_MARGIN_MS, TerminalSignals
 from ..process.kernel import this_process
 from ..process.kill import VERIFY_LIMIT_MS
 from ..process.owner import OwnerWatch
@@ -54,18 +54,14 @@ RUNNER_NAME = "shotclock-job"
 LOOK_MS = 250
 # Between two heartbeats. A caller calls a runner silent after a minute.
 BEAT_MS = 5_000
-# The grace of a command whose owner is gone: all of it is to be gone within two seconds.
-OWNER_GRACE_MS = 1_000
-# A supervisor that is silent for this long after the latest kill and its verification is broken.
-REPORT_MARGIN_MS = 3_000
 SEND_LIMIT_S = 1.0
 # How long a caller may take to give its descriptors to a command that has ended.
 RELAY_LIMIT_MS = 30_000
 LOG_TAIL = 4_000
 _CHUNK = 65536
 JOB_FIELDS = ("job_id", "name", "log")  # added to the data of a command
-# Reasons of a stop, for the supervisor's report.
-OWNER_GONE, NOT_READY, STOPPED = "owner gone", "not ready", "job stopped"
+# Reasons of a stop, for the supervisor's report; another one is OWNER_GONE.
+NOT_READY, STOPPED = "not ready", "job stopped"
 
 
 class Told:
