@@ -165,6 +165,42 @@ def test_a_server_that_takes_the_port_meanwhile_is_named(start: Any, tmp_path: P
     assert f"port {port} is held by another process" in running.stderr.decode()
 
 
+def test_a_callers_deadline_ends_its_wait_and_not_the_job(shotclock: Any, job: Any, validate_envelope: Any) -> None:
+    words = ["--name", "slow", "--ready-output", "never", "--json", "--", "sleep", "60"]
+    ran = shotclock("exec", "--detach", *words, env={"SHOTCLOCK_REMAINING_MS": "2000"})
+    envelope = validate_envelope(ran.json())
+    assert ran.code == 14 and envelope["error"]["code"] == "INCOMPLETE"
+    assert "slow is not ready yet" in envelope["error"]["message"]
+    assert job("status", "slow")["ready"] is False
+    job("stop", "slow")
+
+
+def test_a_signal_before_it_is_ready_stops_the_command(start: Any, job: Any, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    running = start(
+        "exec", "--detach", "--name", "w", "--ready-output", "never", "--", "sh", "-c", f"touch {began}; sleep 60"
+    )
+    wait_for(began.exists, "the command")
+    running.signal(signal.SIGINT)
+    assert running.ends() == -signal.SIGINT
+    assert job("status", "w")["code"] == "CANCELLED"
+
+
+def test_every_answer_keeps_the_contract(shotclock: Any, validate_envelope: Any) -> None:
+    for words, ending in (
+        (["--name", "web", "--lifetime", "1h", "--", "sleep", "60"], "detached"),
+        (["--name", "web", "--", "true"], "not_started"),
+        (["--ready-output", "x", "--ready-within", "100ms", "--", "sleep", "60"], "killed"),
+        (["--ready-output", "x", "--", "true"], "finished"),
+        (["--", "no-such-command"], "not_started"),
+        (["--owner", "agent", "--", "true"], "not_started"),
+    ):
+        envelope = validate_envelope(shotclock("exec", "--detach", "--json", *words).json())
+        assert envelope["meta"]["ending"] == ending, words
+    for words in (["status", "web"], ["logs", "web"], ["restart", "web"], ["stop", "web"], ["wait", "web"], ["list"]):
+        validate_envelope(shotclock("job", *words, "--json").json())
+
+
 # --- names, lists, logs ---------------------------------------------------------------------------
 
 

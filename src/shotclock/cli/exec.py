@@ -333,9 +333,10 @@ password prompts work, and Ctrl-C is the command's own. Ctrl-Z stops everything 
 timeout keeps running. Elsewhere the command has a session of its own, and variables that keep programs from asking.
 
 Exit codes: the command's own, and 128 + N if signal N ended it; those of timeout(1) for our part: 124 a limit was
-reached; 125 bad options, an unusable directory or another failure of ours; 126 not executable; 127 not found. A signal
-that stopped us also ends us, unless the command handled it and failed with a code of its own. With --json the exit code
-is meta.exit_code: 10 for a limit, 1 for a failing command (COMMAND_FAILED), 130 for SIGINT.
+reached; 125 bad options, an unusable directory or another failure of ours; 126 not executable; 127 not found. 14 says
+that the budget is used up and the command continues. A signal that stopped us also ends us, unless the command handled
+it and failed with a code of its own. With --json the exit code is meta.exit_code: 10 for a limit, 1 for a failing
+command (COMMAND_FAILED), 130 for SIGINT.
 
 Examples:
 

@@ -282,7 +282,7 @@ def _command_line(job: dict[str, Any]) -> str:
         parts.append("ready" if job["ready"] else "not ready")
         parts.append(f"{_rounded(job['age_ms'])} old")
         left_ms, owner = job["lifetime_left_ms"], job["owner_process"]
-        parts.append("no end" if left_ms is None else f"{_rounded(left_ms)} left")
+        parts.append("no lifetime" if left_ms is None else f"{_rounded(left_ms)} left")
         parts.append("no owner" if owner is None else f"owner {owner['command'][:40]} ({owner['pid']})")
     elif "code" in job:
         parts.append(job["code"])

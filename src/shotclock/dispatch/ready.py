@@ -150,7 +150,8 @@ def find_listeners(port: int) -> set[str]:
 
 def name_holder(port: int) -> str:
     """Return the visible process that listens on a port, for a message; an empty text if none is seen."""
-    sockets = find_listeners(port)
+    if not (sockets := find_listeners(port)):
+        return ""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
     holder = next((pid for pid in pids if _holds(pid, sockets)), None)
     return "" if holder is None else f": {kernel.describe(holder)['command']} (pid {holder})"

@@ -31,7 +31,7 @@ def enrol(folder: str, job_id: str, name: str) -> None:
     _prune(folder)
     fresh = f"{folder}/.{os.getpid()}"
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(f"{kernel.start_of(os.getpid())} {job_id} {name}")
+        file.write(f"{kernel.read_start(os.getpid())} {job_id} {name}")
     os.rename(fresh, f"{folder}/{os.getpid()}")  # a half-written entry is never read
 
 
