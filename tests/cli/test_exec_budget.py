@@ -37,6 +37,7 @@ def newest(shotclock: Any) -> Any:
 # --- within the budget ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_within_the_budget_streams_and_exit_code_are_those_of_the_command(shotclock: Any, tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(BINARY)
     ran = shotclock("exec", "--budget", LONG, "--", "sh", "-c", "cat blob; cat blob blob >&2; exit 7", cwd=tmp_path)
@@ -135,6 +136,7 @@ def test_with_json_the_answer_after_the_budget_is_incomplete(shotclock: Any, val
     assert (ended["error"]["code"], ended["data"]["stdout"]) == ("CANCELLED", "out\n")
 
 
+@pytest.mark.slow
 def test_a_callers_deadline_ends_the_wait_and_not_the_job(shotclock: Any) -> None:
     ran = shotclock("exec", "--budget", LONG, "--json", "--", "sleep", "60", env={"SHOTCLOCK_REMAINING_MS": "2000"})
     assert ran.code == 14
@@ -162,6 +164,7 @@ def test_the_budget_of_agent_calls_is_not_one_of_exec(shotclock: Any) -> None:
     assert (ran.code, ran.stdout, ran.stderr) == (0, b"done\n", b"")
 
 
+@pytest.mark.slow
 def test_a_stop_that_outlasts_the_budget_is_still_waited_for(start: Any, shotclock: Any) -> None:
     script = "trap '' TERM; echo up; sleep 60; sleep 60"
     running = start("exec", "--budget", "3s", "--grace", "3s", "--", "sh", "-c", script)
