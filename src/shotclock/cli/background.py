@@ -44,14 +44,19 @@ def run(options: Mapping[str, Any], call: Call, signals: TerminalSignals) -> Out
     spec, mistakes = _read_spec(options, call)
     if mistakes:
         return invalid(mistakes)
-    work = _wait_until_ready if options["detach"] else _wait_for_end
     until = _detach_clocks(call, spec.clocks["timeout_ms"])
+    started = None
     try:
         with Store.open() as store:
-            return work(store, spec, call, signals, until)
+            if options["detach"]:
+                started = start_command(store, spec, COMMAND)
+                return _wait_until_ready(started, spec, call, signals, until)
+            over_ns = _end_of_budget(spec, call, until)
+            started = start_command(store, spec, COMMAND, over_ns=over_ns, relay=None if spec.captures else [1, 2])
+            return _wait_for_end(started, over_ns, call, signals)
     except Failure as failure:
         outcome = failure_outcome(failure)
-        outcome.ending = Ending.NOT_STARTED
+        outcome.ending = Ending.NOT_STARTED if started is None else Ending.DETACHED
         return outcome
 
 
@@ -95,7 +100,7 @@ def _start_again(job_id: str, call: Call, signals: TerminalSignals) -> Outcome |
         if asyncio.run(client.cancel(job)).is_active:
             return Outcome(Ending.NOT_STARTED, Problem("TIMEOUT", f"{spec.label} has not stopped yet; call again"))
         until = _detach_clocks(call, spec.clocks["timeout_ms"])
-        return _wait_until_ready(store, spec, call, signals, until)
+        return _wait_until_ready(start_command(store, spec, COMMAND), spec, call, signals, until)
 
 
 def _read_spec(options: Mapping[str, Any], call: Call) -> tuple[CommandSpec, Mistakes]:
@@ -163,10 +168,9 @@ def _directory() -> str:
 
 
 def _wait_until_ready(
-    store: Store, spec: CommandSpec, call: Call, signals: TerminalSignals, until: Deadline | None
+    started: StartedCommand, spec: CommandSpec, call: Call, signals: TerminalSignals, until: Deadline | None
 ) -> Outcome | Envelope:
-    """Start the command and wait until it is ready, has ended, or the caller has no more time."""
-    started = start_command(store, spec, COMMAND)
+    """Wait until the command is ready, has ended, or the caller has no more time."""
     limit_ms = START_LIMIT_MS
     if spec.sign.is_asked:
         limit_ms += spec.ready_within_ms + spec.clocks["grace_ms"] + ANSWER_MARGIN_MS
@@ -181,19 +185,19 @@ def _wait_until_ready(
     return _incomplete(started, call, f"{spec.label} is not ready yet")
 
 
-def _wait_for_end(
-    store: Store, spec: CommandSpec, call: Call, signals: TerminalSignals, until: Deadline | None
-) -> Outcome | Envelope:
-    """Start the command and wait for its end, as long as the budget and the caller's own deadline allow."""
-    assert spec.budget_ms is not None
-    if until is not None:
-        spec.budget_ms = min(spec.budget_ms, until.remaining_ms(call.started_ns))
-    over_ns = call.started_ns + spec.budget_ms * NS_PER_MS
-    started = start_command(store, spec, COMMAND, over_ns=over_ns, relay=None if spec.captures else [1, 2])
+def _end_of_budget(spec: CommandSpec, call: Call, until: Deadline | None) -> int:
+    """Return when the caller stops waiting: after its budget, and before its own deadline."""
+    over_ns = call.started_ns + (spec.budget_ms or 0) * NS_PER_MS
+    return over_ns if until is None else min(over_ns, until.at_ns)
+
+
+def _wait_for_end(started: StartedCommand, over_ns: int, call: Call, signals: TerminalSignals) -> Outcome | Envelope:
+    """Wait for the end of the command until the budget is used up."""
     told = _wait(started, [Told.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals)
     if told == Told.ENDED and (ended := started.end()) is not None:
         return ended if ended.code == "JOB_LOST" else started.forget(ended)
-    return _incomplete(started, call, f"still running after {format_duration(spec.budget_ms)}")
+    budget_ms = max(0, over_ns - call.started_ns) // NS_PER_MS
+    return _incomplete(started, call, f"still running after {format_duration(budget_ms)}")
 
 
 def _wait(started: StartedCommand, wanted: list[str], until_ns: int, signals: TerminalSignals) -> str | None:
@@ -214,6 +218,8 @@ def _wait(started: StartedCommand, wanted: list[str], until_ns: int, signals: Te
 def _incomplete(started: StartedCommand, call: Call, what: str) -> Outcome:
     data = started.describe()
     message = f"{what}; it continues as job {started.job.id}, wait for it with `{data['continue_command']}`"
+    if data["terminal"]:  # meanwhile, and its output was not read in time
+        message = f"it has ended after the budget; `{data['continue_command']}` has its result"
     elapsed_ms = (monotonic_ns() - call.started_ns) // NS_PER_MS
     fired = Fired(ClockKind.BUDGET, "caller", elapsed_ms, elapsed_ms)
     shown = ("job_id", "name", "progress", "continue_command", "cancel_command", "logs_command", "log")

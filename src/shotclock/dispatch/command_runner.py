@@ -351,14 +351,17 @@ class CommandRun:
         """Read the rest of the output, and relay it while the caller waits; not for long if the command was stopped."""
         is_cut_short = report.fired is not None or report.stopped is not None
         until_ns = monotonic_ns() + (FLUSH_LIMIT_MS if is_cut_short else RELAY_LIMIT_MS) * NS_PER_MS
+        self._ready_ns = self._give_up_ns = None
+        if is_cut_short:
+            self._over_ns = None
         while any(stream.has_more() for stream in self._streams):
             self._look_ns = monotonic_ns() + LOOK_MS * NS_PER_MS
             ready = self._poll()
             if self._channel is not None and self._channel.fileno() in ready:
                 self._take_requests(None)
-            if self._over_ns is not None and monotonic_ns() >= self._over_ns and not is_cut_short:
+            if self._over_ns is not None and monotonic_ns() >= self._over_ns:
                 self._leave_caller()
-            if monotonic_ns() >= until_ns and (is_cut_short or self._over_ns is None):
+            if self._over_ns is None and monotonic_ns() >= until_ns:
                 for stream in self._streams:
                     stream.stop_relaying()
 
