@@ -13,7 +13,7 @@ from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace
 from ..dispatch.job_client import JobClient
-from ..dispatch.job_log import LogPart, read_log
+from ..dispatch.job_log import LogPart, log_state, read_log
 from ..process.clock import pause, wall_time
 from ..runtime.call import OURSELVES, Outcome, Tool
 from ..store.jobs import Job
@@ -128,6 +128,7 @@ def _follow(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
         client = JobClient(store, ["shotclock"])
         job, path = _find(client, job_id)
         raise_on_stop()
+        seen = log_state(path)
         part = _first_part(path, since, count)
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while True:
@@ -137,8 +138,12 @@ def _follow(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
                 break
             if not part.content:
                 pause(LOOK_S)
-            job = client.look(job.id) or job
-            part = read_log(path, part.end)
+            job = client.look(job.id) or job  # before the log, which is complete when the job has ended
+            is_same = seen == (seen := log_state(path))
+            end = part.end
+            part = LogPart(b"", end) if is_same else read_log(path, end)
+            if part.offset > end:  # it was dropped before it was read
+                write_quietly(sys.stdout, f"[… {part.offset - end} bytes left out …]\n")
     return Outcome(Ending.FINISHED)
 
 

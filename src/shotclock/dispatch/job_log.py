@@ -35,6 +35,10 @@ class _Entry:
     lines: int
     inode: int = 0
 
+    def is_before(self, mark: _Entry) -> bool:
+        """Return whether the other is a mark of time in the page that begins here, or later."""
+        return not mark.inode and mark.offset >= self.offset
+
     def as_line(self) -> str:
         return f"{self.at_ms} {self.offset} {self.lines} {self.inode}\n"
 
@@ -46,12 +50,11 @@ class Logbook:
         """`file` is the open page."""
         self._path, self._file = path, file
         self._size = os.fstat(file).st_size
-        self._index = _read_index(path)
-        inode = os.fstat(file).st_ino
-        page = next((entry for entry in reversed(self._index) if entry.inode == inode), None)
+        page = _find_page(_read_index(path), os.fstat(file).st_ino)
         if page is None:
-            page = _Entry(wall_time().ms, 0, 0, inode)
+            page = _Entry(wall_time().ms, 0, 0, os.fstat(file).st_ino)
             self._add(page)
+        self._page = page
         self._offset, self._lines = page.offset + self._size, page.lines
         if self._size:  # a further attempt appends
             with contextlib.suppress(OSError), open(path, "rb") as earlier:
@@ -84,7 +87,6 @@ class Logbook:
             self._lines += chunk[:written].count(b"\n")
 
     def _add(self, entry: _Entry) -> None:
-        self._index.append(entry)
         with contextlib.suppress(OSError), _append(f"{self._path}.index") as file:
             file.write(entry.as_line().encode())
 
@@ -93,19 +95,18 @@ class Logbook:
             fresh = f"{self._path}.new"
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC
             file = os.open(fresh, flags, 0o600)
-            last = next(entry for entry in reversed(self._index) if entry.inode)
-            kept = [entry for entry in self._index if entry.offset >= last.offset and entry.inode in (0, last.inode)]
-            self._index = [*kept, _Entry(now_ms, self._offset, self._lines, os.fstat(file).st_ino)]
+            page = _Entry(now_ms, self._offset, self._lines, os.fstat(file).st_ino)
+            kept = [entry for entry in _read_index(self._path) if entry == self._page or self._page.is_before(entry)]
             # The index has the new page before a reader can open it.
             with _append(f"{fresh}.index") as index:
                 index.truncate(0)
-                index.write("".join(entry.as_line() for entry in self._index).encode())
+                index.write("".join(entry.as_line() for entry in (*kept, page)).encode())
             os.replace(f"{fresh}.index", f"{self._path}.index")
             os.replace(self._path, f"{self._path}.1")
             os.replace(fresh, self._path)
             os.dup2(file, self._file)
             os.close(file)
-            self._size = 0
+            self._page, self._size = page, 0
 
 
 def _append(path: str) -> BinaryIO:
@@ -162,12 +163,10 @@ class LogPart:
 
 def read_log(path: str, after: int = 0, *, since: WallTime | None = None) -> LogPart:
     """Return the kept output after that many bytes, and only that written since a time, up to a second more."""
-    index = _read_index(path)
-    part = LogPart()
     for _ in range(_TRIES):
         pages = _read_pages(path)
         index = _read_index(path)
-        bases = [next((entry for entry in reversed(index) if entry.inode == inode), None) for inode, _ in pages]
+        bases = [_find_page(index, inode) for inode, _ in pages]
         known = [(base, content) for base, (_, content) in zip(bases, pages, strict=True) if base is not None]
         if not known:  # nothing but the errors of a runner that did not start
             part = LogPart(b"".join(content for _, content in pages))
@@ -184,6 +183,19 @@ def read_log(path: str, after: int = 0, *, since: WallTime | None = None) -> Log
     if after > part.offset:
         part.drop(min(after, part.end) - part.offset)
     return part
+
+
+def _find_page(index: list[_Entry], inode: int) -> _Entry | None:
+    return next((entry for entry in reversed(index) if entry.inode == inode), None)
+
+
+def log_state(path: str) -> tuple[int, int]:
+    """Return a value that changes when output is added."""
+    try:
+        page = os.stat(path)
+    except OSError:
+        return 0, 0
+    return page.st_ino, page.st_size
 
 
 def _read_pages(path: str) -> list[tuple[int, bytes]]:
