@@ -15,9 +15,9 @@ from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace
+from ..dispatch.background_command import BackgroundCommand, is_command, read_name
 from ..dispatch.command_job import StartedCommand, assign_owner, start_command
 from ..dispatch.command_runner import Asked, Told
-from ..dispatch.command_spec import CommandSpec, is_command, read_name
 from ..dispatch.job_client import JobClient
 from ..dispatch.ready import read_url
 from ..process.clock import monotonic_ns
@@ -91,7 +91,7 @@ def _start_again(job_id: str, call: Call, signals: TerminalSignals) -> Outcome |
     with Store.open() as store:
         client = JobClient(store, COMMAND)
         job = client.find(job_id)
-        if not is_command(job) or (spec := CommandSpec.of(job)).budget_ms is not None:
+        if not is_command(job) or (spec := BackgroundCommand.of(job)).budget_ms is not None:
             raise Failure("PRECONDITION", f"job {job.id} was not started with `exec --detach`, and is not restarted")
         try:
             assign_owner(spec)
@@ -103,7 +103,7 @@ def _start_again(job_id: str, call: Call, signals: TerminalSignals) -> Outcome |
         return _wait_until_ready(start_command(store, spec, COMMAND), spec, call, signals, until)
 
 
-def _read_spec(options: Mapping[str, Any], call: Call) -> tuple[CommandSpec, Mistakes]:
+def _read_spec(options: Mapping[str, Any], call: Call) -> tuple[BackgroundCommand, Mistakes]:
     """Return the command as a job, and the mistakes in its options."""
     mistakes: Mistakes = []
 
@@ -128,7 +128,7 @@ def _read_spec(options: Mapping[str, Any], call: Call) -> tuple[CommandSpec, Mis
         "url": read("ready-url", read_url, options["ready_url"]),
     }
     is_relayed = options["budget"] is not None and not options["json"]
-    spec = CommandSpec(
+    spec = BackgroundCommand(
         argv=options["command"],
         cwd=os.path.join(_directory(), options["cwd"]) if options["cwd"] else _directory(),
         name=read("name", read_name, options["name"]),
@@ -168,7 +168,7 @@ def _directory() -> str:
 
 
 def _wait_until_ready(
-    started: StartedCommand, spec: CommandSpec, call: Call, signals: TerminalSignals, until: Deadline | None
+    started: StartedCommand, spec: BackgroundCommand, call: Call, signals: TerminalSignals, until: Deadline | None
 ) -> Outcome | Envelope:
     """Wait until the command is ready, has ended, or the caller has no more time."""
     limit_ms = START_LIMIT_MS
@@ -185,7 +185,7 @@ def _wait_until_ready(
     return _incomplete(started, call, f"{spec.label} is not ready yet")
 
 
-def _end_of_budget(spec: CommandSpec, call: Call, until: Deadline | None) -> int:
+def _end_of_budget(spec: BackgroundCommand, call: Call, until: Deadline | None) -> int:
     """Return when the caller stops waiting: after its budget, and before its own deadline."""
     over_ns = call.started_ns + (spec.budget_ms or 0) * NS_PER_MS
     return over_ns if until is None else min(over_ns, until.at_ns)
@@ -229,23 +229,22 @@ def _incomplete(started: StartedCommand, call: Call, what: str) -> Outcome:
 
 def explain(envelope: Envelope) -> str:
     """Return why a command in the background is not there, with the end of its log."""
-    error: Any = envelope.error
-    hint = "" if error["code"] == "INCOMPLETE" or error.get("errors") else f". {_capital(error['suggestion'])}"
-    log = str((error.get("context") or {}).get("log_tail", "")).rstrip("\n")
+    error = envelope.error or {}
+    hint = "" if envelope.code == "INCOMPLETE" or error.get("errors") else str(error["suggestion"])
+    context = error.get("context")
+    log = str(context.get("log_tail", "")).rstrip("\n") if isinstance(context, dict) else ""
+    line = f"shotclock: {envelope.code}: {error['message']}"
     if log:
-        hint = ". The end of its log:"
-    return f"shotclock: {error['code']}: {error['message']}{hint}" + (f"\n{log}" if log else "")
+        return f"{line}. The end of its log:\n{log}"
+    return f"{line}. {hint[:1].upper()}{hint[1:]}" if hint else line
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def describe_start(data: Any) -> str:
+def describe_start(data: object) -> str:
     """Return one line about a command that was started."""
-    name = data["name"] or data["job_id"]
-    state = "has started" if data["ready_sign"] is None else "is ready"
+    shown = data if isinstance(data, dict) else {}
+    name = str(shown["name"] or shown["job_id"])
+    state = "has started" if shown["ready_sign"] is None else "is ready"
     return (
-        f"{data['command']} {state}: job {data['job_id']}, pid {data['pid']}; "
+        f"{shown['command']} {state}: job {shown['job_id']}, pid {shown['pid']}; "
         f"logs: {shlex.join([*COMMAND, 'job', 'logs', name])}; stop: {shlex.join([*COMMAND, 'job', 'stop', name])}\n"
     )

@@ -17,7 +17,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace, value
-from ..dispatch.command_spec import is_command
+from ..dispatch.background_command import is_command
 from ..dispatch.job_client import JobClient
 from ..inbox.access import Principal
 from ..inbox.person_wait import refusal_outcome

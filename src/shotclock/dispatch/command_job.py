@@ -22,8 +22,8 @@ from ..runtime.call import Outcome
 from ..store.home import create_private_file
 from ..store.jobs import Job, JobState
 from ..store.store import JOBS_FOLDER, Store
+from .background_command import BackgroundCommand
 from .command_runner import JOB_FIELDS, Asked, Told
-from .command_spec import CommandSpec
 from .job_client import JobClient, answer_for_job, lost_envelope
 from .job_log import log_files
 from .ready import find_holder
@@ -33,7 +33,7 @@ LAST_LOOK_MS = 5_000
 LOOK_PAUSE_S = 0.02
 
 
-def assign_owner(spec: CommandSpec) -> None:
+def assign_owner(spec: BackgroundCommand) -> None:
     """Find the process with which the command ends, from the process that starts it. Raises UnknownOwner."""
     owner = find_owner(spec.owner_choice)
     spec.owner = None if owner is None else as_dict(owner)
@@ -108,7 +108,12 @@ class StartedCommand:
 
 
 def start_command(
-    store: Store, spec: CommandSpec, command: list[str], *, over_ns: int | None = None, relay: list[int] | None = None
+    store: Store,
+    spec: BackgroundCommand,
+    command: list[str],
+    *,
+    over_ns: int | None = None,
+    relay: list[int] | None = None,
 ) -> StartedCommand:
     """Start the command under a runner. Raises Failure, also if its name is taken or another server is in its place.
 

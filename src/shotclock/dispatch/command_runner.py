@@ -45,7 +45,7 @@ from ..runtime.commands import assign, judge
 from ..runtime.outcomes import outcome_of_error
 from ..store.jobs import Job
 from ..store.store import Store
-from .command_spec import CommandSpec
+from .background_command import BackgroundCommand
 from .job_log import Logbook, read_tail
 from .ready import LineWatch, Probe
 
@@ -101,7 +101,7 @@ def main(home: str, job_id: str) -> None:
 
 
 def _run(store: Store, job: Job, channel: ipc.Socket) -> None:
-    spec = CommandSpec.of(job)
+    spec = BackgroundCommand.of(job)
     call = admit("exec", Clocks(**spec.clocks))
     run = CommandRun(store, job, spec, call, channel)
     try:
@@ -117,7 +117,7 @@ def _run(store: Store, job: Job, channel: ipc.Socket) -> None:
 class CommandRun:
     """One command from its start to its end."""
 
-    def __init__(self, store: Store, job: Job, spec: CommandSpec, call: Call, channel: ipc.Socket) -> None:
+    def __init__(self, store: Store, job: Job, spec: BackgroundCommand, call: Call, channel: ipc.Socket) -> None:
         self._store, self._job, self._spec, self._call = store, job, spec, call
         self._log_path = job.log_path or os.devnull
         self._channel: ipc.Socket | None = channel

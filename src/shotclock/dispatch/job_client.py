@@ -32,7 +32,7 @@ from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..store.home import create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import JOBS_FOLDER, Store
-from .command_spec import CommandSpec, describe_command, is_command, name_key
+from .background_command import BackgroundCommand, describe_command, is_command, name_key
 from .invocation import Invocation
 from .job_log import log_files, read_tail
 
@@ -290,7 +290,7 @@ class JobClient:
             "owner": job.owner,
         }
         if is_command(job):
-            name = CommandSpec.of(job).name or job.id
+            name = BackgroundCommand.of(job).name or job.id
             shown |= describe_command(job, wall_time())
             shown |= {f"{verb}_command": self._command_line(verb, name) for verb in ("logs", "stop", "restart")}
         if job.ended_at is not None:

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}", re.ASCII)
 
 
 @record
-class CommandSpec:
+class BackgroundCommand:
     """Options of a command in the background. The environment is that of the process that starts it."""
 
     argv: list[str]
@@ -57,7 +57,7 @@ class CommandSpec:
         return "none" if self.owner is None else f"{self.owner_command} (pid {self.owner['pid']})"
 
     @classmethod
-    def of(cls, job: Job) -> CommandSpec:
+    def of(cls, job: Job) -> BackgroundCommand:
         return cls(**job.spec["command"])
 
     def as_job(self, job_id: str, log_path: str, now: WallTime) -> Job:
@@ -99,7 +99,7 @@ def is_command(job: Job) -> bool:
 
 def describe_command(job: Job, now: WallTime) -> dict[str, object]:
     """Return the fields that only a command in the background has."""
-    spec = CommandSpec.of(job)
+    spec = BackgroundCommand.of(job)
     ends_at = job.deadline_at
     return {
         "name": spec.name,
