@@ -329,7 +329,10 @@ def _replace_lost_supervisor(supervisor: int, task: CommandTask, signals: Termin
     if cgroup is not None:
         cgroup.remove()
     report = CommandReport(
-        lost=True, survivors=[kernel.describe(survivor) for survivor in left], stopped=signals.stopped_by
+        lost=True,
+        survivors=[kernel.describe(survivor) for survivor in left],
+        jobs=runners.jobs(),
+        stopped=signals.stopped_by,
     )
     now_ns = monotonic_ns()
     if task.bell_ns is not None and now_ns >= task.bell_ns:
