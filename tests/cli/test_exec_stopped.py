@@ -114,7 +114,7 @@ def test_ctrl_c_ends_the_loop_of_a_shell(tmp_path: Path):
     """bash ends a loop only if its command died of SIGINT."""
     loop = f"for i in 1 2 3; do {' '.join(SHOTCLOCK)} exec -- sh -c 'echo $$ >> began; sleep 300'; done"
     shell = subprocess.Popen(["bash", "-c", loop], cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_for((tmp_path / "began").exists, "the command to be up")
+    wait_for(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text(), "the command to be up")
     os.killpg(shell.pid, signal.SIGINT)
     assert shell.wait(SOON_S) == -signal.SIGINT
     assert len((tmp_path / "began").read_text().split()) == 1
