@@ -257,6 +257,7 @@ ADMITTING = {
     "workflow/step_approval.py": "the approval of a step, which has no other clock",
     "temporal/step_activity.py": "the run that a step of another process is in",
     "temporal/engine.py": "what is said of a run on an engine that waits for people",
+    "wrap/failures.py": "a request of a client that its server did not answer: no event loop, no runtime",
     "cli/exec.py": "the blocking command line: no event loop, no runtime",
     "cli/timeout.py": "the same in the words of GNU timeout, which has no envelope",
     "cli/subcommand.py": "every other command line: our subcommands, and what no call answers",

@@ -59,7 +59,7 @@ def _send_spans(keeps_stderr: bool) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `exec`, `timeout`, or another subcommand by the index. A negative exit code is the signal to die of."""
+    """Run a subcommand, most of them by the index. A negative exit code is the signal to die of."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["exec"]:  # before every command of an agent, so it does without the index
         from .exec import main as exec_main
@@ -69,6 +69,10 @@ def main(argv: list[str] | None = None) -> int:
         from .timeout import main as timeout_main
 
         return timeout_main(words[1:])
+    if words[:1] == ["wrap"]:  # in front of every MCP server of a client, so it stays small
+        from .wrap import main as wrap_main
+
+        return wrap_main(words[1:])
     if words[:1] != ["run"]:
         return _run_subcommand(words)
     from ..process import zygote

@@ -38,7 +38,7 @@ _REPORTS = ("json", "line", "none")
 # Exit codes of GNU timeout for our own part, without --json.
 LIMIT_REACHED, NOT_DONE, NOT_EXECUTABLE, NOT_FOUND = 124, 125, 126, 127
 STILL_RUNNING = 14  # as with --json
-_EXIT_CODES = {
+EXIT_CODES = {
     **dict.fromkeys(
         ("TIMEOUT", "STALLED", "NO_TIME_LEFT", "QUEUE_TIMEOUT", "INPUT_WANTED", "NOT_READY", "CANCELLED"), LIMIT_REACHED
     ),
@@ -464,7 +464,7 @@ def _own_exit_code(code: str, context: object, data: object) -> int | None:
     if code == "COMMAND_FAILED" and own:
         return own
     if _stop_signal(context) is None:
-        return _EXIT_CODES.get(code, NOT_DONE)
+        return EXIT_CODES.get(code, NOT_DONE)
     return own if own and "signal" not in data else None  # it has handled the signal
 
 

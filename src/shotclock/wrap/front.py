@@ -1,0 +1,169 @@
+"""The process in front of a server: one thread, one loop, and no library beyond the standard one."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from ..core.clocks import NS_PER_MS
+from ..process.clock import monotonic_ns
+from ..process.command_task import Order
+from ..process.foreground import TerminalSignals
+from .lifecycle import ServerLife
+from .limits import ServerLimits
+from .lines import READ_SIZE, LineSplitter
+from .requests import OnEnded, Policy
+from .server_process import ServerCommand
+from .session import Session
+from .writers import LineWriter, NoteWriter
+
+CLIENT_IN, CLIENT_OUT, OUR_STDERR = 0, 1, 2
+LONGEST_WAIT_MS = 60_000
+# How long a client that reads slowly may take for the last answers.
+FLUSH_LIMIT_MS = 1_000
+
+
+class Front:
+    """The loop between one client, on stdin and stdout, and its server."""
+
+    def __init__(
+        self,
+        command: ServerCommand,
+        limits: ServerLimits,
+        signals: TerminalSignals,
+        *,
+        is_lazy: bool = False,
+        policy: Policy | None = None,
+        on_ended: OnEnded | None = None,
+    ) -> None:
+        self._signals = signals
+        self._is_lazy = is_lazy
+        self._client = LineWriter(CLIENT_OUT)
+        self._notes = NoteWriter(OUR_STDERR)
+        self._session = Session(limits, self._client, self._note, policy=policy, on_ended=on_ended)
+        self._life = ServerLife(command, limits, self._session, self._client, self._notes)
+        self._life.listen_to(signals)
+        self._splitter = LineSplitter()
+        self._is_client_open = True
+        self._poller = select.poll()
+        self._watched: dict[int, int] = {}
+
+    @property
+    def life(self) -> ServerLife:
+        return self._life
+
+    def run(self) -> None:
+        """Pass messages until the client is gone and the server has ended."""
+        if not self._is_lazy:
+            self._life.start()
+        while not self._life.is_over:
+            self._watch()
+            ready = self._poller.poll(self._wait_ms())
+            # The client last: a request must not be sent to a server whose end has already come.
+            for fd, events in sorted(ready, key=_is_from_client):
+                self._handle(fd, events)
+            now_ns = monotonic_ns()
+            if now_ns >= self._session.next_due_ns:
+                self._session.check_limits(now_ns, is_client_slow=self._client.has_unwritten)
+            self._life.check_clocks(now_ns)
+        self._flush()
+
+    def _note(self, text: str) -> None:
+        self._notes.write(text.encode("utf-8", "replace") + b"\n")
+
+    def _watch(self) -> None:
+        """Choose the descriptors to wait for. A side is not read while the other one is behind."""
+        wanted = {self._signals.fd: select.POLLIN}
+        process, writer = self._life.process, self._life.writer
+        is_server_behind = writer is not None and writer.is_full
+        if self._is_client_open and not is_server_behind and not self._session.is_client_paused:
+            wanted[CLIENT_IN] = select.POLLIN
+        if not self._client.is_broken:
+            wanted[CLIENT_OUT] = select.POLLOUT if self._client.has_unwritten else 0  # 0: its reader may leave
+        if self._notes.has_unwritten:
+            wanted[OUR_STDERR] = select.POLLOUT
+        if process is not None:
+            if process.control is not None:
+                wanted[process.control.fileno()] = select.POLLIN
+            if process.stdout_fd >= 0 and not self._client.is_full:
+                wanted[process.stdout_fd] = select.POLLIN
+            if process.stderr_fd >= 0:
+                wanted[process.stderr_fd] = select.POLLIN
+            if writer is not None and writer.has_unwritten:
+                wanted[writer.fd] = select.POLLOUT
+        if wanted != self._watched:
+            for fd in self._watched.keys() - wanted.keys():
+                self._poller.unregister(fd)
+            for fd, events in wanted.items():
+                if self._watched.get(fd) != events:
+                    self._poller.register(fd, events)
+            self._watched = wanted
+
+    def _wait_ms(self) -> int:
+        due_ns = min(self._session.next_due_ns, self._life.next_due_ns)
+        return max(0, min(LONGEST_WAIT_MS, -(-(due_ns - monotonic_ns()) // NS_PER_MS)))
+
+    def _handle(self, fd: int, events: int) -> None:
+        process, writer = self._life.process, self._life.writer
+        if fd == CLIENT_IN:
+            self._read_client()
+        elif fd == CLIENT_OUT:
+            self._client.flush()
+            if self._client.is_broken or events & (select.POLLERR | select.POLLNVAL):
+                self._client.is_broken = True
+                self._lose_client()
+        elif fd == OUR_STDERR:
+            self._notes.flush()
+        elif fd == self._signals.fd:
+            self._obey_signals()
+        elif process is None:
+            return
+        elif fd == process.stdout_fd:
+            self._life.read_stdout()
+        elif fd == process.stderr_fd:
+            self._life.read_stderr()
+        elif process.control is not None and fd == process.control.fileno():
+            self._life.read_news()
+        elif writer is not None and fd == writer.fd:
+            writer.flush()
+            self._life.close_stdin_when_written()
+
+    def _read_client(self) -> None:
+        try:
+            chunk = os.read(CLIENT_IN, READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        pieces = self._splitter.split(chunk) if chunk else self._splitter.finish()
+        for part, piece in pieces:
+            self._session.take_from_client(part, piece)
+        if not chunk:
+            self._lose_client()
+
+    def _lose_client(self) -> None:
+        self._is_client_open = False
+        self._life.close()
+
+    def _obey_signals(self) -> None:
+        while (order := self._signals.next_order()) is not None:
+            if order[0] in (Order.STOP, Order.KILL):
+                self._is_client_open = False
+                self._life.stop(order[1], at_once=order[0] == Order.KILL)
+
+    def _flush(self) -> None:
+        """Write the last answers, as far as the client reads them."""
+        poller = select.poll()
+        poller.register(CLIENT_OUT, select.POLLOUT)
+        give_up_ns = monotonic_ns() + FLUSH_LIMIT_MS * NS_PER_MS
+        while self._client.has_unwritten and not self._client.is_broken:
+            left_ms = (give_up_ns - monotonic_ns()) // NS_PER_MS
+            if left_ms <= 0 or not poller.poll(left_ms):
+                break
+            self._client.flush()
+        self._notes.flush()
+        self._client.restore_flags()
+
+
+def _is_from_client(ready: tuple[int, int]) -> bool:
+    return ready[0] == CLIENT_IN

@@ -1,0 +1,179 @@
+"""The guard of open requests: it answers each at its limit, and finds servers that do not react any more.
+
+A cancellation has no answer by the protocol, so a server that obeys is as silent as a deaf one. A probe that follows
+it tells them apart: if nothing is answered within the grace, the server is killed and replaced.
+"""
+
+from __future__ import annotations
+
+from ..core.clocks import NS_PER_MS, ClockKind, format_duration
+from ..core.errors import Ending
+from ..process.clock import monotonic_ns
+from .failures import WrapFailure, failure_answer
+from .limits import ServerLimits
+from .links import ClientLink, Note, ServerLink
+from .messages import cancellation_line, notification_line
+from .replay import Conversation
+from .requests import NEVER_NS, ClientRequest, EndedRequest, OnEnded, RequestState, RequestTable
+
+_CODES = {ClockKind.IDLE: "STALLED", ClockKind.QUEUE: "QUEUE_TIMEOUT"}
+
+
+class RequestGuard:
+    """The limits of the open requests of a client."""
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        client: ClientLink,
+        conversation: Conversation,
+        note: Note,
+        on_ended: OnEnded | None,
+    ) -> None:
+        self.requests = RequestTable(limits.grace_ms)
+        self.is_server_asking = False  # a person may have to answer first, so nothing is idle
+        self._limits = limits
+        self._client = client
+        self._conversation = conversation
+        self._note = note
+        self._on_ended = on_ended
+        self._beat_ns = NEVER_NS
+
+    def connect(self, server: ServerLink) -> None:
+        self._server = server
+
+    def watch(self, request: ClientRequest) -> None:
+        self.requests.add(request)
+        if self._limits.heartbeat_ms and request.token is not None:
+            self._beat_ns = min(self._beat_ns, request.arrived_ns + self._limits.heartbeat_ms * NS_PER_MS)
+
+    def note_sent(self, request: ClientRequest) -> None:
+        request.state, request.sign_ns = RequestState.SENT, monotonic_ns()
+        self.requests.look_again_at(request)
+
+    def note_progress(self, token: object) -> None:
+        request = self.requests.with_token(token)
+        if request is not None:
+            request.sign_ns, request.beats = monotonic_ns(), -1
+
+    def restart_idle_limits(self) -> None:
+        now_ns = monotonic_ns()
+        for request in self.requests.in_state(RequestState.SENT):
+            request.sign_ns = now_ns
+
+    def cancel(self, request: ClientRequest) -> bool:
+        """Note that the client has cancelled a request. Return whether the server need not know."""
+        if request.state is RequestState.HELD:
+            self.requests.remove(request)
+            self.report(request, "CANCELLED")
+            return True
+        was_cancelled = request.state is RequestState.STOPPING
+        request.state, request.changed_ns = RequestState.CANCELLED, monotonic_ns()
+        self.requests.look_again_at(request)
+        return was_cancelled
+
+    @property
+    def next_due_ns(self) -> int:
+        return min(self.requests.next_due_ns, self._beat_ns)
+
+    def postpone(self, until_ns: int) -> None:
+        """Look at the requests later: the answer to one of them is on its way."""
+        self.requests.next_due_ns = max(self.requests.next_due_ns, until_ns)
+
+    def check(self, now_ns: int) -> None:
+        if now_ns >= self.requests.next_due_ns:
+            for request, kind in self.requests.take_due(now_ns):
+                self._reach_limit(request, kind, now_ns)
+                if self.requests.find(request.key) is request:
+                    self.requests.look_again_at(request)
+        if now_ns >= self._beat_ns:
+            self._send_heartbeats(now_ns)
+
+    def _reach_limit(self, request: ClientRequest, kind: ClockKind | None, now_ns: int) -> None:
+        match request.state:
+            case RequestState.CANCELLED:
+                self.requests.remove(request)
+                self.requests.remember(request.key)
+            case RequestState.HELD:
+                self.fail(request, self._too_late(request, kind or ClockKind.QUEUE, Ending.NOT_STARTED))
+            case RequestState.SENT if kind is ClockKind.IDLE and self.is_server_asking:
+                request.sign_ns = now_ns
+            case RequestState.SENT:
+                self._begin_stopping(request, kind or ClockKind.TIMEOUT, now_ns)
+            case RequestState.STOPPING:
+                request.changed_ns = now_ns
+                self._server.kill(f"did not react within {format_duration(self._limits.grace_ms)} after a limit")
+
+    def _begin_stopping(self, request: ClientRequest, kind: ClockKind, now_ns: int) -> None:
+        request.fired = kind
+        if request.method == "initialize":  # by the protocol it cannot be cancelled
+            request.state, request.changed_ns = RequestState.STOPPING, now_ns
+            self._server.kill("did not answer initialize")
+            return
+        if self._server.accepts:
+            self._server.send(cancellation_line(request.id, _reason(request, kind)))
+        if self._server.accepts and self._server.probe():
+            request.state, request.changed_ns = RequestState.STOPPING, now_ns
+        else:
+            self.fail(request, self._too_late(request, kind, Ending.ABANDONED))
+
+    def answer_stopping(self) -> None:
+        """Answer the requests that reached a limit: the server has answered something since, so it is not deaf."""
+        for request in self.requests.in_state(RequestState.STOPPING):
+            self.fail(request, self._too_late(request, request.fired or ClockKind.TIMEOUT, Ending.ABANDONED))
+
+    def answer_killed(self, request: ClientRequest, lost: WrapFailure) -> None:
+        """Answer a request that reached a limit and whose server was killed."""
+        failure = self._too_late(request, request.fired or ClockKind.TIMEOUT, Ending.KILLED)
+        failure.survivors = lost.survivors
+        self.fail(request, failure)
+
+    def _too_late(self, request: ClientRequest, kind: ClockKind, ending: Ending) -> WrapFailure:
+        what = _reason(request, kind)
+        if ending is Ending.ABANDONED:
+            what += "; the server was asked to cancel it, and may still be working on it"
+        elif ending is Ending.KILLED:
+            what += "; the server did not react and was killed with everything it had started, and its memory is lost"
+        return WrapFailure(_CODES.get(kind, "TIMEOUT"), what, ending, kind)
+
+    def fail(self, request: ClientRequest, failure: WrapFailure) -> None:
+        """Answer a request in place of the server."""
+        failure.stderr, failure.noise_lines = self._server.describe_output()
+        self.requests.remove(request)
+        self.requests.remember(request.key)
+        envelope, line = failure_answer(request, failure, is_modern=self._conversation.is_modern)
+        call_id = str(envelope.meta["request_id"])
+        self._note(f"shotclock: {call_id}: {failure.code}: {request.tool or request.method} {failure.what}")
+        self._client.write_line(line)
+        self.report(request, failure.code, call_id)
+
+    def report(self, request: ClientRequest, code: str | None = None, call_id: str = "") -> None:
+        if self._on_ended is not None:
+            elapsed_ms = (monotonic_ns() - request.arrived_ns) // NS_PER_MS
+            self._on_ended(EndedRequest(call_id, request.method, request.tool, code, request.limits, elapsed_ms))
+
+    def _send_heartbeats(self, now_ns: int) -> None:
+        every_ns = self._limits.heartbeat_ms * NS_PER_MS
+        waiting = [each for each in self.requests if each.token is not None and each.beats >= 0]
+        self._beat_ns = now_ns + every_ns if waiting else NEVER_NS
+        for request in waiting:
+            if request.token is None or request.state is RequestState.CANCELLED:
+                continue
+            if now_ns < request.arrived_ns + every_ns:
+                continue
+            request.beats += 1
+            took = format_duration((now_ns - request.arrived_ns) // NS_PER_MS)
+            # Progress has to grow, and the server's own may begin anywhere above 0.
+            beat = {"progressToken": request.token[1], "progress": request.beats / 1_000_000}
+            beat["message"] = f"running for {took}"
+            self._client.write_line(notification_line("notifications/progress", beat))
+
+
+def _reason(request: ClientRequest, kind: ClockKind) -> str:
+    limit = format_duration(getattr(request.limits, f"{kind}_ms"))
+    match kind:
+        case ClockKind.IDLE:
+            return f"made no progress for {limit}, its idle limit"
+        case ClockKind.QUEUE:
+            return f"was not sent: the server was not ready within {limit}"
+    return f"did not end within {limit}, its timeout"

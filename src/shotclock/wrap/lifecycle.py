@@ -1,0 +1,415 @@
+"""The lives of a server: start, replay of the greeting, probes, restart after a crash, and the end.
+
+    DOWN ── start ──> REPLAYING ──> READY <──> CHECKING
+      ^     (the first life is ready at once: the client greets by itself)
+      └──────────── ENDING <── kill, or a crash ──┘
+
+Messages of the client are held by the session in every phase but READY.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import Enum, auto
+
+from ..core.clocks import NS_PER_MS
+from ..core.envelope import Problem
+from ..core.errors import Ending
+from ..process.clock import monotonic_ns
+from ..process.foreground import TerminalSignals
+from .failures import WrapFailure
+from .limits import ServerLimits
+from .lines import READ_SIZE, LineSplitter, Part
+from .messages import Message
+from .replay import Greeting
+from .requests import NEVER_NS, RequestState
+from .restarts import Restarts
+from .server_process import ServerCommand, ServerProcess
+from .session import Session
+from .writers import LineWriter, NoteWriter
+
+# After this silence a server gets a ping before the next request. It has that long to answer.
+PING_AFTER_MS = 30_000
+PING_LIMIT_MS = 10_000
+# How often a server with open requests is looked at: a signal may have stopped it.
+LOOK_MS = 1_000
+# A server that has closed its stdout usually ends at once. Its exit code is worth this wait.
+END_OF_OUTPUT_MS = 100
+QUIET_LOOK_MS = 500
+MOST_READS_AT_END = 64  # a process outside the tree may hold the pipe and write for ever
+
+
+class Phase(Enum):
+    DOWN = auto()
+    REPLAYING = auto()
+    CHECKING = auto()
+    READY = auto()
+    ENDING = auto()
+
+
+class ServerLife:
+    """The server over all of its processes."""
+
+    def __init__(
+        self, command: ServerCommand, limits: ServerLimits, session: Session, client: LineWriter, notes: NoteWriter
+    ) -> None:
+        self.generation = 0
+        self.process: ServerProcess | None = None
+        self.writer: LineWriter | None = None
+        self.is_over = False
+        self.unstartable: Problem | None = None
+        self._command = command
+        self._limits = limits
+        self._session = session
+        self._client = client
+        self._notes = notes
+        self._signals: TerminalSignals | None = None
+        self._restarts = Restarts()
+        self._phase = Phase.DOWN
+        self._splitter = LineSplitter()
+        self._own_id = ""  # the request of ours whose answer ends the phase
+        self._is_closing = False
+        self._why = ""  # why the server is killed
+        self._stream_why = ""
+        self._is_planned = False
+        self._start_ns = NEVER_NS
+        self._phase_due_ns = NEVER_NS
+        self._end_of_output_ns = NEVER_NS
+        self._close_ns = NEVER_NS
+        self._look_ns = NEVER_NS
+        self._retire_ns = NEVER_NS
+        self._was_stopped = False
+        self._started_ns = 0
+        self._heard_ns = 0
+        self._active_ns = 0
+        self._last_stderr = ""
+        session.connect(self)
+
+    # --- as the session sees it ----------------------------------------------------------------------------------
+
+    @property
+    def accepts(self) -> bool:
+        return self._phase is Phase.READY
+
+    def want(self) -> WrapFailure | None:
+        now_ns = monotonic_ns()
+        self._look_ns = min(self._look_ns, now_ns + LOOK_MS * NS_PER_MS)
+        if self._is_closing:
+            return WrapFailure("SHUTTING_DOWN", "was not sent: the connection is closing", Ending.NOT_STARTED)
+        if self._phase is Phase.DOWN and self._start_ns == NEVER_NS:
+            if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
+                return self._blocked(wait_ms)
+            self.start()
+        elif self._phase is Phase.READY and now_ns > self._heard_ns + PING_AFTER_MS * NS_PER_MS:
+            self._check_before_use(now_ns)
+        return None
+
+    def _blocked(self, wait_ms: int) -> WrapFailure:
+        what = "was not sent: the server has crashed too often in a short time and is not started again for a while"
+        return WrapFailure("SERVICE_UNAVAILABLE", what, Ending.NOT_STARTED, retry_after_ms=wait_ms)
+
+    def _check_before_use(self, now_ns: int) -> None:
+        """Ping a server that was silent for long, so that a call is not sent to a dead one."""
+        is_used = self._session.requests.in_state(RequestState.SENT, RequestState.STOPPING)
+        if not is_used and self.probe():
+            self._phase, self._phase_due_ns = Phase.CHECKING, now_ns + PING_LIMIT_MS * NS_PER_MS
+
+    def send(self, line: bytes) -> bool:
+        if self.writer is None:
+            return False
+        self._active_ns = monotonic_ns()
+        if self.writer.write_line(line):
+            return True
+        self._lose_stream("closed its stdin")
+        return False
+
+    def send_piece(self, part: Part, piece: bytes) -> None:
+        if self.writer is not None:
+            self._active_ns = monotonic_ns()
+            self.writer.write_piece(part, piece)
+
+    def probe(self) -> bool:
+        conversation = self._session.conversation
+        if conversation.can_probe:
+            self.send(conversation.probe_line(conversation.own_id("ping")))
+        return conversation.can_probe
+
+    def heard(self, message: Message) -> None:
+        self._heard_ns = self._active_ns = monotonic_ns()
+        if not message.is_answer:
+            return
+        if self._phase is Phase.REPLAYING and message.id == self._own_id:
+            self._finish_replay(message)
+        elif self._phase is Phase.CHECKING:
+            self._become_ready()
+
+    def kill(self, why: str) -> None:
+        if self.process is not None and not self._why:
+            self._phase, self._phase_due_ns, self._why = Phase.ENDING, NEVER_NS, why
+            self.process.kill(why)
+
+    def _lose_stream(self, why: str) -> None:
+        """Hold further messages: the server has closed a stream, most likely because it has just ended."""
+        if self._phase is not Phase.ENDING:
+            self._phase, self._phase_due_ns, self._stream_why = Phase.ENDING, NEVER_NS, why
+            self._end_of_output_ns = monotonic_ns() + END_OF_OUTPUT_MS * NS_PER_MS
+
+    def describe_output(self) -> tuple[str, int]:
+        stderr = self.process.stderr if self.process is not None else ""
+        return stderr or self._last_stderr, self._session.noise_lines
+
+    # --- start and replay ----------------------------------------------------------------------------------------
+
+    def listen_to(self, signals: TerminalSignals) -> None:
+        self._signals = signals
+
+    def start(self) -> None:
+        if self._signals is None:
+            raise RuntimeError("the loop has not begun")
+        now_ns = monotonic_ns()
+        self.generation += 1
+        self._start_ns, self._started_ns, self._heard_ns, self._active_ns = NEVER_NS, now_ns, now_ns, now_ns
+        self._why, self._is_planned, self._was_stopped = "", False, False
+        self.process = ServerProcess(self._command, self._signals)
+        if self.process.control is None:
+            self._end()
+            return
+        self._splitter = LineSplitter()
+        self.writer = LineWriter(self.process.stdin_fd)
+        self._plan_retirement()
+        conversation = self._session.conversation
+        if conversation.greeting is None:
+            self._become_ready()
+            return
+        self._phase = Phase.REPLAYING
+        self._phase_due_ns = now_ns + self._limits.start_up_ms * NS_PER_MS if self._limits.start_up_ms else NEVER_NS
+        self._own_id = conversation.own_id("replay")
+        self.send(conversation.greeting_line(self._own_id))
+
+    def _become_ready(self) -> None:
+        self._phase, self._phase_due_ns = Phase.READY, NEVER_NS
+        self._session.send_held()
+
+    def _finish_replay(self, message: Message) -> None:
+        conversation = self._session.conversation
+        if message.is_error or conversation.greeting is None:
+            self.kill("refused the greeting of the client after a restart")
+            return
+        if not message.is_long and (greeting := Greeting.of(message.result)) != conversation.greeting:
+            self.note("the restarted server has another protocol revision or other capabilities than before")
+            conversation.greeting = greeting
+        for _, line in conversation.lines_after_greeting():
+            self.send(line)
+        self.note(f"the server is ready again (start {self.generation}); its memory is lost")
+        self._session.announce_restart(conversation.greeting.announced_lists)
+        self._become_ready()
+
+    # --- input from the process ----------------------------------------------------------------------------------
+
+    def read_stdout(self) -> bool:
+        """Read once. Return whether there was anything."""
+        if self.process is None or self.process.stdout_fd < 0:
+            return False
+        try:
+            chunk = os.read(self.process.stdout_fd, READ_SIZE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.process.close_stdout()
+            if not self._is_closing:
+                self._lose_stream("closed its stdout")
+            return False
+        for part, piece in self._splitter.split(chunk):
+            self._session.take_from_server(part, piece)
+        return True
+
+    def read_stderr(self) -> bool:
+        if self.process is None or self.process.stderr_fd < 0:
+            return False
+        try:
+            chunk = os.read(self.process.stderr_fd, READ_SIZE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.process.close_stderr()
+            return False
+        self.process.keep_stderr(chunk)
+        self._notes.write(chunk)
+        return True
+
+    def read_news(self) -> None:
+        if self.process is not None and self.process.has_ended():
+            self._end()
+
+    # --- the end of a process ------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Deal with the end of the process and of everything it started."""
+        process = self.process
+        if process is None:
+            return
+        for read in (self.read_stdout, self.read_stderr):
+            for _ in range(MOST_READS_AT_END):
+                if not read():
+                    break
+        if not self._splitter.is_inside_long_line:
+            for part, piece in self._splitter.finish():
+                self._session.take_from_server(part, piece)
+        self._client.break_line()
+        self._last_stderr = process.stderr
+        lost = self._describe_loss(process)
+        self.process = self.writer = None
+        self._phase = Phase.DOWN
+        self._phase_due_ns = self._end_of_output_ns = self._retire_ns = NEVER_NS
+        process.close()
+        unusable = self._decide_restart(process)
+        self._session.lose_server(lost, unusable)
+
+    def _describe_loss(self, process: ServerProcess) -> WrapFailure:
+        survivors = process.report.survivors if process.report is not None else []
+        if self._why:
+            what = f"was lost: the server {self._why}, so it was killed with everything it had started"
+            return WrapFailure("HOST_REPLACED", what, Ending.KILLED, survivors=survivors)
+        if process.report is not None and process.report.unstartable is not None:
+            what = f"was not sent: the server {process.describe_end()}"
+            return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED)
+        what = f"was lost: the server {process.describe_end()}"
+        return WrapFailure("CONNECTION_LOST", what, Ending.FINISHED, survivors=survivors)
+
+    def _decide_restart(self, process: ServerProcess) -> WrapFailure | None:
+        """Plan the next start. Return why held requests cannot wait for it."""
+        now_ns = monotonic_ns()
+        if self._is_closing:
+            self.is_over = True
+            return WrapFailure("SHUTTING_DOWN", "was not sent: the connection is closing", Ending.NOT_STARTED)
+        report = process.report
+        if report is not None and report.unstartable is not None and self.generation == 1:
+            self.unstartable, self.is_over = process.explain_unstartable(), True
+            return self._describe_loss(process)
+        if self._is_planned:
+            self.note("the server was stopped as planned and is started again when it is needed")
+            return None
+        self._start_ns = self._restarts.note_crash(now_ns)
+        self.note(f"the server {self._why or process.describe_end()}")
+        if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
+            self._start_ns = NEVER_NS
+            return self._blocked(wait_ms)
+        return None
+
+    def close(self) -> None:
+        """End the server: the client is gone."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._start_ns = NEVER_NS
+        if self.process is None:
+            self.is_over = True
+        else:
+            self._close_ns = monotonic_ns() + self._limits.shutdown_ms * NS_PER_MS
+            self.close_stdin_when_written()
+
+    def close_stdin_when_written(self) -> None:
+        """Close the server's stdin, by which a server is asked to end, once everything is written."""
+        if not self._is_closing or self.process is None or self.writer is None:
+            return
+        if not self.writer.has_unwritten:
+            self.process.close_stdin()
+            self.writer = None
+
+    def stop(self, signal_name: str, *, at_once: bool) -> None:
+        """Stop the server because of a signal to this process."""
+        self._is_closing = True
+        if self.process is None:
+            self.is_over = True
+        elif at_once:
+            self.process.kill(signal_name)
+        else:
+            self.process.stop(signal_name)
+
+    # --- clocks --------------------------------------------------------------------------------------------------
+
+    @property
+    def next_due_ns(self) -> int:
+        give_up_ns = self.process.give_up_ns if self.process is not None else None
+        return min(
+            self._start_ns,
+            self._phase_due_ns,
+            self._end_of_output_ns,
+            self._close_ns,
+            self._look_ns,
+            self._retire_ns,
+            NEVER_NS if give_up_ns is None else give_up_ns,
+        )
+
+    def check_clocks(self, now_ns: int) -> None:
+        if now_ns < self.next_due_ns:
+            return
+        due: tuple[tuple[int, Callable[[int], None]], ...] = (
+            (self._start_ns, lambda now_ns: self.start()),
+            (self._phase_due_ns, self._end_phase),
+            (self._end_of_output_ns, self._end_silent_server),
+            (self._close_ns, self._end_closing),
+            (self._look_ns, self._look),
+            (self._retire_ns, self._retire),
+        )
+        for at_ns, act in due:
+            if now_ns >= at_ns:
+                act(now_ns)
+        process = self.process
+        if process is not None and process.give_up_ns is not None and now_ns >= process.give_up_ns:
+            process.lose_supervisor()
+            self._end()
+
+    def _end_phase(self, now_ns: int) -> None:
+        self._phase_due_ns = NEVER_NS
+        if self._phase is Phase.REPLAYING:
+            self.kill("did not answer the greeting after a restart")
+        elif self._phase is Phase.CHECKING:
+            self.kill("did not answer a ping")
+
+    def _end_silent_server(self, now_ns: int) -> None:
+        self._end_of_output_ns = NEVER_NS
+        self.kill(self._stream_why)
+
+    def _end_closing(self, now_ns: int) -> None:
+        self._close_ns = NEVER_NS
+        if self.process is not None:
+            self.process.stop("client gone")
+
+    def _look(self, now_ns: int) -> None:
+        """Kill a server that a signal has stopped, at the second look."""
+        is_waiting = self._session.requests.has_waiting and self.process is not None
+        self._look_ns = now_ns + LOOK_MS * NS_PER_MS if is_waiting else NEVER_NS
+        is_stopped = self.process is not None and self.process.is_stopped()
+        if is_stopped and self._was_stopped:
+            self.kill("was stopped by a signal")
+        self._was_stopped = is_stopped
+
+    def _plan_retirement(self) -> None:
+        ages = []
+        if self._limits.idle_shutdown_ms:
+            ages.append(self._active_ns + self._limits.idle_shutdown_ms * NS_PER_MS)
+        if self._limits.lifetime_ms:
+            ages.append(self._started_ns + self._limits.lifetime_ms * NS_PER_MS)
+        self._retire_ns = min(ages, default=NEVER_NS)
+
+    def _retire(self, now_ns: int) -> None:
+        """Stop a server that was idle for long or is too old, once neither side waits for the other."""
+        self._plan_retirement()
+        if now_ns < self._retire_ns:
+            return
+        if not self._session.is_quiet or self._phase is not Phase.READY or not self._session.conversation.can_probe:
+            self._retire_ns = now_ns + QUIET_LOOK_MS * NS_PER_MS
+        elif self.process is not None:
+            self._retire_ns, self._phase, self._is_planned = NEVER_NS, Phase.ENDING, True
+            self.process.close_stdin()
+            self.writer = None
+            self.process.stop("planned")
+
+    def note(self, text: str) -> None:
+        self._notes.write(f"shotclock: {text}\n".encode("utf-8", "replace"))

@@ -1,0 +1,133 @@
+"""JSON-RPC messages, read as far as routing and limits need. The bytes of a message pass unchanged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ..core.value_types import record
+from .lines import read_head, replace_id_in_head, replace_id_in_tail
+
+# `1` and `"1"` are two ids, and in Python 1 == True == 1.0: the type is part of the key.
+Key = tuple[str, object]
+JsonObject = dict[str, object]
+
+# A request that stays open for hours: its answer is the end of a subscription.
+LISTEN = "subscriptions/listen"
+# Repeating these on another server process changes nothing.
+HARMLESS = frozenset(
+    {
+        "initialize",
+        "server/discover",
+        "ping",
+        "tools/list",
+        "prompts/list",
+        "resources/list",
+        "resources/templates/list",
+        "completion/complete",
+        "logging/setLevel",
+        "resources/subscribe",
+        "resources/unsubscribe",
+        LISTEN,
+    }
+)
+LIST_CHANGES = {
+    "notifications/tools/list_changed": "tools",
+    "notifications/prompts/list_changed": "prompts",
+    "notifications/resources/list_changed": "resources",
+}
+_ENVELOPE_PREFIX = "io.modelcontextprotocol/"
+REVISION_KEY = _ENVELOPE_PREFIX + "protocolVersion"
+
+
+@record
+class Message:
+    """A message of either side. `line` is its bytes, or the first piece of a long line."""
+
+    line: bytes
+    id: object
+    key: Key | None
+    method: str | None
+    params: JsonObject
+    result: object
+    is_error: bool
+    is_answer: bool
+    is_long: bool
+
+    @property
+    def is_request(self) -> bool:
+        return self.method is not None and self.key is not None
+
+    @property
+    def meta(self) -> JsonObject:
+        meta = self.params.get("_meta")
+        return meta if isinstance(meta, dict) else {}
+
+    def with_id(self, new_id: str | int) -> bytes | None:
+        """Return the line with another id; None if a long line has its id further behind."""
+        changed = replace_id_in_head(self.line, new_id)
+        if changed is None and not self.is_long:
+            changed = replace_id_in_tail(self.line, new_id)
+            if changed is None:
+                changed = encode({**json.loads(self.line), "id": new_id})
+        return changed
+
+
+def read_line(line: bytes) -> Message | None:
+    """Return the message of a whole line; None for any other text, also for JSON that is no message."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("jsonrpc") != "2.0":
+        return None
+    return _message(line, content, is_long=False)
+
+
+def read_long_line(head: bytes) -> Message | None:
+    """Return the message that a long line begins. Its id is missing where it follows behind the large part."""
+    content = read_head(head)
+    first = next(iter(content), None)
+    if first not in ("jsonrpc", "id", "method", "params", "result", "error"):
+        return None
+    return _message(head, content, is_long=True)
+
+
+def _message(line: bytes, content: JsonObject, *, is_long: bool) -> Message:
+    method, params, id = content.get("method"), content.get("params"), content.get("id")
+    return Message(
+        line=line,
+        id=id,
+        key=key_of(id),
+        method=method if isinstance(method, str) else None,
+        params=params if isinstance(params, dict) else {},
+        result=content.get("result"),
+        is_error="error" in content,
+        is_answer="result" in content or "error" in content,
+        is_long=is_long,
+    )
+
+
+def key_of(id: object) -> Key | None:
+    return (type(id).__name__, id) if isinstance(id, str | int | float) else None
+
+
+def encode(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def request_line(id: str, method: str, params: Mapping[str, object] | None = None) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": id, "method": method, **({"params": params} if params else {})})
+
+
+def notification_line(method: str, params: Mapping[str, object] | None = None) -> bytes:
+    return encode({"jsonrpc": "2.0", "method": method, **({"params": params} if params else {})})
+
+
+def cancellation_line(id: object, reason: str) -> bytes:
+    return notification_line("notifications/cancelled", {"requestId": id, "reason": reason})
+
+
+def envelope_of_protocol(meta: JsonObject) -> JsonObject:
+    """Return the keys that every request of the revision 2026-07-28 carries in `_meta`."""
+    return {key: item for key, item in meta.items() if key.startswith(_ENVELOPE_PREFIX)}

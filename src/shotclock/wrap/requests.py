@@ -1,0 +1,192 @@
+"""Open requests of a client, and the moment at which each has to be looked at."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum, auto
+from typing import Protocol
+
+from ..core.clocks import NS_PER_MS, ClockKind
+from ..core.value_types import record, value
+from ..runtime.call import Effects
+from .limits import CallLimits
+from .messages import HARMLESS, Key, Message, key_of
+
+# The answer to a request that the client cancelled, or that we answered, may come this late without being strange.
+REMEMBERED_MS = 60_000
+MOST_REMEMBERED = 10_000
+NEVER_NS = 1 << 62
+
+
+class RequestState(Enum):
+    HELD = auto()  # the server is not ready, so nothing has been sent
+    SENT = auto()
+    STOPPING = auto()  # a limit was reached and the server was asked to cancel it
+    CANCELLED = auto()  # by the client, which expects no answer
+
+
+@record
+class ClientRequest:
+    """A request of the client that has not been answered."""
+
+    id: object
+    key: Key
+    method: str
+    tool: str
+    line: bytes  # empty for a long line, which is not kept
+    arrived_ns: int
+    limits: CallLimits = CallLimits()
+    effects: Effects = Effects(mutates=False)  # of every request but a call
+    token: Key | None = None
+    state: RequestState = RequestState.HELD
+    sign_ns: int = 0  # the last progress
+    changed_ns: int = 0  # when it was stopped or cancelled
+    fired: ClockKind | None = None
+    is_repeated: bool = False
+    beats: int = 0  # heartbeats sent; -1 after the server's own progress
+
+    @property
+    def is_call(self) -> bool:
+        return self.method == "tools/call"
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Return whether another server process may be asked again after this one died."""
+        if not self.line or self.is_repeated:
+            return False
+        if self.is_call:
+            return not self.effects.mutates or self.effects.idempotent
+        return self.method in HARMLESS
+
+    def due(self, grace_ms: int) -> tuple[int, ClockKind | None]:
+        """Return when to look at it next, and the limit that is reached then."""
+        limits = self.limits
+        match self.state:
+            case RequestState.STOPPING:
+                return self.changed_ns + grace_ms * NS_PER_MS, None
+            case RequestState.CANCELLED:
+                return self.changed_ns + REMEMBERED_MS * NS_PER_MS, None
+        timeout = (_after(self.arrived_ns, limits.timeout_ms), ClockKind.TIMEOUT)
+        if self.state is RequestState.HELD:
+            return min(timeout, (_after(self.arrived_ns, limits.queue_ms), ClockKind.QUEUE))
+        return min(timeout, (_after(self.sign_ns, limits.idle_ms), ClockKind.IDLE))
+
+
+def _after(start_ns: int, limit_ms: int) -> int:
+    return start_ns + limit_ms * NS_PER_MS if limit_ms else NEVER_NS
+
+
+class RequestTable:
+    """The open requests of the client, by id and by progress token."""
+
+    def __init__(self, grace_ms: int) -> None:
+        self.next_due_ns = NEVER_NS
+        self._grace_ms = grace_ms
+        self._open: dict[Key, ClientRequest] = {}
+        self._by_token: dict[Key, ClientRequest] = {}
+        self._answered: OrderedDict[Key, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[ClientRequest]:
+        return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def find(self, key: Key | None) -> ClientRequest | None:
+        return None if key is None else self._open.get(key)
+
+    def with_token(self, token: object) -> ClientRequest | None:
+        key = key_of(token)
+        return None if key is None else self._by_token.get(key)
+
+    def in_state(self, *states: RequestState) -> list[ClientRequest]:
+        return [request for request in self._open.values() if request.state in states]
+
+    @property
+    def has_waiting(self) -> bool:
+        """Return whether the client waits for an answer."""
+        return any(request.state is not RequestState.CANCELLED for request in self._open.values())
+
+    def add(self, request: ClientRequest) -> None:
+        self._open[request.key] = request
+        if request.token is not None:
+            self._by_token[request.token] = request
+        self.look_again_at(request)
+
+    def look_again_at(self, request: ClientRequest) -> None:
+        """Take the changed limits of a request into account."""
+        self.next_due_ns = min(self.next_due_ns, request.due(self._grace_ms)[0])
+
+    def remove(self, request: ClientRequest) -> None:
+        self._open.pop(request.key, None)
+        if request.token is not None:
+            self._by_token.pop(request.token, None)
+
+    def remember(self, key: Key) -> None:
+        """Remember an id that we answered in place of the server, whose own answer may follow."""
+        self._answered[key] = None
+        if len(self._answered) > MOST_REMEMBERED:
+            self._answered.popitem(last=False)
+
+    def was_answered(self, key: Key) -> bool:
+        return key in self._answered
+
+    def take_due(self, now_ns: int) -> list[tuple[ClientRequest, ClockKind | None]]:
+        """Return the requests whose moment has come, with the limit that each has reached."""
+        due = []
+        self.next_due_ns = NEVER_NS
+        for request in self._open.values():
+            at_ns, kind = request.due(self._grace_ms)
+            if at_ns <= now_ns:
+                due.append((request, kind))
+            else:
+                self.next_due_ns = min(self.next_due_ns, at_ns)
+        return due
+
+
+@value
+class EndedRequest:
+    """A request that was answered, for those who record calls."""
+
+    id: str  # ours, named in failures; empty after a success
+    method: str
+    tool: str
+    code: str | None  # of the failure
+    limits: CallLimits
+    elapsed_ms: int
+
+
+class Policy(Protocol):
+    """The decision about a call before it reaches the server."""
+
+    def refuse(self, tool: str, arguments: object, annotations: Mapping[str, object]) -> str | None:
+        """Return why the call is refused; None lets it pass. `arguments` is None for a long line."""
+        ...
+
+
+class AllowAll:
+    """The policy without rules."""
+
+    def refuse(self, tool: str, arguments: object, annotations: Mapping[str, object]) -> str | None:
+        return None
+
+
+OnEnded = Callable[[EndedRequest], None]
+
+
+def new_request(message: Message, now_ns: int) -> ClientRequest:
+    """Return the open request of a message that is one."""
+    if message.key is None or message.method is None:
+        raise ValueError("the message is no request")
+    name = message.params.get("name")
+    return ClientRequest(
+        id=message.id,
+        key=message.key,
+        method=message.method,
+        tool=name if message.method == "tools/call" and isinstance(name, str) else "",
+        line=b"" if message.is_long else message.line,
+        arrived_ns=now_ns,
+        token=key_of(message.meta.get("progressToken")),
+        sign_ns=now_ns,
+    )

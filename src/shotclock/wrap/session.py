@@ -1,0 +1,473 @@
+"""One client connection: the way of each message, over all processes of the server.
+
+Messages pass as bytes. Each direction has ids of its own: the client's are never changed; those of a server that was
+restarted are replaced by fresh ones, because it counts from the start again, and a late answer of the client would
+otherwise be taken for the answer to another request. docs/design.md: R75.
+"""
+
+from __future__ import annotations
+
+from ..core.clocks import NS_PER_MS, ClockKind
+from ..core.errors import Ending
+from ..core.value_types import replace
+from ..process.clock import monotonic_ns
+from ..runtime.call import Effects
+from .failures import WrapFailure
+from .guard import RequestGuard
+from .limits import ServerLimits
+from .lines import Part, id_in_tail, replace_id_in_tail
+from .links import ClientLink, Note, ServerLink
+from .messages import (
+    LIST_CHANGES,
+    LISTEN,
+    Key,
+    Message,
+    cancellation_line,
+    encode,
+    key_of,
+    notification_line,
+    read_line,
+    read_long_line,
+)
+from .replay import OWN_PREFIX, Conversation
+from .requests import NEVER_NS, AllowAll, ClientRequest, OnEnded, Policy, RequestState, new_request
+
+# Of a list of tools that is too long to be parsed as it passes, for the hints of its tools.
+MOST_GATHERED = 1024 * 1024
+MOST_TOOLS = 5_000
+# After a restart the server may announce the same change several times.
+JOIN_CHANGES_MS = 300
+# A server that stops in the middle of a line, or never ends it, blocks all other messages.
+LINE_STALL_MS = 10_000
+LINE_LIMIT_MS = 60_000
+LINE_LOOK_MS = 100
+LONGEST_NOISE = 2_000  # of a long line that is no message
+STALE_ID = OWN_PREFIX + "stale"
+_HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint", "openWorldHint")
+
+
+class Session:
+    """The state of one client connection."""
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        client: ClientLink,
+        note: Note,
+        *,
+        policy: Policy | None = None,
+        on_ended: OnEnded | None = None,
+    ) -> None:
+        self.conversation = Conversation()
+        self.guard = RequestGuard(limits, client, self.conversation, note, on_ended)
+        self.requests = self.guard.requests
+        self.noise_lines = 0
+        self.is_client_paused = False
+        self._limits = limits
+        self._client = client
+        self._note = note
+        self._policy = policy or AllowAll()
+        self._held: list[Message | ClientRequest] = []
+        self._parked: list[tuple[Part, bytes]] = []
+        self._parked_ns = NEVER_NS
+        self._tools: dict[str, dict[str, object]] = {}
+        self._asked: dict[Key, str | int] = {}
+        """Open requests of the server: ids as the client sees them, with those of the server."""
+        self._client_long: Message | None = None
+        self._drops_client_line = False
+        self._server_long: Message | None = None
+        self._drops_server_line = False
+        self._gathered: bytearray | None = None
+        self._line_ns = self._piece_ns = NEVER_NS
+        self._changes: set[str] = set()
+        self._changes_ns = NEVER_NS
+
+    def connect(self, server: ServerLink) -> None:
+        self._server = server
+        self.guard.connect(server)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether neither side waits for the other."""
+        return not self.requests.has_waiting and not self._asked and self._client_long is None
+
+    # --- from the client -----------------------------------------------------------------------------------------
+
+    def take_from_client(self, part: Part, piece: bytes) -> None:
+        if part is Part.START:
+            self._begin_client_line(piece)
+        elif part is not Part.WHOLE:
+            self._continue_client_line(part, piece)
+        elif (message := read_line(piece)) is None:
+            self._pass_unread(piece)
+        elif message.is_request:
+            self._take_request(message)
+        elif message.is_answer:
+            self._take_client_answer(message)
+        else:
+            self._take_client_notification(message)
+
+    def _pass_unread(self, line: bytes) -> None:
+        """Pass a line that is no message, so that the server refuses it as it would without us."""
+        if line.lstrip()[:1] == b"[":
+            text = "shotclock: batches of messages are not passed on; send each message as a line of its own"
+            self._client.write_line(encode({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}))
+        elif line.strip() and self._server.accepts:
+            self._server.send(line)
+
+    def _take_request(self, message: Message) -> None:
+        self.conversation.note_client_message(message)
+        request = self._open(message)
+        if request is None:
+            return
+        if self._server.accepts and not self._held:
+            self._send(request)
+        else:
+            self._held.append(request)
+
+    def _open(self, message: Message) -> ClientRequest | None:
+        """Open a request; None if it is answered at once."""
+        request = new_request(message, monotonic_ns())
+        request.limits = self._limits.of(request.method, request.tool)
+        hints = self._tools.get(request.tool, {})
+        if request.is_call:
+            request.effects = Effects(hints.get("readOnlyHint") is not True, hints.get("idempotentHint") is True)
+        self.guard.watch(request)
+        refusal = self._policy.refuse(request.tool, message.params.get("arguments"), hints) if request.is_call else None
+        unusable = self._server.want()
+        if refusal is not None:
+            unusable = WrapFailure("NOT_ALLOWED", refusal, Ending.NOT_STARTED)
+        if unusable is not None:
+            self.guard.fail(request, unusable)
+            return None
+        return request
+
+    def _send(self, request: ClientRequest) -> None:
+        if not self._server.accepts or not self._server.send(request.line):
+            self._held.append(request)
+            return
+        self.guard.note_sent(request)
+        if not request.may_be_repeated:
+            request.line = b""  # it is not needed again, and hundreds of open calls would keep theirs
+
+    def _take_client_notification(self, message: Message) -> None:
+        self.conversation.note_client_message(message)
+        if message.method == "notifications/cancelled":
+            request = self.requests.find(key_of(message.params.get("requestId")))
+            if request is not None and self.guard.cancel(request):
+                self._held = [each for each in self._held if each is not request]
+                return
+        if self._server.accepts and not self._held:
+            self._server.send(message.line)
+        elif self._server.want() is None:
+            self._held.append(message)
+
+    def _take_client_answer(self, message: Message) -> None:
+        server_id = self._close_question(message.key)
+        if server_id is None and self._server.generation > 1:
+            return  # an answer to a process that is gone
+        line: bytes | None = message.line
+        if server_id is not None and key_of(server_id) != message.key:
+            line = message.with_id(server_id)
+        if line is not None:
+            self._server.send(line)
+
+    def _close_question(self, key: Key | None) -> str | int | None:
+        """Return the server's own id of a request that the client has answered; None if it is unknown."""
+        server_id = None if key is None else self._asked.pop(key, None)
+        self.guard.is_server_asking = bool(self._asked)
+        self.guard.restart_idle_limits()
+        return server_id
+
+    def _begin_client_line(self, head: bytes) -> None:
+        message = self._client_long = read_long_line(head)
+        self._drops_client_line = False
+        if message is not None and message.is_answer and message.key is not None and self._server.generation > 1:
+            server_id = self._close_question(message.key)
+            changed = None if server_id is None else message.with_id(server_id)
+            self._drops_client_line = changed is None
+            head = changed or head
+        elif message is None or message.method is None:
+            self._drops_client_line = not self._server.accepts
+        elif self._server.want() is not None:
+            self._drops_client_line = True
+        elif not self._server.accepts or self._held:
+            self._park(Part.START, head)
+            return
+        if not self._drops_client_line:
+            self._server.send_piece(Part.START, head)
+
+    def _park(self, part: Part, piece: bytes) -> None:
+        """Keep pieces of a long request until the server is ready, and read no more of it."""
+        if not self._parked and self._limits.call.queue_ms:
+            self._parked_ns = monotonic_ns() + self._limits.call.queue_ms * NS_PER_MS
+        self._parked.append((part, piece))
+        self.is_client_paused = True
+
+    def _continue_client_line(self, part: Part, piece: bytes) -> None:
+        if self._parked:
+            self._park(part, piece)
+        elif part is Part.END:
+            self._end_client_line(piece)
+        elif not self._drops_client_line:
+            self._server.send_piece(part, piece)
+
+    def _end_client_line(self, piece: bytes) -> None:
+        """Pass the end of a long line. A request is open from now on: before, the server could not begin with it."""
+        message, self._client_long = self._client_long, None
+        if message is not None and message.key is None:
+            id = id_in_tail(piece)
+            message = replace(message, id=id, key=key_of(id))
+            if message.is_answer and self._server.generation > 1:
+                server_id = self._close_question(message.key)
+                piece = replace_id_in_tail(piece, STALE_ID if server_id is None else server_id) or piece
+        if not self._drops_client_line:
+            self._server.send_piece(Part.END, piece)
+        if message is None or not message.is_request:
+            if message is not None and message.is_answer:
+                self._close_question(message.key)
+            return
+        self.conversation.note_client_message(message)
+        request = self._open(message)
+        if request is None:
+            return
+        if self._drops_client_line:
+            what = "was not sent: the server was not ready when it came"
+            self.guard.fail(request, WrapFailure("QUEUE_TIMEOUT", what, Ending.NOT_STARTED, ClockKind.QUEUE))
+        else:
+            self.guard.note_sent(request)
+
+    # --- from the server -----------------------------------------------------------------------------------------
+
+    def take_from_server(self, part: Part, piece: bytes) -> None:
+        if part is Part.START:
+            self._begin_server_line(piece)
+        elif part is not Part.WHOLE:
+            self._continue_server_line(part, piece)
+        elif (message := read_line(piece)) is not None:
+            self._take_server_message(message)
+        elif piece.strip():
+            self._take_noise(piece)
+
+    def _take_noise(self, line: bytes) -> None:
+        self.noise_lines += 1
+        self._note(line.decode("utf-8", "replace").rstrip("\r\n"))
+
+    def _take_server_message(self, message: Message) -> None:
+        self._server.heard(message)
+        if message.is_answer:
+            self._take_server_answer(message)
+        elif message.is_request:
+            new_id = self._open_question(message.id)
+            line = message.line if new_id is None else message.with_id(new_id)
+            self._client.write_line(line or message.line)
+        else:
+            self._take_server_notification(message)
+
+    def _open_question(self, server_id: object) -> str | None:
+        """Note a request of the server. Return its new id; None in the first life, whose ids are unchanged."""
+        if not isinstance(server_id, str | int):
+            return None
+        self.guard.is_server_asking = True
+        if self._server.generation == 1:
+            self._asked[type(server_id).__name__, server_id] = server_id
+            return None
+        fresh = self.conversation.own_id(f"life{self._server.generation}")
+        self._asked["str", fresh] = server_id
+        return fresh
+
+    def _take_server_answer(self, message: Message) -> None:
+        request = self.requests.find(message.key)
+        if message.key is None:  # an error about a line that could not be read
+            self._client.write_line(message.line)
+        elif isinstance(message.id, str) and message.id.startswith(OWN_PREFIX):
+            pass
+        elif request is None or request.state is RequestState.HELD:
+            if not self.requests.was_answered(message.key):
+                self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
+        elif request.state is not RequestState.STOPPING or not message.is_error:
+            self._finish(request, message)
+            self._client.write_line(message.line)
+        self.guard.answer_stopping()
+
+    def _finish(self, request: ClientRequest, message: Message) -> None:
+        self.requests.remove(request)
+        self.requests.remember(request.key)
+        if not message.is_error:
+            self.conversation.note_result(request, message.result)
+            if request.method == "tools/list":
+                self._learn_tools(message.result)
+        self.guard.report(request)
+
+    def _learn_tools(self, result: object) -> None:
+        tools = result.get("tools") if isinstance(result, dict) else None
+        for tool in tools if isinstance(tools, list) else ():
+            name = tool.get("name") if isinstance(tool, dict) else None
+            hints = tool.get("annotations") if isinstance(tool, dict) else None
+            if isinstance(name, str) and isinstance(hints, dict) and len(self._tools) < MOST_TOOLS:
+                self._tools[name] = {hint: hints[hint] for hint in _HINTS if hint in hints}
+
+    def _take_server_notification(self, message: Message) -> None:
+        line = message.line
+        if message.method == "notifications/progress":
+            self.guard.note_progress(message.params.get("progressToken"))
+        elif message.method == "notifications/cancelled":
+            cancelled = key_of(message.params.get("requestId"))
+            found = next((key for key, own in self._asked.items() if key_of(own) == cancelled), None)
+            if found is None and self._server.generation > 1:
+                return
+            self._close_question(found)
+            if found is not None and found != cancelled:
+                line = notification_line(message.method, {**message.params, "requestId": found[1]})
+        elif message.method in LIST_CHANGES and self._changes_ns != NEVER_NS:
+            self._changes.add(LIST_CHANGES[message.method])
+            return
+        self._client.write_line(line)
+
+    def _begin_server_line(self, head: bytes) -> None:
+        message = self._server_long = read_long_line(head)
+        self._line_ns = self._piece_ns = monotonic_ns()
+        self._drops_server_line, self._gathered = False, None
+        if message is None:
+            self._drops_server_line = True
+            self._take_noise(head[:LONGEST_NOISE] + b" (the rest of this line is left out)")
+            return
+        if message.is_answer and message.key is not None:
+            request = self.requests.find(message.key)
+            self._drops_server_line = request is None or request.state is RequestState.HELD
+        elif message.is_request and (new_id := self._open_question(message.id)) is not None:
+            head = message.with_id(new_id) or head
+        if message.is_answer and any(each.method == "tools/list" for each in self.requests):
+            self._gathered = bytearray(head)
+        if not self._drops_server_line:
+            self._client.write_piece(Part.START, head)
+
+    def _continue_server_line(self, part: Part, piece: bytes) -> None:
+        self._piece_ns = monotonic_ns()
+        if self._gathered is not None:
+            self._gathered += piece
+            if len(self._gathered) > MOST_GATHERED:
+                self._gathered = None
+        if part is Part.END:
+            self._end_server_line(piece)
+        elif not self._drops_server_line:
+            self._client.write_piece(part, piece)
+
+    def _end_server_line(self, piece: bytes) -> None:
+        message, self._server_long = self._server_long, None
+        gathered, self._gathered = self._gathered, None
+        self._line_ns = self._piece_ns = NEVER_NS
+        if message is None:
+            return
+        if message.key is None:
+            id = id_in_tail(piece)
+            message = replace(message, id=id, key=key_of(id))
+            if message.is_request and (new_id := self._open_question(id)) is not None:
+                piece = replace_id_in_tail(piece, new_id) or piece
+        self._server.heard(message)
+        request = self.requests.find(message.key) if message.is_answer else None
+        if request is not None and request.state is not RequestState.HELD:
+            whole = read_line(bytes(gathered)) if gathered is not None else None
+            self._finish(request, whole or message)
+        if not self._drops_server_line:
+            self._client.write_piece(Part.END, piece)
+        if message.is_answer:
+            self.guard.answer_stopping()
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def next_due_ns(self) -> int:
+        return min(self.guard.next_due_ns, self._parked_ns, self._changes_ns, self._line_due_ns)
+
+    @property
+    def _line_due_ns(self) -> int:
+        if self._piece_ns == NEVER_NS:
+            return NEVER_NS
+        return min(self._piece_ns + LINE_STALL_MS * NS_PER_MS, self._line_ns + LINE_LIMIT_MS * NS_PER_MS)
+
+    def check_limits(self, now_ns: int, *, is_client_slow: bool) -> None:
+        if self._server_long is not None:  # it may be the answer to any request
+            self.guard.postpone(now_ns + LINE_LOOK_MS * NS_PER_MS)
+        self.guard.check(now_ns)
+        self._held = [each for each in self._held if not isinstance(each, ClientRequest) or self._is_open(each)]
+        if now_ns >= self._parked_ns:
+            self._drop_parked()
+        if now_ns >= self._changes_ns:
+            self._announce_changes()
+        if now_ns >= self._line_due_ns:
+            self._line_ns = self._piece_ns = now_ns
+            if not is_client_slow:
+                self._server.kill("stopped in the middle of a line")
+
+    def _is_open(self, request: ClientRequest) -> bool:
+        return self.requests.find(request.key) is request
+
+    # --- processes of the server ---------------------------------------------------------------------------------
+
+    def send_held(self) -> None:
+        """Send the messages that waited for the server."""
+        held, self._held = self._held, []
+        for each in held:
+            if isinstance(each, ClientRequest):
+                self._send(each)
+            else:
+                self._server.send(each.line)
+        parked, self._parked = self._parked, []
+        self._parked_ns, self.is_client_paused = NEVER_NS, False
+        if parked:
+            self._server.send_piece(*parked[0])
+            for part, piece in parked[1:]:
+                self._continue_client_line(part, piece)
+
+    def lose_server(self, lost: WrapFailure, unusable: WrapFailure | None) -> None:
+        """Answer the requests in flight, or hold those that may be repeated for the next server process.
+
+        `unusable` is the answer to held requests, if there will be no such process soon.
+        """
+        if self._client_long is not None and not self._parked:
+            self._drops_client_line = True
+        for _, id in self._asked:
+            self._client.write_line(cancellation_line(id, "the server that asked is gone"))
+        self._asked.clear()
+        self.guard.is_server_asking = False
+        self._server_long, self._gathered = None, None
+        self._line_ns = self._piece_ns = NEVER_NS
+        again: list[Message | ClientRequest] = []
+        for request in self.requests:
+            match request.state:
+                case RequestState.CANCELLED:
+                    self.requests.remove(request)
+                case RequestState.STOPPING:
+                    self.guard.answer_killed(request, lost)
+                case RequestState.SENT if unusable is None and request.may_be_repeated:
+                    request.is_repeated, request.state = request.method != LISTEN, RequestState.HELD
+                    again.append(request)
+                    self.requests.look_again_at(request)
+                case RequestState.SENT:
+                    self.guard.fail(request, replace(lost))
+                case RequestState.HELD if unusable is not None:
+                    self.guard.fail(request, replace(unusable))
+        self._held = [*again, *self._held] if unusable is None else []
+        if unusable is not None:
+            self._drop_parked()
+
+    def announce_restart(self, kinds: list[str]) -> None:
+        """Announce lists that may have changed, together with the announcements of the new server."""
+        self._changes = set(kinds)
+        self._changes_ns = monotonic_ns() + JOIN_CHANGES_MS * NS_PER_MS
+
+    def _announce_changes(self) -> None:
+        self._changes_ns = NEVER_NS
+        for method, kind in LIST_CHANGES.items():
+            if kind in self._changes:
+                self._client.write_line(notification_line(method))
+
+    def _drop_parked(self) -> None:
+        """Drop a long request that waits for the server. It is answered when its end, with its id, has come."""
+        parked, self._parked = self._parked, []
+        self._parked_ns, self.is_client_paused = NEVER_NS, False
+        if parked:
+            self._drops_client_line = True
+        for part, piece in parked[1:]:
+            self._continue_client_line(part, piece)

@@ -1,0 +1,129 @@
+"""Writers that never block: to the client, to the server, and to our stderr."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+
+from ..process.command_task import PIPE_ROOM
+from .lines import Part
+
+# A reader that is this far behind stops the other side, as a pipe would.
+MOST_UNWRITTEN = 256 * 1024
+
+
+class LineWriter:
+    """A descriptor to which lines are written. A line never begins in the middle of a long one."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.is_broken = False
+        self._unwritten = bytearray()
+        self._is_inside_line = False
+        self._waiting: list[bytes] = []
+        mode = os.fstat(fd).st_mode
+        # Other programs may share a terminal or a file, and their flags are not ours to change.
+        self._has_own_flags = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        if self._has_own_flags:
+            os.set_blocking(fd, False)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._unwritten) >= MOST_UNWRITTEN
+
+    @property
+    def has_unwritten(self) -> bool:
+        return bool(self._unwritten)
+
+    @property
+    def is_inside_line(self) -> bool:
+        return self._is_inside_line
+
+    def write_line(self, line: bytes) -> bool:
+        """Write a line, now or later. Return False if its reader is gone."""
+        if self._is_inside_line:
+            self._waiting.append(line)
+        else:
+            self._write(line)
+        return not self.is_broken
+
+    def write_piece(self, part: Part, piece: bytes) -> None:
+        self._is_inside_line = part is not Part.END
+        self._write(piece)
+        if part is Part.END:
+            self._write_waiting()
+
+    def break_line(self) -> None:
+        """End a long line whose rest will never come."""
+        if self._is_inside_line:
+            self._is_inside_line = False
+            self._write(b"\n")
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for line in waiting:
+            self._write(line)
+
+    def _write(self, data: bytes) -> None:
+        if self.is_broken:
+            return
+        if self._unwritten or not self._has_own_flags:
+            self._unwritten += data
+            return
+        written = self._write_some(data)
+        if written < len(data):
+            self._unwritten += memoryview(data)[written:]
+
+    def flush(self) -> None:
+        """Write as much as the reader takes. Called when the descriptor is ready."""
+        if self._unwritten:
+            most = len(self._unwritten) if self._has_own_flags else PIPE_ROOM
+            with memoryview(self._unwritten) as rest, rest[:most] as piece:
+                written = self._write_some(piece)
+            del self._unwritten[:written]
+
+    def _write_some(self, data: bytes | memoryview) -> int:
+        try:
+            return os.write(self.fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError:  # the reader is gone
+            self.is_broken = True
+            return len(data)
+
+    def restore_flags(self) -> None:
+        """Let writes block again, for a process that has the descriptor after us."""
+        if self._has_own_flags:
+            os.set_blocking(self.fd, True)
+
+
+class NoteWriter:
+    """Our stderr. A reader that does not read loses text instead of stopping the server."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.dropped = 0
+        self._unwritten = bytearray()
+
+    @property
+    def has_unwritten(self) -> bool:
+        return bool(self._unwritten)
+
+    def write(self, text: bytes) -> None:
+        room = MOST_UNWRITTEN - len(self._unwritten)
+        self.dropped += max(0, len(text) - room)
+        self._unwritten += text[: max(0, room)]
+        self.flush()
+
+    def flush(self) -> None:
+        poller = select.poll()
+        poller.register(self.fd, select.POLLOUT)
+        while self._unwritten and poller.poll(0):  # POLLOUT promises room for this much, so the write cannot block
+            try:
+                del self._unwritten[: os.write(self.fd, self._unwritten[:PIPE_ROOM])]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unwritten.clear()

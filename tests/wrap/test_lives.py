@@ -1,0 +1,191 @@
+"""A server that crashes is replaced, and nothing of it outlives the client."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Watch
+from tests.wrap.client import ENDED_WITHIN_S, ENVELOPE, GREETING, SERVER, RawClient, failure, wrapped
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
+POLL_S = 0.02
+
+
+def wait_until_gone(pid: int) -> None:
+    give_up_at = time.monotonic() + ENDED_WITHIN_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < give_up_at, f"{pid} is still there"
+        time.sleep(POLL_S)
+
+
+def test_a_crash_fails_the_call_and_the_next_one_works() -> None:
+    with wrapped() as client:
+        text, envelope = failure(client.ask("crash"))
+        assert "the server ended with exit code 3" in text and "outcome is unknown" in text
+        assert "about to crash" in text and "about to crash" in envelope["error"]["context"]["stderr"]
+        assert envelope["error"]["code"] == "CONNECTION_LOST"
+        assert client.text("echo", text="back") == "back"
+        assert client.wait_for("notifications/tools/list_changed")
+
+
+def test_a_harmless_call_is_repeated_after_a_crash(tmp_path: Path) -> None:
+    with wrapped(server=[*SERVER, "--die-once", str(tmp_path / "died")]) as client:
+        client.receive(client.request("tools/list"))
+        assert client.text("die_once") == "alive"
+
+
+def test_a_call_without_hints_is_not_repeated(tmp_path: Path) -> None:
+    with wrapped(server=[*SERVER, "--die-once", str(tmp_path / "died")]) as client:
+        failure(client.ask("die_once"))  # the client has not listed the tools, so no hint was seen
+
+
+def test_a_late_answer_to_the_old_server_does_not_reach_the_new_one() -> None:
+    with wrapped() as client:
+        lost, crash = client.call("ask"), client.call("crash")
+        old = client.wait_for("sampling/createMessage")
+        assert old["id"] == 0
+        failure(client.receive(lost)["result"])
+        failure(client.receive(crash)["result"])
+        assert client.wait_for("notifications/cancelled")["params"]["requestId"] == 0
+        id = client.call("ask")
+        new = client.wait_for("sampling/createMessage")
+        assert new["id"] != 0 and isinstance(new["id"], str)
+        client.send(id=0, result="old")
+        client.send(id=new["id"], result="new")
+        assert client.receive(id)["result"]["content"][0]["text"] == '"new"'
+
+
+def test_the_greeting_and_the_log_level_are_replayed(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    with wrapped(server=[*SERVER, "--record", str(record)]) as client:
+        client.receive(client.request("logging/setLevel", {"level": "debug"}))
+        failure(client.ask("crash"))
+        assert json.loads(client.text("levels")) == ["debug"]
+        answers = [json.loads(line) for line in record.read_bytes().splitlines()]
+        ids = [str(answer.get("id")) for answer in answers]
+        # The answers to our own requests did not reach the client.
+        assert sum(id.startswith("shotclock-replay") for id in ids) == 2
+        assert b"shotclock-replay" not in b"".join(client.lines)
+
+
+def test_a_server_that_keeps_crashing_is_not_started_for_a_while() -> None:
+    with wrapped(server=[*SERVER, "--exit-at-start", "7"], greets=False) as client:
+        error = client.receive(client.request("initialize", GREETING))["error"]
+        assert error["code"] == -32000 and "exit code 7" in error["message"] and "cannot start" in error["message"]
+        deadline = time.monotonic() + ENDED_WITHIN_S
+        while True:
+            error = client.receive(client.request("ping"))["error"]
+            envelope = error["data"][ENVELOPE]
+            if envelope["error"]["code"] == "SERVICE_UNAVAILABLE":
+                break
+            assert time.monotonic() < deadline
+        assert "crashed too often" in error["message"]
+        assert 0 < envelope["error"]["retry_after_ms"] <= 30_000
+        assert envelope["meta"]["side_effects"] == "none"
+
+
+def test_a_server_that_a_signal_has_stopped_is_replaced() -> None:
+    with wrapped() as client:
+        pid = int(client.text("pid"))
+        os.kill(pid, signal.SIGSTOP)
+        text, envelope = failure(client.ask("hang"))
+        assert "was stopped by a signal" in text and envelope["error"]["code"] == "HOST_REPLACED"
+        assert int(client.text("pid")) != pid
+
+
+def test_an_answer_that_breaks_off_is_followed_by_a_failure_and_a_new_server() -> None:
+    with wrapped() as client:
+        failure(client.ask("half"))
+        assert any(isinstance(other, bytes) for other in client.others)  # the half of a line
+        assert client.text("echo", text="whole") == "whole"
+
+
+@pytest.mark.parametrize("death", ["stdin", "client", "wrapper", "server", "term"])
+def test_nothing_outlives_any_death(death: str, no_survivors: Watch) -> None:
+    with wrapped() as client:
+        pid, daemon = int(client.text("pid")), int(client.text("daemon"))
+        assert psutil.pid_exists(daemon)
+        client.call("block")
+        match death:
+            case "stdin" | "client":
+                pass
+            case "wrapper":
+                client.process.kill()
+            case "server":
+                os.kill(pid, signal.SIGKILL)
+                wait_until_gone(daemon)
+                assert int(client.text("pid")) != pid
+            case "term":
+                client.process.terminate()
+        if death == "client":  # both of its ends are closed at once, as by a kill
+            assert client.process.stdout is not None
+            client.process.stdout.close()
+        assert client.process.stdin is not None
+        client.process.stdin.close()
+        code = client.process.wait(ENDED_WITHIN_S)
+        expected = {"wrapper": -signal.SIGKILL, "term": -signal.SIGTERM}
+        assert code == expected.get(death, 0)
+        wait_until_gone(pid)
+        wait_until_gone(daemon)
+
+
+def test_a_killed_client_takes_the_server_along() -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "process = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    argv = [sys.executable, "-c", program, sys.executable, "-m", "shotclock", "wrap", "--", *SERVER]
+    client = RawClient(argv, None)
+    front = int(client.next_line())
+    os.kill(client.process.pid, signal.SIGKILL)
+    client.process.wait(ENDED_WITHIN_S)
+    wait_until_gone(front)
+    for stream in (client.process.stdin, client.process.stdout):
+        assert stream is not None
+        stream.close()
+
+
+def test_a_killed_supervisor_is_noticed_and_its_server_replaced() -> None:
+    with wrapped() as client:
+        pid = int(client.text("pid"))
+        supervisor = psutil.Process(pid).ppid()
+        os.kill(supervisor, signal.SIGKILL)
+        wait_until_gone(pid)
+        assert int(client.text("pid")) != pid
+
+
+def test_an_idle_server_is_stopped_and_started_again_when_needed() -> None:
+    with wrapped("--idle-shutdown", "300ms") as client:
+        pid = int(client.text("pid"))
+        wait_until_gone(pid)
+        assert int(client.text("pid")) != pid
+
+
+def test_an_old_server_is_replaced_between_two_calls() -> None:
+    with wrapped("--max-lifetime", "500ms") as client:
+        pid = int(client.text("pid"))
+        wait_until_gone(pid)
+        assert int(client.text("pid")) != pid
+
+
+def test_a_lazy_server_starts_with_the_first_message(no_survivors: Watch) -> None:
+    with wrapped("--lazy", greets=False) as client:
+        assert not psutil.Process(client.process.pid).children()
+        client.greet()
+        assert client.text("echo", text="awake") == "awake"
+
+
+def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("no program")
+    for argv, code in (["/nowhere/at-all"], 127), ([str(tmp_path / "plain")], 126):
+        with wrapped(server=argv, greets=False) as client:
+            assert client.process.wait(ENDED_WITHIN_S) == code
