@@ -1,6 +1,9 @@
 """An MCP server that behaves as its tools are called. Started as a program; standard library only.
 
 scripted_server.py [--id-last] [--mute METHOD] [--exit-at-start CODE] [--record FILE] [--die-once FILE]
+        [--started FILE [--mute-later METHOD] [--delay-later SECONDS]]
+
+A server that finds FILE is not the first one to start, and behaves as the last options say.
 """
 
 import argparse
@@ -15,7 +18,13 @@ options.add_argument("--mute", default="")
 options.add_argument("--exit-at-start", type=int)
 options.add_argument("--record")
 options.add_argument("--die-once")
+options.add_argument("--started")
+options.add_argument("--mute-later", default="")
+options.add_argument("--delay-later", type=float, default=0)
 given = options.parse_args()
+is_later = given.started is not None and os.path.exists(given.started)
+if given.started is not None:
+    open(given.started, "w").close()
 
 TOOLS = [
     {"name": "echo", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
@@ -123,7 +132,7 @@ def handle(message: dict[str, object]) -> None:
     id, method = message.get("id"), message.get("method")
     params = message.get("params") or {}
     assert isinstance(params, dict)
-    if method == given.mute:
+    if method == given.mute or (is_later and method == given.mute_later):
         return
     match method:
         case "initialize":
@@ -149,6 +158,8 @@ def handle(message: dict[str, object]) -> None:
             say({"id": id, "error": {"code": -32601, "message": "Method not found"}})
 
 
+if is_later:
+    time.sleep(given.delay_later)
 if given.exit_at_start is not None:
     print("cannot start", file=sys.stderr, flush=True)
     sys.exit(given.exit_at_start)

@@ -62,6 +62,42 @@ def test_a_late_answer_to_the_old_server_does_not_reach_the_new_one() -> None:
         assert client.receive(id)["result"]["content"][0]["text"] == '"new"'
 
 
+def test_calls_wait_for_a_new_server_until_their_queue_limit(tmp_path: Path) -> None:
+    later = ["--started", str(tmp_path / "started"), "--mute-later", "initialize"]
+    with wrapped("--queue", "500ms", "--start-up", "1m", server=[*SERVER, *later]) as client:
+        failure(client.ask("crash"))
+        text, envelope = failure(client.ask("echo", text="waits"))
+        assert "was not sent: the server was not ready within 500ms" in text and "safe to call it again" in text
+        assert envelope["error"]["code"] == "QUEUE_TIMEOUT" and envelope["error"]["retryable"] is True
+        assert envelope["meta"]["ending"] == "not_started"
+
+
+def test_a_server_that_does_not_answer_the_replayed_greeting_is_replaced(tmp_path: Path) -> None:
+    later = ["--started", str(tmp_path / "started"), "--mute-later", "initialize"]
+    with wrapped("--start-up", "300ms", server=[*SERVER, *later]) as client:
+        failure(client.ask("crash"))
+        (tmp_path / "started").unlink()  # the third start is a good one again
+        assert client.text("echo", text="third") == "third"
+
+
+def test_requests_of_any_length_wait_for_the_new_server_and_keep_their_order(tmp_path: Path) -> None:
+    later = ["--started", str(tmp_path / "started"), "--delay-later", "0.5"]
+    long = "z" * 500_000
+    with wrapped(server=[*SERVER, *later]) as client:
+        failure(client.ask("crash"))
+        ids = [client.call("echo", text=text) for text in ("first", long, "last")]
+        texts = [client.receive(id)["result"]["content"][0]["text"] for id in ids]
+        assert texts == ["first", long, "last"]
+
+
+def test_a_held_call_that_is_cancelled_never_reaches_the_server(tmp_path: Path) -> None:
+    later = ["--started", str(tmp_path / "started"), "--delay-later", "0.5"]
+    with wrapped(server=[*SERVER, *later]) as client:
+        failure(client.ask("crash"))
+        client.send(method="notifications/cancelled", params={"requestId": client.call("crash")})
+        assert client.text("echo", text="alive") == "alive"
+
+
 def test_the_greeting_and_the_log_level_are_replayed(tmp_path: Path) -> None:
     record = tmp_path / "record"
     with wrapped(server=[*SERVER, "--record", str(record)]) as client:

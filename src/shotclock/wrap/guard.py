@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..core.clocks import NS_PER_MS, ClockKind, format_duration
 from ..core.errors import Ending
+from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .failures import WrapFailure, failure_answer
 from .limits import ServerLimits
@@ -95,7 +96,7 @@ class RequestGuard:
                 self.requests.remove(request)
                 self.requests.remember(request.key)
             case RequestState.HELD:
-                self.fail(request, self._too_late(request, kind or ClockKind.QUEUE, Ending.NOT_STARTED))
+                self.fail(request, self._too_late(request, kind or ClockKind.QUEUE))
             case RequestState.SENT if kind is ClockKind.IDLE and self.is_server_asking:
                 request.sign_ns = now_ns
             case RequestState.SENT:
@@ -112,28 +113,34 @@ class RequestGuard:
             return
         if self._server.accepts:
             self._server.send(cancellation_line(request.id, _reason(request, kind)))
-        if self._server.accepts and self._server.probe():
-            request.state, request.changed_ns = RequestState.STOPPING, now_ns
-        else:
-            self.fail(request, self._too_late(request, kind, Ending.ABANDONED))
+            if not self._server.probe():
+                self.fail(request, self._too_late(request, kind))
+                return
+        # Otherwise the server is about to end, and the request is answered with that.
+        request.state, request.changed_ns = RequestState.STOPPING, now_ns
 
     def answer_stopping(self) -> None:
         """Answer the requests that reached a limit: the server has answered something since, so it is not deaf."""
         for request in self.requests.in_state(RequestState.STOPPING):
-            self.fail(request, self._too_late(request, request.fired or ClockKind.TIMEOUT, Ending.ABANDONED))
+            self.fail(request, self._too_late(request, request.fired or ClockKind.TIMEOUT))
 
-    def answer_killed(self, request: ClientRequest, lost: WrapFailure) -> None:
-        """Answer a request that reached a limit and whose server was killed."""
-        failure = self._too_late(request, request.fired or ClockKind.TIMEOUT, Ending.KILLED)
-        failure.survivors = lost.survivors
+    def answer_lost(self, request: ClientRequest, lost: WrapFailure) -> None:
+        """Answer a request whose server is gone."""
+        failure = replace(lost)
+        if request.state is RequestState.STOPPING:
+            failure.clock = request.fired or ClockKind.TIMEOUT
+            failure.code = _CODES.get(failure.clock, "TIMEOUT")
+            failure.what = f"{_reason(request, failure.clock)}, and {lost.what}"
         self.fail(request, failure)
 
-    def _too_late(self, request: ClientRequest, kind: ClockKind, ending: Ending) -> WrapFailure:
-        what = _reason(request, kind)
-        if ending is Ending.ABANDONED:
+    def _too_late(self, request: ClientRequest, kind: ClockKind) -> WrapFailure:
+        what, ending = _reason(request, kind), Ending.ABANDONED
+        if request.state is not RequestState.HELD:
             what += "; the server was asked to cancel it, and may still be working on it"
-        elif ending is Ending.KILLED:
-            what += "; the server did not react and was killed with everything it had started, and its memory is lost"
+        elif not request.is_repeated:
+            what, ending = f"was not sent: {what}", Ending.NOT_STARTED
+        else:
+            what = f"was lost with its server, and {what} when it was to be repeated"
         return WrapFailure(_CODES.get(kind, "TIMEOUT"), what, ending, kind)
 
     def fail(self, request: ClientRequest, failure: WrapFailure) -> None:
@@ -175,5 +182,5 @@ def _reason(request: ClientRequest, kind: ClockKind) -> str:
         case ClockKind.IDLE:
             return f"made no progress for {limit}, its idle limit"
         case ClockKind.QUEUE:
-            return f"was not sent: the server was not ready within {limit}"
+            return f"the server was not ready within {limit}"
     return f"did not end within {limit}, its timeout"

@@ -39,6 +39,8 @@ END_OF_OUTPUT_MS = 100
 QUIET_LOOK_MS = 500
 MOST_READS_AT_END = 64  # a process outside the tree may hold the pipe and write for ever
 
+_MEMORY_LOST = "The memory of that server process is lost"
+
 
 class Phase(Enum):
     DOWN = auto()
@@ -274,12 +276,12 @@ class ServerLife:
         survivors = process.report.survivors if process.report is not None else []
         if self._why:
             what = f"was lost: the server {self._why}, so it was killed with everything it had started"
-            return WrapFailure("HOST_REPLACED", what, Ending.KILLED, survivors=survivors)
+            return WrapFailure("HOST_REPLACED", what, Ending.KILLED, survivors=survivors, note=_MEMORY_LOST)
         if process.report is not None and process.report.unstartable is not None:
             what = f"was not sent: the server {process.describe_end()}"
             return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED)
         what = f"was lost: the server {process.describe_end()}"
-        return WrapFailure("CONNECTION_LOST", what, Ending.FINISHED, survivors=survivors)
+        return WrapFailure("CONNECTION_LOST", what, Ending.FINISHED, survivors=survivors, note=_MEMORY_LOST)
 
     def _decide_restart(self, process: ServerProcess) -> WrapFailure | None:
         """Plan the next start. Return why held requests cannot wait for it."""

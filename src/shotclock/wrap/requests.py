@@ -15,7 +15,9 @@ from .messages import HARMLESS, Key, Message, key_of
 
 # The answer to a request that the client cancelled, or that we answered, may come this late without being strange.
 REMEMBERED_MS = 60_000
-MOST_REMEMBERED = 10_000
+# Of a request that may be repeated; hundreds may be open.
+LONGEST_REPEATED = 16 * 1024
+MOST_REMEMBERED = 1_000
 NEVER_NS = 1 << 62
 
 
@@ -34,12 +36,13 @@ class ClientRequest:
     key: Key
     method: str
     tool: str
-    line: bytes  # empty for a long line, which is not kept
+    line: bytes  # empty once it is sent, unless it may be repeated
     arrived_ns: int
     limits: CallLimits = CallLimits()
     effects: Effects = Effects(mutates=False)  # of every request but a call
     token: Key | None = None
     state: RequestState = RequestState.HELD
+    held_ns: int = 0  # since when it waits for the server
     sign_ns: int = 0  # the last progress
     changed_ns: int = 0  # when it was stopped or cancelled
     fired: ClockKind | None = None
@@ -53,7 +56,7 @@ class ClientRequest:
     @property
     def may_be_repeated(self) -> bool:
         """Return whether another server process may be asked again after this one died."""
-        if not self.line or self.is_repeated:
+        if not 0 < len(self.line) <= LONGEST_REPEATED or self.is_repeated:
             return False
         if self.is_call:
             return not self.effects.mutates or self.effects.idempotent
@@ -69,7 +72,7 @@ class ClientRequest:
                 return self.changed_ns + REMEMBERED_MS * NS_PER_MS, None
         timeout = (_after(self.arrived_ns, limits.timeout_ms), ClockKind.TIMEOUT)
         if self.state is RequestState.HELD:
-            return min(timeout, (_after(self.arrived_ns, limits.queue_ms), ClockKind.QUEUE))
+            return min(timeout, (_after(self.held_ns, limits.queue_ms), ClockKind.QUEUE))
         return min(timeout, (_after(self.sign_ns, limits.idle_ms), ClockKind.IDLE))
 
 
@@ -107,6 +110,11 @@ class RequestTable:
     def has_waiting(self) -> bool:
         """Return whether the client waits for an answer."""
         return any(request.state is not RequestState.CANCELLED for request in self._open.values())
+
+    @property
+    def has_sent(self) -> bool:
+        """Return whether the server has a request to answer."""
+        return any(request.state is not RequestState.HELD for request in self._open.values())
 
     def add(self, request: ClientRequest) -> None:
         self._open[request.key] = request
@@ -185,8 +193,9 @@ def new_request(message: Message, now_ns: int) -> ClientRequest:
         key=message.key,
         method=message.method,
         tool=name if message.method == "tools/call" and isinstance(name, str) else "",
-        line=b"" if message.is_long else message.line,
+        line=b"" if message.is_long else message.line,  # a long line is not kept
         arrived_ns=now_ns,
         token=key_of(message.meta.get("progressToken")),
+        held_ns=now_ns,
         sign_ns=now_ns,
     )

@@ -35,6 +35,8 @@ from .requests import NEVER_NS, AllowAll, ClientRequest, OnEnded, Policy, Reques
 # Of a list of tools that is too long to be parsed as it passes, for the hints of its tools.
 MOST_GATHERED = 1024 * 1024
 MOST_TOOLS = 5_000
+# Bytes that wait for a server.
+MOST_HELD = 2 * 1024 * 1024
 # After a restart the server may announce the same change several times.
 JOIN_CHANGES_MS = 300
 # A server that stops in the middle of a line, or never ends it, blocks all other messages.
@@ -62,12 +64,12 @@ class Session:
         self.guard = RequestGuard(limits, client, self.conversation, note, on_ended)
         self.requests = self.guard.requests
         self.noise_lines = 0
-        self.is_client_paused = False
         self._limits = limits
         self._client = client
         self._note = note
         self._policy = policy or AllowAll()
         self._held: list[Message | ClientRequest] = []
+        self._held_size = 0
         self._parked: list[tuple[Part, bytes]] = []
         self._parked_ns = NEVER_NS
         self._tools: dict[str, dict[str, object]] = {}
@@ -85,6 +87,11 @@ class Session:
     def connect(self, server: ServerLink) -> None:
         self._server = server
         self.guard.connect(server)
+
+    @property
+    def is_client_paused(self) -> bool:
+        """Return whether nothing more of the client may be read until the server is ready."""
+        return bool(self._parked) or self._held_size > MOST_HELD
 
     @property
     def is_quiet(self) -> bool:
@@ -123,7 +130,7 @@ class Session:
         if self._server.accepts and not self._held:
             self._send(request)
         else:
-            self._held.append(request)
+            self._hold(request)
 
     def _open(self, message: Message) -> ClientRequest | None:
         """Open a request; None if it is answered at once."""
@@ -134,17 +141,18 @@ class Session:
             request.effects = Effects(hints.get("readOnlyHint") is not True, hints.get("idempotentHint") is True)
         self.guard.watch(request)
         refusal = self._policy.refuse(request.tool, message.params.get("arguments"), hints) if request.is_call else None
-        unusable = self._server.want()
-        if refusal is not None:
-            unusable = WrapFailure("NOT_ALLOWED", refusal, Ending.NOT_STARTED)
+        unusable = WrapFailure("NOT_ALLOWED", refusal, Ending.NOT_STARTED) if refusal else self._server.want()
         if unusable is not None:
             self.guard.fail(request, unusable)
-            return None
-        return request
+        return request if self._is_open(request) else None  # the start may have failed already
+
+    def _hold(self, waiting: Message | ClientRequest) -> None:
+        self._held.append(waiting)
+        self._held_size += len(waiting.line)
 
     def _send(self, request: ClientRequest) -> None:
         if not self._server.accepts or not self._server.send(request.line):
-            self._held.append(request)
+            self._hold(request)
             return
         self.guard.note_sent(request)
         if not request.may_be_repeated:
@@ -155,12 +163,12 @@ class Session:
         if message.method == "notifications/cancelled":
             request = self.requests.find(key_of(message.params.get("requestId")))
             if request is not None and self.guard.cancel(request):
-                self._held = [each for each in self._held if each is not request]
+                self._keep_held([each for each in self._held if each is not request])
                 return
         if self._server.accepts and not self._held:
             self._server.send(message.line)
         elif self._server.want() is None:
-            self._held.append(message)
+            self._hold(message)
 
     def _take_client_answer(self, message: Message) -> None:
         server_id = self._close_question(message.key)
@@ -202,7 +210,6 @@ class Session:
         if not self._parked and self._limits.call.queue_ms:
             self._parked_ns = monotonic_ns() + self._limits.call.queue_ms * NS_PER_MS
         self._parked.append((part, piece))
-        self.is_client_paused = True
 
     def _continue_client_line(self, part: Part, piece: bytes) -> None:
         if self._parked:
@@ -335,6 +342,8 @@ class Session:
         if message.is_answer and message.key is not None:
             request = self.requests.find(message.key)
             self._drops_server_line = request is None or request.state is RequestState.HELD
+        elif message.is_answer and not self.requests.has_sent:
+            self._drops_server_line = True  # an answer to a request of ours
         elif message.is_request and (new_id := self._open_question(message.id)) is not None:
             head = message.with_id(new_id) or head
         if message.is_answer and any(each.method == "tools/list" for each in self.requests):
@@ -390,7 +399,8 @@ class Session:
         if self._server_long is not None:  # it may be the answer to any request
             self.guard.postpone(now_ns + LINE_LOOK_MS * NS_PER_MS)
         self.guard.check(now_ns)
-        self._held = [each for each in self._held if not isinstance(each, ClientRequest) or self._is_open(each)]
+        if self._held:
+            self._keep_held([each for each in self._held if isinstance(each, Message) or self._is_open(each)])
         if now_ns >= self._parked_ns:
             self._drop_parked()
         if now_ns >= self._changes_ns:
@@ -403,18 +413,21 @@ class Session:
     def _is_open(self, request: ClientRequest) -> bool:
         return self.requests.find(request.key) is request
 
+    def _keep_held(self, held: list[Message | ClientRequest]) -> None:
+        self._held, self._held_size = held, sum(len(each.line) for each in held)
+
     # --- processes of the server ---------------------------------------------------------------------------------
 
     def send_held(self) -> None:
         """Send the messages that waited for the server."""
-        held, self._held = self._held, []
+        held = self._held
+        self._keep_held([])
         for each in held:
             if isinstance(each, ClientRequest):
                 self._send(each)
             else:
                 self._server.send(each.line)
-        parked, self._parked = self._parked, []
-        self._parked_ns, self.is_client_paused = NEVER_NS, False
+        parked, self._parked, self._parked_ns = self._parked, [], NEVER_NS
         if parked:
             self._server.send_piece(*parked[0])
             for part, piece in parked[1:]:
@@ -438,17 +451,16 @@ class Session:
             match request.state:
                 case RequestState.CANCELLED:
                     self.requests.remove(request)
-                case RequestState.STOPPING:
-                    self.guard.answer_killed(request, lost)
                 case RequestState.SENT if unusable is None and request.may_be_repeated:
                     request.is_repeated, request.state = request.method != LISTEN, RequestState.HELD
+                    request.held_ns = monotonic_ns()
                     again.append(request)
                     self.requests.look_again_at(request)
-                case RequestState.SENT:
-                    self.guard.fail(request, replace(lost))
+                case RequestState.SENT | RequestState.STOPPING:
+                    self.guard.answer_lost(request, lost)
                 case RequestState.HELD if unusable is not None:
-                    self.guard.fail(request, replace(unusable))
-        self._held = [*again, *self._held] if unusable is None else []
+                    self.guard.answer_lost(request, lost if request.is_repeated else unusable)
+        self._keep_held([*again, *self._held] if unusable is None else [])
         if unusable is not None:
             self._drop_parked()
 
@@ -465,8 +477,7 @@ class Session:
 
     def _drop_parked(self) -> None:
         """Drop a long request that waits for the server. It is answered when its end, with its id, has come."""
-        parked, self._parked = self._parked, []
-        self._parked_ns, self.is_client_paused = NEVER_NS, False
+        parked, self._parked, self._parked_ns = self._parked, [], NEVER_NS
         if parked:
             self._drops_client_line = True
         for part, piece in parked[1:]:

@@ -104,7 +104,7 @@ class NoteWriter:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.dropped = 0
+        self._dropped = 0
         self._unwritten = bytearray()
 
     @property
@@ -112,9 +112,13 @@ class NoteWriter:
         return bool(self._unwritten)
 
     def write(self, text: bytes) -> None:
-        room = MOST_UNWRITTEN - len(self._unwritten)
-        self.dropped += max(0, len(text) - room)
-        self._unwritten += text[: max(0, room)]
+        if self._dropped and not self._unwritten:
+            note = f"\nshotclock: {self._dropped} bytes are left out here, because stderr was not read\n"
+            self._unwritten += note.encode()
+            self._dropped = 0
+        room = max(0, MOST_UNWRITTEN - len(self._unwritten))
+        self._dropped += max(0, len(text) - room)
+        self._unwritten += text[:room]
         self.flush()
 
     def flush(self) -> None:
