@@ -45,6 +45,7 @@ class Front:
         self._life.listen_to(signals)
         self._splitter = LineSplitter()
         self._is_client_open = True
+        self._next_due_ns = 0
         self._poller = select.poll()
         self._watched: dict[int, int] = {}
 
@@ -63,9 +64,9 @@ class Front:
             for fd, events in sorted(ready, key=_is_from_client):
                 self._handle(fd, events)
             now_ns = monotonic_ns()
-            if now_ns >= self._session.next_due_ns:
+            if now_ns >= self._next_due_ns:
                 self._session.check_limits(now_ns, is_client_slow=self._client.has_unwritten)
-            self._life.check_clocks(now_ns)
+                self._life.check_clocks(now_ns)
         self._flush()
 
     def _note(self, text: str) -> None:
@@ -100,8 +101,8 @@ class Front:
             self._watched = wanted
 
     def _wait_ms(self) -> int:
-        due_ns = min(self._session.next_due_ns, self._life.next_due_ns)
-        return max(0, min(LONGEST_WAIT_MS, -(-(due_ns - monotonic_ns()) // NS_PER_MS)))
+        self._next_due_ns = min(self._session.next_due_ns, self._life.next_due_ns)
+        return max(0, min(LONGEST_WAIT_MS, -(-(self._next_due_ns - monotonic_ns()) // NS_PER_MS)))
 
     def _handle(self, fd: int, events: int) -> None:
         process, writer = self._life.process, self._life.writer

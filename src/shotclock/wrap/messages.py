@@ -76,7 +76,7 @@ class Message:
 def read_line(line: bytes) -> Message | None:
     """Return the message of a whole line; None for any other text, also for JSON that is no message."""
     try:
-        content = json.loads(line)
+        content = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("jsonrpc") != "2.0":

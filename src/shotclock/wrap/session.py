@@ -293,8 +293,8 @@ class Session:
             if not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
         elif request.state is not RequestState.STOPPING or not message.is_error:
+            self._client.write_line(message.line)  # first: the client can work while we note the end
             self._finish(request, message)
-            self._client.write_line(message.line)
         self.guard.answer_stopping()
 
     def _finish(self, request: ClientRequest, message: Message) -> None:
