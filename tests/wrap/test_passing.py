@@ -109,3 +109,18 @@ def test_the_answers_equal_those_of_a_direct_connection() -> None:
             client.receive(client.request("ping"))
         seen.append(client.lines)
     assert seen[0] == seen[1]
+
+
+def test_large_answers_are_cut_with_a_link_to_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path))
+    for style in ([], ["--id-last"]):
+        with wrapped("--result-limit", "20k", server=[*SERVER, *style]) as client:
+            assert len(client.text("big", size=10_000)) == 10_000
+            for size in (30_000, 300_000, 5_000_000):
+                text, link = client.ask("big", size=size)["content"]
+                assert len(text["text"]) < 21_000 and text["text"].startswith("xxx") and text["text"].endswith("xxx")
+                assert "shotclock left out" in text["text"] and link["type"] == "resource_link"
+                whole = json.loads(Path(link["uri"].removeprefix("file://")).read_bytes())
+                assert whole["result"]["content"][0]["text"] == "x" * size
+            client.receive(client.request("tools/list"))
+            assert client.text("echo", text="next") == "next"

@@ -185,7 +185,7 @@ def _read_signal(text: str) -> str:
     return name
 
 
-def _read_output_limit(text: str) -> int:
+def read_byte_count(text: str) -> int:
     digits, unit = text, 1
     if text[-1:] in ("k", "K", "m", "M"):
         digits, unit = text[:-1], 1024 if text[-1] in "kK" else 1024 * 1024
@@ -268,7 +268,7 @@ COMMAND = Subcommand(
             "--output-limit",
             "N",
             "With --json: keep this many bytes of each stream (64k, 1M), head and tail [1M]; the rest goes to a file.",
-            read=_read_output_limit,
+            read=read_byte_count,
             heading=_OUTPUT,
         ),
         flag(

@@ -13,6 +13,7 @@ from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
 from ..wrap.front import Front
+from ..wrap.large_results import LARGEST_LIMIT
 from ..wrap.limits import (
     DEFAULT_GRACE_MS,
     DEFAULT_LIST_MS,
@@ -25,7 +26,7 @@ from ..wrap.limits import (
     read_tool_limits,
 )
 from ..wrap.server_process import ServerCommand
-from .exec import EXIT_CODES, NOT_DONE
+from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_help, say_line
 from .parser import ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
 
@@ -71,7 +72,15 @@ def read_limits(line: ParsedLine) -> ServerLimits:
         heartbeat_ms=values["heartbeat"],
         idle_shutdown_ms=values["idle_shutdown"],
         lifetime_ms=values["max_lifetime"],
+        result_bytes=values["result_limit"],
     )
+
+
+def _read_result_limit(text: str) -> int:
+    count = read_byte_count(text)
+    if count > LARGEST_LIMIT:
+        raise ValueError(f"{text} is more than the {LARGEST_LIMIT // 1024 // 1024}M that may be kept in memory")
+    return count
 
 
 def _of(default_ms: int) -> str:
@@ -112,6 +121,15 @@ COMMAND = Subcommand(
             "--heartbeat",
             "Report progress to the client this often for a call with a progress token, while the server reports none.",
             default="0",
+            heading=_CALL,
+        ),
+        option(
+            "--result-limit",
+            "N",
+            "Cut larger results of calls to this many bytes (64k, 1M), head and tail; the result then links to a file "
+            "with the whole.",
+            default="0",
+            read=_read_result_limit,
             heading=_CALL,
         ),
         duration(

@@ -51,7 +51,7 @@ class ToolLimits:
 
 @value
 class ServerLimits:
-    """All limits of a server in milliseconds; 0 is none."""
+    """All limits of a server, of time in milliseconds; 0 is none."""
 
     call: CallLimits = CallLimits()
     tools: tuple[ToolLimits, ...] = ()
@@ -62,6 +62,7 @@ class ServerLimits:
     heartbeat_ms: int = 0
     idle_shutdown_ms: int = 0
     lifetime_ms: int = 0
+    result_bytes: int = 0  # of the answer to a call
 
     def of(self, method: str, tool: str) -> CallLimits:
         """Return the limits of a request. A start-up, a list and a subscription have their own."""

@@ -14,6 +14,7 @@ from ..process.clock import monotonic_ns
 from ..runtime.call import Effects
 from .failures import WrapFailure
 from .guard import RequestGuard
+from .large_results import LargeResult
 from .limits import ServerLimits
 from .lines import Part, id_in_tail, replace_id_in_tail
 from .links import ClientLink, Note, ServerLink
@@ -80,6 +81,8 @@ class Session:
         self._server_long: Message | None = None
         self._drops_server_line = False
         self._gathered: bytearray | None = None
+        self._large: LargeResult | None = None
+        self._declares_output: set[str] = set()
         self._line_ns = self._piece_ns = NEVER_NS
         self._changes: set[str] = set()
         self._changes_ns = NEVER_NS
@@ -292,10 +295,19 @@ class Session:
         elif request is None or request.state is RequestState.HELD:
             if not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
+        elif request.is_call and not message.is_error and 0 < self._limits.result_bytes < len(message.line):
+            large = LargeResult(self._limits.result_bytes)
+            large.add(message.line)
+            self._write_large(request, large)
+            self._finish(request, message)
         elif request.state is not RequestState.STOPPING or not message.is_error:
             self._client.write_line(message.line)  # first: the client can work while we note the end
             self._finish(request, message)
         self.guard.answer_stopping()
+
+    def _write_large(self, request: ClientRequest, large: LargeResult) -> None:
+        has_schema = request.tool in self._declares_output
+        self._client.write_line(large.finish(request, has_schema=has_schema, is_modern=self.conversation.is_modern))
 
     def _finish(self, request: ClientRequest, message: Message) -> None:
         self.requests.remove(request)
@@ -310,9 +322,14 @@ class Session:
         tools = result.get("tools") if isinstance(result, dict) else None
         for tool in tools if isinstance(tools, list) else ():
             name = tool.get("name") if isinstance(tool, dict) else None
-            hints = tool.get("annotations") if isinstance(tool, dict) else None
-            if isinstance(name, str) and isinstance(hints, dict) and len(self._tools) < MOST_TOOLS:
-                self._tools[name] = {hint: hints[hint] for hint in _HINTS if hint in hints}
+            if not isinstance(name, str) or len(self._tools) >= MOST_TOOLS:
+                continue
+            hints = tool.get("annotations")
+            self._tools[name] = (
+                {hint: hints[hint] for hint in _HINTS if hint in hints} if isinstance(hints, dict) else {}
+            )
+            if "outputSchema" in tool:
+                self._declares_output.add(name)
 
     def _take_server_notification(self, message: Message) -> None:
         line = message.line
@@ -348,8 +365,20 @@ class Session:
             head = message.with_id(new_id) or head
         if message.is_answer and any(each.method == "tools/list" for each in self.requests):
             self._gathered = bytearray(head)
-        if not self._drops_server_line:
+        if self._drops_server_line:
+            return
+        if self._limits.result_bytes and self._has_result_of_call(message):
+            self._large = LargeResult(self._limits.result_bytes)
+            self._large.add(head)
+        else:
             self._client.write_piece(Part.START, head)
+
+    def _has_result_of_call(self, message: Message) -> bool:
+        """Return whether a long line, which may have its id at the end, must be the result of a call."""
+        if not message.is_answer or message.is_error:
+            return False
+        request = self.requests.find(message.key)
+        return all(each.is_call for each in self.requests) if request is None else request.is_call
 
     def _continue_server_line(self, part: Part, piece: bytes) -> None:
         self._piece_ns = monotonic_ns()
@@ -359,12 +388,15 @@ class Session:
                 self._gathered = None
         if part is Part.END:
             self._end_server_line(piece)
+        elif self._large is not None:
+            self._large.add(piece)
         elif not self._drops_server_line:
             self._client.write_piece(part, piece)
 
     def _end_server_line(self, piece: bytes) -> None:
         message, self._server_long = self._server_long, None
         gathered, self._gathered = self._gathered, None
+        large, self._large = self._large, None
         self._line_ns = self._piece_ns = NEVER_NS
         if message is None:
             return
@@ -375,11 +407,15 @@ class Session:
                 piece = replace_id_in_tail(piece, new_id) or piece
         self._server.heard(message)
         request = self.requests.find(message.key) if message.is_answer else None
+        if large is not None:
+            large.add(piece)
+            if request is not None:
+                self._write_large(request, large)
+        elif not self._drops_server_line:
+            self._client.write_piece(Part.END, piece)
         if request is not None and request.state is not RequestState.HELD:
             whole = read_line(bytes(gathered)) if gathered is not None else None
             self._finish(request, whole or message)
-        if not self._drops_server_line:
-            self._client.write_piece(Part.END, piece)
         if message.is_answer:
             self.guard.answer_stopping()
 
@@ -444,7 +480,7 @@ class Session:
             self._client.write_line(cancellation_line(id, "the server that asked is gone"))
         self._asked.clear()
         self.guard.is_server_asking = False
-        self._server_long, self._gathered = None, None
+        self._server_long, self._gathered, self._large = None, None, None
         self._line_ns = self._piece_ns = NEVER_NS
         again: list[Message | ClientRequest] = []
         for request in self.requests:
