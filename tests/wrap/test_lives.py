@@ -213,6 +213,12 @@ def test_an_old_server_is_replaced_between_two_calls() -> None:
         assert int(client.text("pid")) != pid
 
 
+def test_calls_that_come_while_a_server_is_retired_are_not_lost() -> None:
+    with wrapped("--max-lifetime", "20ms") as client:
+        for number in range(30):
+            assert client.text("echo", text=str(number)) == str(number)
+
+
 def test_a_lazy_server_starts_with_the_first_message(no_survivors: Watch) -> None:
     with wrapped("--lazy", greets=False) as client:
         assert not psutil.Process(client.process.pid).children()
@@ -225,3 +231,32 @@ def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     for argv, code in (["/nowhere/at-all"], 127), ([str(tmp_path / "plain")], 126):
         with wrapped(server=argv, greets=False) as client:
             assert client.process.wait(ENDED_WITHIN_S) == code
+
+
+def test_a_cached_catalogue_is_answered_before_the_server_is_ready(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    server = [*SERVER, "--started", str(tmp_path / "started"), "--delay-later", "1"]
+    answers = []
+    for _ in range(2):
+        with wrapped("--cached-catalogue", "--lazy", "--queue", "100ms", server=server, greets=False) as client:
+            refused = client.receive(client.request("server/discover", {}))
+            answers.append((refused, client.greet(), client.receive(client.request("tools/list"))))
+            said_before = len(client.lines)
+            # The call waits for the start, not only for its queue limit, and the server was greeted once.
+            assert client.text("echo", text="ready") == "ready"
+            assert said_before == 3
+            if len(answers) == 2:  # the list may be old
+                assert client.wait_for("notifications/tools/list_changed")
+    assert answers[0] == answers[1]
+
+
+def test_a_cached_catalogue_does_not_need_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    server = [*SERVER, "--started", str(tmp_path / "started"), "--mute-later", "initialize"]
+    with wrapped("--cached-catalogue", server=server) as client:
+        tools = client.receive(client.request("tools/list"))["result"]
+    with wrapped("--cached-catalogue", "--start-up", "1s", server=server) as client:
+        assert client.receive(client.request("tools/list"))["result"] == tools
+        failure(client.ask("echo", text="never"))

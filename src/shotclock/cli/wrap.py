@@ -12,6 +12,7 @@ from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
+from ..wrap.catalogue import Catalogue
 from ..wrap.front import Front
 from ..wrap.large_results import LARGEST_LIMIT
 from ..wrap.limits import (
@@ -51,7 +52,8 @@ def main(words: list[str]) -> int:
     limits = read_limits(line)
     signals = TerminalSignals()
     server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
-    front = Front(server, limits, signals, is_lazy=line.values["lazy"])
+    catalogue = Catalogue(server) if line.values["cached_catalogue"] else None
+    front = Front(server, limits, signals, is_lazy=line.values["lazy"], catalogue=catalogue)
     front.run()
     if (problem := front.life.unstartable) is not None:
         say_line(f"shotclock wrap: {problem.message}")
@@ -152,6 +154,12 @@ COMMAND = Subcommand(
             heading=_SERVER,
         ),
         flag("--lazy", "Start the server with the first message of the client.", heading=_LIFE),
+        flag(
+            "--cached-catalogue",
+            "Until the server is ready, answer the greeting of the client and its list of tools as the server did the "
+            "last time.",
+            heading=_LIFE,
+        ),
         duration(
             "--idle-shutdown",
             "Stop the server after this time without messages; the next one starts it again.",

@@ -9,6 +9,7 @@ from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
 from ..process.command_task import Order
 from ..process.foreground import TerminalSignals
+from .catalogue import Catalogue
 from .lifecycle import ServerLife
 from .limits import ServerLimits
 from .lines import READ_SIZE, LineSplitter
@@ -35,12 +36,13 @@ class Front:
         is_lazy: bool = False,
         policy: Policy | None = None,
         on_ended: OnEnded | None = None,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self._signals = signals
         self._is_lazy = is_lazy
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
-        self._session = Session(limits, self._client, self._note, policy=policy, on_ended=on_ended)
+        self._session = Session(limits, self._client, self._note, policy=policy, on_ended=on_ended, catalogue=catalogue)
         self._life = ServerLife(command, limits, self._session, self._client, self._notes)
         self._life.listen_to(signals)
         self._splitter = LineSplitter()

@@ -57,6 +57,7 @@ class ServerLife:
         self, command: ServerCommand, limits: ServerLimits, session: Session, client: LineWriter, notes: NoteWriter
     ) -> None:
         self.generation = 0
+        self.has_spoken = False
         self.process: ServerProcess | None = None
         self.writer: LineWriter | None = None
         self.is_over = False
@@ -139,6 +140,7 @@ class ServerLife:
 
     def heard(self, message: Message) -> None:
         self._heard_ns = self._active_ns = monotonic_ns()
+        self.has_spoken = True
         if not message.is_answer:
             return
         if self._phase is Phase.REPLAYING and message.id == self._own_id:
@@ -180,12 +182,18 @@ class ServerLife:
         self._splitter = LineSplitter()
         self.writer = LineWriter(self.process.stdin_fd)
         self._plan_retirement()
-        conversation = self._session.conversation
-        if conversation.greeting is None:
+        self._phase = Phase.READY
+        self.greet()
+        if self.accepts:
             self._become_ready()
+
+    def greet(self) -> None:
+        conversation = self._session.conversation
+        if self._phase is not Phase.READY or conversation.greeting is None:
             return
-        self._phase = Phase.REPLAYING
-        self._phase_due_ns = now_ns + self._limits.start_up_ms * NS_PER_MS if self._limits.start_up_ms else NEVER_NS
+        self._phase, self._phase_due_ns = Phase.REPLAYING, NEVER_NS
+        if self._limits.start_up_ms:
+            self._phase_due_ns = monotonic_ns() + self._limits.start_up_ms * NS_PER_MS
         self._own_id = conversation.own_id("replay")
         self.send(conversation.greeting_line(self._own_id))
 
@@ -196,14 +204,16 @@ class ServerLife:
     def _finish_replay(self, message: Message) -> None:
         conversation = self._session.conversation
         if message.is_error or conversation.greeting is None:
-            self.kill("refused the greeting of the client after a restart")
+            self.kill("refused the greeting of the client")
             return
         if not message.is_long and (greeting := Greeting.of(message.result)) != conversation.greeting:
-            self.note("the restarted server has another protocol revision or other capabilities than before")
+            self.note("the server has another protocol revision or other capabilities than before")
             conversation.greeting = greeting
         for _, line in conversation.lines_after_greeting():
             self.send(line)
-        self.note(f"the server is ready again (start {self.generation}); its memory is lost")
+        if self.generation > 1:
+            self.note(f"the server is ready again (start {self.generation}); its memory is lost")
+        self._session.keep_greeting(message)
         self._session.announce_restart(conversation.greeting.announced_lists)
         self._become_ready()
 
@@ -271,6 +281,8 @@ class ServerLife:
         process.close()
         unusable = self._decide_restart(process)
         self._session.lose_server(lost, unusable)
+        if unusable is None and self._start_ns == NEVER_NS and self._session.has_held:
+            self.start()  # a message came while the server was being stopped as planned
 
     def _describe_loss(self, process: ServerProcess) -> WrapFailure:
         survivors = process.report.survivors if process.report is not None else []
@@ -370,7 +382,7 @@ class ServerLife:
     def _end_phase(self, now_ns: int) -> None:
         self._phase_due_ns = NEVER_NS
         if self._phase is Phase.REPLAYING:
-            self.kill("did not answer the greeting after a restart")
+            self.kill("did not answer the greeting of the client")
         elif self._phase is Phase.CHECKING:
             self.kill("did not answer a ping")
 

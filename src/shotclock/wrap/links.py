@@ -25,6 +25,15 @@ class ServerLink(Protocol):
         """Return the number of the process, from 1."""
         ...
 
+    @property
+    def has_spoken(self) -> bool:
+        """Return whether a message of the server has ever come."""
+        ...
+
+    def greet(self) -> None:
+        """Send the known greeting of the client, which has been answered without the server."""
+        ...
+
     def want(self) -> WrapFailure | None:
         """Start the server where that is needed. Return why it cannot be used at all."""
         ...

@@ -82,6 +82,10 @@ class Conversation:
                 if request.method == "resources/subscribe":
                     self._subscriptions[uri] = request.line
 
+    @property
+    def initialize_line(self) -> bytes:
+        return self._initialize
+
     def greeting_line(self, own_id: str) -> bytes:
         return _under(own_id, self._initialize)
 

@@ -12,6 +12,7 @@ from ..core.errors import Ending
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..runtime.call import Effects
+from .catalogue import Catalogue
 from .failures import WrapFailure
 from .guard import RequestGuard
 from .large_results import LargeResult
@@ -60,6 +61,7 @@ class Session:
         *,
         policy: Policy | None = None,
         on_ended: OnEnded | None = None,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self.conversation = Conversation()
         self.guard = RequestGuard(limits, client, self.conversation, note, on_ended)
@@ -69,6 +71,7 @@ class Session:
         self._client = client
         self._note = note
         self._policy = policy or AllowAll()
+        self._catalogue = catalogue
         self._held: list[Message | ClientRequest] = []
         self._held_size = 0
         self._parked: list[tuple[Part, bytes]] = []
@@ -95,6 +98,10 @@ class Session:
     def is_client_paused(self) -> bool:
         """Return whether nothing more of the client may be read until the server is ready."""
         return bool(self._parked) or self._held_size > MOST_HELD
+
+    @property
+    def has_held(self) -> bool:
+        return bool(self._held or self._parked)
 
     @property
     def is_quiet(self) -> bool:
@@ -127,6 +134,8 @@ class Session:
 
     def _take_request(self, message: Message) -> None:
         self.conversation.note_client_message(message)
+        if self._answer_from_catalogue(message):
+            return
         request = self._open(message)
         if request is None:
             return
@@ -135,10 +144,33 @@ class Session:
         else:
             self._hold(request)
 
+    def _answer_from_catalogue(self, message: Message) -> bool:
+        """Answer a request as the server did the last time, as long as it has not spoken this time."""
+        if self._catalogue is None or self._server.has_spoken or self._server.generation > 1:
+            return False
+        known = self._catalogue.find(message)
+        if known is None or self._server.want() is not None:
+            return False
+        self._client.write_line(encode({"jsonrpc": "2.0", "id": message.id, **known}))
+        result = known.get("result")
+        if message.method == "initialize":
+            self.conversation.note_result(new_request(message, monotonic_ns()), result)
+            self._server.greet()
+        elif message.method == "tools/list":
+            self._learn_tools(result)
+        return True
+
+    def keep_greeting(self, answer: Message) -> None:
+        """Keep the answer to a greeting that we have sent."""
+        if self._catalogue is not None and not answer.is_long:
+            self._catalogue.keep(self.conversation.initialize_line, answer)
+
     def _open(self, message: Message) -> ClientRequest | None:
         """Open a request; None if it is answered at once."""
         request = new_request(message, monotonic_ns())
         request.limits = self._limits.of(request.method, request.tool)
+        if self._catalogue is not None and not self._server.has_spoken:  # its first start may take long
+            request.limits = replace(request.limits, queue_ms=self._limits.start_up_ms)
         hints = self._tools.get(request.tool, {})
         if request.is_call:
             request.effects = Effects(hints.get("readOnlyHint") is not True, hints.get("idempotentHint") is True)
@@ -170,6 +202,8 @@ class Session:
                 return
         if self._server.accepts and not self._held:
             self._server.send(message.line)
+        elif message.method == "notifications/initialized" and self.conversation.greeting is not None:
+            pass  # it follows the greeting that is being replayed
         elif self._server.want() is None:
             self._hold(message)
 
@@ -312,6 +346,8 @@ class Session:
     def _finish(self, request: ClientRequest, message: Message) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
+        if self._catalogue is not None and request.line and not message.is_long:
+            self._catalogue.keep(request.line, message)
         if not message.is_error:
             self.conversation.note_result(request, message.result)
             if request.method == "tools/list":
