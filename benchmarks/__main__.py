@@ -23,6 +23,7 @@ TOPICS = [
     "trees",
     "flood",
     "mcp",
+    "wrap",
     "inbox",
     "workflows",
     "temporal",

@@ -33,6 +33,7 @@ def test_a_call_that_hangs_is_answered_at_its_timeout(validate_envelope: Validat
         assert client.text("pid") == pid
 
 
+@pytest.mark.slow
 def test_progress_resets_the_idle_limit_and_nothing_resets_the_timeout() -> None:
     with wrapped("--idle", "1s") as client:
         assert client.text("progress", count=8, every=0.2, meta={"progressToken": "p"}) == "finished"
@@ -59,6 +60,7 @@ def test_a_server_that_answers_not_even_a_ping_is_replaced() -> None:
         assert client.text("pid") != pid
 
 
+@pytest.mark.slow
 def test_calls_beside_a_blocking_one_fail_and_later_ones_wait_for_the_new_server() -> None:
     with wrapped("--timeout", "1s", "--tool", "echo=timeout:1m", "--grace", "300ms") as client:
         client.receive(client.request("tools/list"))
@@ -104,6 +106,7 @@ def test_a_call_that_the_client_cancels_is_not_answered() -> None:
         assert not [message for message in client.others if message.get("id") == id]
 
 
+@pytest.mark.slow
 def test_heartbeats_are_sent_where_they_are_asked_for() -> None:
     with wrapped("--timeout", "1s", "--heartbeat", "200ms") as client:
         failure(client.ask("hang", meta={"progressToken": "beat"}))

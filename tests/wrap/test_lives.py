@@ -111,6 +111,7 @@ def test_the_greeting_and_the_log_level_are_replayed(tmp_path: Path) -> None:
         assert b"shotclock-replay" not in b"".join(client.lines)
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_crashing_is_not_started_for_a_while() -> None:
     with wrapped(server=[*SERVER, "--exit-at-start", "7"], greets=False) as client:
         error = client.receive(client.request("initialize", GREETING))["error"]
@@ -127,6 +128,7 @@ def test_a_server_that_keeps_crashing_is_not_started_for_a_while() -> None:
         assert envelope["meta"]["side_effects"] == "none"
 
 
+@pytest.mark.slow
 def test_a_server_that_a_signal_has_stopped_is_replaced() -> None:
     with wrapped() as client:
         pid = int(client.text("pid"))
@@ -145,7 +147,7 @@ def test_an_answer_that_breaks_off_is_followed_by_a_failure_and_a_new_server() -
 
 @pytest.mark.parametrize("death", ["stdin", "client", "wrapper", "server", "term"])
 def test_nothing_outlives_any_death(death: str, no_survivors: Watch) -> None:
-    with wrapped() as client:
+    with wrapped("--shutdown", "300ms") as client:
         pid, daemon = int(client.text("pid")), int(client.text("daemon"))
         assert psutil.pid_exists(daemon)
         client.call("block")
@@ -233,6 +235,7 @@ def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
             assert client.process.wait(ENDED_WITHIN_S) == code
 
 
+@pytest.mark.slow
 def test_a_cached_catalogue_is_answered_before_the_server_is_ready(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -252,6 +255,7 @@ def test_a_cached_catalogue_is_answered_before_the_server_is_ready(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.slow
 def test_a_cached_catalogue_does_not_need_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     server = [*SERVER, "--started", str(tmp_path / "started"), "--mute-later", "initialize"]

@@ -81,6 +81,7 @@ def test_nothing_is_sent_to_the_server_before_the_client_speaks(tmp_path: Path) 
     assert [json.loads(line)["method"] for line in seen.read_text().splitlines()] == ["server/discover"]
 
 
+@pytest.mark.slow
 def test_a_result_of_60_mb_passes_without_being_gathered() -> None:
     for style in ([], ["--id-last"]):
         with wrapped(server=[*SERVER, *style]) as client:

@@ -1,0 +1,128 @@
+"""Decisions of a session without processes: policy, events, restarts and limits by the name of a tool."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from shotclock.core.clocks import NS_PER_MS
+from shotclock.wrap.failures import WrapFailure
+from shotclock.wrap.limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
+from shotclock.wrap.lines import Part
+from shotclock.wrap.messages import Message, encode
+from shotclock.wrap.requests import EndedRequest
+from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
+from shotclock.wrap.session import Session
+
+
+class Lines:
+    """The client, as a list of the lines it would read."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def write_line(self, line: bytes) -> bool:
+        self.lines.append(line)
+        return True
+
+    def write_piece(self, part: Part, piece: bytes) -> None:
+        self.lines.append(piece)
+
+
+class ReadyServer:
+    """A server that takes every line and is never started again."""
+
+    accepts, generation, has_spoken = True, 1, True
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def want(self) -> WrapFailure | None:
+        return None
+
+    def send(self, line: bytes) -> bool:
+        self.lines.append(line)
+        return True
+
+    def send_piece(self, part: Part, piece: bytes) -> None:
+        self.lines.append(piece)
+
+    def probe(self) -> bool:
+        return False
+
+    def greet(self) -> None: ...
+
+    def heard(self, message: Message) -> None: ...
+
+    def kill(self, why: str) -> None: ...
+
+    def describe_output(self) -> tuple[str, int]:
+        return "", 0
+
+
+class NoDelete:
+    def refuse(self, tool: str, arguments: object, annotations: Mapping[str, object]) -> str | None:
+        is_destructive = annotations.get("readOnlyHint") is not True
+        return f"is not allowed with {json.dumps(arguments)}" if tool == "delete" and is_destructive else None
+
+
+def call(id: int, tool: str) -> bytes:
+    params = {"name": tool, "arguments": {"all": True}}
+    return encode({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+
+
+def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() -> None:
+    client, server, ended = Lines(), ReadyServer(), list[EndedRequest]()
+    session = Session(ServerLimits(), client, lambda text: None, policy=NoDelete(), on_ended=ended.append)
+    session.connect(server)
+    session.take_from_client(Part.WHOLE, call(1, "delete"))
+    session.take_from_client(Part.WHOLE, call(2, "look"))
+    session.take_from_server(Part.WHOLE, b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
+    assert server.lines == [call(2, "look")]
+    refused = json.loads(client.lines[0])["result"]
+    assert refused["isError"] and 'is not allowed with {"all": true}' in refused["content"][0]["text"]
+    assert client.lines[1] == b'{"jsonrpc":"2.0","id":2,"result":{}}\n'
+    assert [(each.tool, each.code) for each in ended] == [("delete", "NOT_ALLOWED"), ("look", None)]
+
+
+def test_a_batch_is_refused_and_not_passed_on() -> None:
+    client, server = Lines(), ReadyServer()
+    session = Session(ServerLimits(), client, lambda text: None)
+    session.connect(server)
+    session.take_from_client(Part.WHOLE, b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
+    assert not server.lines and json.loads(client.lines[0])["error"]["code"] == -32600
+
+
+def test_the_pause_before_a_restart_grows_until_the_circuit_opens() -> None:
+    restarts, now = Restarts(), 10**15
+    pauses = []
+    for _ in range(MOST_CRASHES - 1):
+        pauses.append((restarts.note_crash(now) - now) // NS_PER_MS)
+        now += NS_PER_MS
+    assert pauses == [0, 250, 500, 1000] and restarts.open_for_ms(now) == 0
+    restarts.note_crash(now)
+    assert restarts.open_for_ms(now) == COOL_DOWN_MS
+    now += COOL_DOWN_MS * NS_PER_MS
+    assert restarts.open_for_ms(now) == 0
+    restarts.note_crash(now)  # the one attempt after the cool-down
+    assert restarts.open_for_ms(now) == COOL_DOWN_MS
+    now += (COOL_DOWN_MS + WINDOW_MS + 1) * NS_PER_MS
+    assert restarts.note_crash(now) == now
+
+
+def test_limits_follow_the_method_and_the_first_pattern_that_matches() -> None:
+    tools = (
+        read_tool_limits("build_*=timeout:30m,idle:2m"),
+        ToolLimits("*_all", timeout_ms=1),
+        ToolLimits("*", idle_ms=5),
+    )
+    limits = ServerLimits(CallLimits(1000, 0, 300), tools, start_up_ms=7, list_ms=8)
+    assert limits.of("tools/call", "build_all") == CallLimits(1_800_000, 120_000, 300)
+    assert limits.of("tools/call", "list_all") == CallLimits(1, 0, 300)
+    assert limits.of("tools/call", "other") == CallLimits(1000, 5, 300)
+    assert limits.of("initialize", "").timeout_ms == 7 and limits.of("prompts/list", "").timeout_ms == 8
+    assert limits.of("subscriptions/listen", "") == CallLimits(0, 0, 300)
+    assert limits.of("resources/read", "") == limits.call
+    for wrong in ("x", "=timeout:1s", "x=timeout", "x=total:1s", "x=timeout:1", "x=idle:1s,idle:2s"):
+        with pytest.raises(ValueError):
+            read_tool_limits(wrong)
