@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.wrap.lines import LONGEST_PARSED, LineSplitter, Part, id_in_tail, read_head
+from shotclock.wrap.lines import LONGEST_PARSED, LinePart, LineSplitter, id_in_tail, read_head
 from shotclock.wrap.messages import key_of, read_line, read_long_line
 
 IDS = st.one_of(st.integers(), st.text(max_size=30))
@@ -18,7 +18,7 @@ TEXTS = st.one_of(
 VALUES = st.recursive(TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
 
 
-def parts_of(stream: bytes, sizes: list[int]) -> list[tuple[Part, bytes]]:
+def parts_of(stream: bytes, sizes: list[int]) -> list[tuple[LinePart, bytes]]:
     splitter, parts = LineSplitter(), []
     while stream:
         size = sizes.pop() if sizes else len(stream)
@@ -35,11 +35,11 @@ def test_pieces_add_up_to_the_stream(lengths: list[int], sizes: list[int]) -> No
     lines = [b"x" * length + b"\n" for length in lengths]
     rebuilt: list[bytes] = []
     for part, piece in parts_of(b"".join(lines), sizes):
-        if part in (Part.WHOLE, Part.START):
+        if part in (LinePart.WHOLE, LinePart.START):
             rebuilt.append(piece)
         else:
             rebuilt[-1] += piece
-        assert part is not Part.WHOLE or len(piece) <= LONGEST_PARSED
+        assert part is not LinePart.WHOLE or len(piece) <= LONGEST_PARSED
     assert rebuilt == lines
 
 
@@ -68,7 +68,7 @@ def test_a_long_request_is_read_at_both_ends(id: Any, name: str, value: Any) -> 
         {"method": "tools/call", "params": params, "jsonrpc": "2.0", "id": id},
     ):
         parts = parts_of(json.dumps(content, separators=(",", ":")).encode() + b"\n", [])
-        assert [part for part, _ in parts] == [Part.START, Part.END]
+        assert [part for part, _ in parts] == [LinePart.START, LinePart.END]
         message = read_long_line(parts[0][1])
         assert message is not None and message.method == "tools/call"
         assert message.params["name"] == name and message.meta == {"progressToken": id}

@@ -8,11 +8,11 @@ import pytest
 from shotclock.core.clocks import NS_PER_MS
 from shotclock.wrap.failures import WrapFailure
 from shotclock.wrap.limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
-from shotclock.wrap.lines import Part
+from shotclock.wrap.lines import LinePart
 from shotclock.wrap.messages import Message, encode
 from shotclock.wrap.requests import EndedRequest
 from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
-from shotclock.wrap.session import Session
+from shotclock.wrap.session import ClientSession
 
 
 class Lines:
@@ -25,7 +25,7 @@ class Lines:
         self.lines.append(line)
         return True
 
-    def write_piece(self, part: Part, piece: bytes) -> None:
+    def write_piece(self, part: LinePart, piece: bytes) -> None:
         self.lines.append(piece)
 
 
@@ -44,7 +44,7 @@ class ReadyServer:
         self.lines.append(line)
         return True
 
-    def send_piece(self, part: Part, piece: bytes) -> None:
+    def send_piece(self, part: LinePart, piece: bytes) -> None:
         self.lines.append(piece)
 
     def probe(self) -> bool:
@@ -73,11 +73,11 @@ def call(id: int, tool: str) -> bytes:
 
 def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() -> None:
     client, server, ended = Lines(), ReadyServer(), list[EndedRequest]()
-    session = Session(ServerLimits(), client, lambda text: None, policy=NoDelete(), on_ended=ended.append)
+    session = ClientSession(ServerLimits(), client, lambda text: None, policy=NoDelete(), on_ended=ended.append)
     session.connect(server)
-    session.take_from_client(Part.WHOLE, call(1, "delete"))
-    session.take_from_client(Part.WHOLE, call(2, "look"))
-    session.take_from_server(Part.WHOLE, b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
+    session.take_from_client(LinePart.WHOLE, call(1, "delete"))
+    session.take_from_client(LinePart.WHOLE, call(2, "look"))
+    session.take_from_server(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
     assert server.lines == [call(2, "look")]
     refused = json.loads(client.lines[0])["result"]
     assert refused["isError"] and 'is not allowed with {"all": true}' in refused["content"][0]["text"]
@@ -87,9 +87,9 @@ def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() ->
 
 def test_a_batch_is_refused_and_not_passed_on() -> None:
     client, server = Lines(), ReadyServer()
-    session = Session(ServerLimits(), client, lambda text: None)
+    session = ClientSession(ServerLimits(), client, lambda text: None)
     session.connect(server)
-    session.take_from_client(Part.WHOLE, b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
+    session.take_from_client(LinePart.WHOLE, b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
     assert not server.lines and json.loads(client.lines[0])["error"]["code"] == -32600
 
 

@@ -12,7 +12,7 @@ from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
-from ..wrap.catalogue import Catalogue
+from ..wrap.catalogue import LastCatalogue
 from ..wrap.front import Front
 from ..wrap.large_results import LARGEST_LIMIT
 from ..wrap.limits import (
@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
     limits = read_limits(line)
     signals = TerminalSignals()
     server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
-    catalogue = Catalogue(server) if line.values["cached_catalogue"] else None
+    catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
     front = Front(server, limits, signals, is_lazy=line.values["lazy"], catalogue=catalogue)
     front.run()
     if (problem := front.life.unstartable) is not None:

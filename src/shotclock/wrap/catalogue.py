@@ -16,7 +16,7 @@ MOST_ENTRIES = 16  # one client with one set of capabilities has three
 LARGEST_FILE = 2 * 1024 * 1024
 
 
-class Catalogue:
+class LastCatalogue:
     """Answers of a command, by method and by the greeting of the client: a server may list more tools to some."""
 
     def __init__(self, command: ServerCommand) -> None:

@@ -9,13 +9,13 @@ from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
 from ..process.command_task import Order
 from ..process.foreground import TerminalSignals
-from .catalogue import Catalogue
+from .catalogue import LastCatalogue
 from .lifecycle import ServerLife
 from .limits import ServerLimits
 from .lines import READ_SIZE, LineSplitter
-from .requests import OnEnded, Policy
+from .requests import CallPolicy, OnEnded
 from .server_process import ServerCommand
-from .session import Session
+from .session import ClientSession
 from .writers import LineWriter, NoteWriter
 
 CLIENT_IN, CLIENT_OUT, OUR_STDERR = 0, 1, 2
@@ -34,15 +34,17 @@ class Front:
         signals: TerminalSignals,
         *,
         is_lazy: bool = False,
-        policy: Policy | None = None,
+        policy: CallPolicy | None = None,
         on_ended: OnEnded | None = None,
-        catalogue: Catalogue | None = None,
+        catalogue: LastCatalogue | None = None,
     ) -> None:
         self._signals = signals
         self._is_lazy = is_lazy
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
-        self._session = Session(limits, self._client, self._note, policy=policy, on_ended=on_ended, catalogue=catalogue)
+        self._session = ClientSession(
+            limits, self._client, self._note, policy=policy, on_ended=on_ended, catalogue=catalogue
+        )
         self._life = ServerLife(command, limits, self._session, self._client, self._notes)
         self._life.listen_to(signals)
         self._splitter = LineSplitter()

@@ -14,7 +14,7 @@ from .failures import WrapFailure, failure_answer
 from .limits import ServerLimits
 from .links import ClientLink, Note, ServerLink
 from .messages import cancellation_line, notification_line
-from .replay import Conversation
+from .replay import ReplayMemory
 from .requests import NEVER_NS, ClientRequest, EndedRequest, OnEnded, RequestState, RequestTable
 
 _CODES = {ClockKind.IDLE: "STALLED", ClockKind.QUEUE: "QUEUE_TIMEOUT"}
@@ -27,7 +27,7 @@ class RequestGuard:
         self,
         limits: ServerLimits,
         client: ClientLink,
-        conversation: Conversation,
+        memory: ReplayMemory,
         note: Note,
         on_ended: OnEnded | None,
     ) -> None:
@@ -35,7 +35,7 @@ class RequestGuard:
         self.is_server_asking = False  # a person may have to answer first, so nothing is idle
         self._limits = limits
         self._client = client
-        self._conversation = conversation
+        self._memory = memory
         self._note = note
         self._on_ended = on_ended
         self._beat_ns = NEVER_NS
@@ -148,7 +148,7 @@ class RequestGuard:
         failure.stderr, failure.noise_lines = self._server.describe_output()
         self.requests.remove(request)
         self.requests.remember(request.key)
-        envelope, line = failure_answer(request, failure, is_modern=self._conversation.is_modern)
+        envelope, line = failure_answer(request, failure, is_modern=self._memory.is_modern)
         call_id = str(envelope.meta["request_id"])
         self._note(f"shotclock: {call_id}: {failure.code}: {request.tool or request.method} {failure.what}")
         self._client.write_line(line)

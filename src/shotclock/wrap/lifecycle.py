@@ -20,13 +20,13 @@ from ..process.clock import monotonic_ns
 from ..process.foreground import TerminalSignals
 from .failures import WrapFailure
 from .limits import ServerLimits
-from .lines import READ_SIZE, LineSplitter, Part
+from .lines import READ_SIZE, LinePart, LineSplitter
 from .messages import Message
 from .replay import Greeting
 from .requests import NEVER_NS, RequestState
 from .restarts import Restarts
 from .server_process import ServerCommand, ServerProcess
-from .session import Session
+from .session import ClientSession
 from .writers import LineWriter, NoteWriter
 
 # After this silence a server gets a ping before the next request. It has that long to answer.
@@ -54,7 +54,12 @@ class ServerLife:
     """The server over all of its processes."""
 
     def __init__(
-        self, command: ServerCommand, limits: ServerLimits, session: Session, client: LineWriter, notes: NoteWriter
+        self,
+        command: ServerCommand,
+        limits: ServerLimits,
+        session: ClientSession,
+        client: LineWriter,
+        notes: NoteWriter,
     ) -> None:
         self.generation = 0
         self.has_spoken = False
@@ -127,16 +132,16 @@ class ServerLife:
         self._lose_stream("closed its stdin")
         return False
 
-    def send_piece(self, part: Part, piece: bytes) -> None:
+    def send_piece(self, part: LinePart, piece: bytes) -> None:
         if self.writer is not None:
             self._active_ns = monotonic_ns()
             self.writer.write_piece(part, piece)
 
     def probe(self) -> bool:
-        conversation = self._session.conversation
-        if conversation.can_probe:
-            self.send(conversation.probe_line(conversation.own_id("ping")))
-        return conversation.can_probe
+        memory = self._session.memory
+        if memory.can_probe:
+            self.send(memory.probe_line(memory.own_id("ping")))
+        return memory.can_probe
 
     def heard(self, message: Message) -> None:
         self._heard_ns = self._active_ns = monotonic_ns()
@@ -188,33 +193,33 @@ class ServerLife:
             self._become_ready()
 
     def greet(self) -> None:
-        conversation = self._session.conversation
-        if self._phase is not Phase.READY or conversation.greeting is None:
+        memory = self._session.memory
+        if self._phase is not Phase.READY or memory.greeting is None:
             return
         self._phase, self._phase_due_ns = Phase.REPLAYING, NEVER_NS
         if self._limits.start_up_ms:
             self._phase_due_ns = monotonic_ns() + self._limits.start_up_ms * NS_PER_MS
-        self._own_id = conversation.own_id("replay")
-        self.send(conversation.greeting_line(self._own_id))
+        self._own_id = memory.own_id("replay")
+        self.send(memory.greeting_line(self._own_id))
 
     def _become_ready(self) -> None:
         self._phase, self._phase_due_ns = Phase.READY, NEVER_NS
         self._session.send_held()
 
     def _finish_replay(self, message: Message) -> None:
-        conversation = self._session.conversation
-        if message.is_error or conversation.greeting is None:
+        memory = self._session.memory
+        if message.is_error or memory.greeting is None:
             self.kill("refused the greeting of the client")
             return
-        if not message.is_long and (greeting := Greeting.of(message.result)) != conversation.greeting:
+        if not message.is_long and (greeting := Greeting.of(message.result)) != memory.greeting:
             self.note("the server has another protocol revision or other capabilities than before")
-            conversation.greeting = greeting
-        for _, line in conversation.lines_after_greeting():
+            memory.greeting = greeting
+        for _, line in memory.lines_after_greeting():
             self.send(line)
         if self.generation > 1:
             self.note(f"the server is ready again (start {self.generation}); its memory is lost")
         self._session.keep_greeting(message)
-        self._session.announce_restart(conversation.greeting.announced_lists)
+        self._session.announce_restart(memory.greeting.announced_lists)
         self._become_ready()
 
     # --- input from the process ----------------------------------------------------------------------------------
@@ -417,7 +422,7 @@ class ServerLife:
         self._plan_retirement()
         if now_ns < self._retire_ns:
             return
-        if not self._session.is_quiet or self._phase is not Phase.READY or not self._session.conversation.can_probe:
+        if not self._session.is_quiet or self._phase is not Phase.READY or not self._session.memory.can_probe:
             self._retire_ns = now_ns + QUIET_LOOK_MS * NS_PER_MS
         elif self.process is not None:
             self._retire_ns, self._phase, self._is_planned = NEVER_NS, Phase.ENDING, True

@@ -24,7 +24,7 @@ _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 
 
-class Part(Enum):
+class LinePart(Enum):
     """The part of a line that a piece is."""
 
     WHOLE = auto()
@@ -44,7 +44,7 @@ class LineSplitter:
     def is_inside_long_line(self) -> bool:
         return self._is_long
 
-    def split(self, chunk: bytes) -> Iterator[tuple[Part, bytes]]:
+    def split(self, chunk: bytes) -> Iterator[tuple[LinePart, bytes]]:
         """Yield the pieces that are complete. The last piece of a line has its end of line."""
         unread = self._rest + chunk
         start = 0
@@ -55,20 +55,20 @@ class LineSplitter:
         if self._is_long or len(self._rest) > LONGEST_PARSED:
             piece, self._rest = self._rest[:-TAIL_SIZE], self._rest[-TAIL_SIZE:]
             if piece:
-                yield (Part.MIDDLE if self._is_long else Part.START), piece
+                yield (LinePart.MIDDLE if self._is_long else LinePart.START), piece
             self._is_long = True
 
-    def _finish(self, line: bytes) -> Iterator[tuple[Part, bytes]]:
+    def _finish(self, line: bytes) -> Iterator[tuple[LinePart, bytes]]:
         if self._is_long:
             self._is_long = False
-            yield Part.END, line
+            yield LinePart.END, line
         elif len(line) > LONGEST_PARSED:
-            yield Part.START, line[:-TAIL_SIZE]
-            yield Part.END, line[-TAIL_SIZE:]
+            yield LinePart.START, line[:-TAIL_SIZE]
+            yield LinePart.END, line[-TAIL_SIZE:]
         else:
-            yield Part.WHOLE, line
+            yield LinePart.WHOLE, line
 
-    def finish(self) -> Iterator[tuple[Part, bytes]]:
+    def finish(self) -> Iterator[tuple[LinePart, bytes]]:
         """Yield the rest of a stream that ended without an end of line."""
         rest, self._rest = self._rest, b""
         if rest or self._is_long:

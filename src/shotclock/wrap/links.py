@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .failures import WrapFailure
-from .lines import Part
+from .lines import LinePart
 from .messages import Message
 
 Note = Callable[[str], None]
@@ -42,7 +42,7 @@ class ServerLink(Protocol):
         """Send a line. Return False if the server is certain to read none of it."""
         ...
 
-    def send_piece(self, part: Part, piece: bytes) -> None: ...
+    def send_piece(self, part: LinePart, piece: bytes) -> None: ...
 
     def probe(self) -> bool:
         """Send a request that a living server answers at once. Return False where none is possible."""
@@ -66,4 +66,4 @@ class ClientLink(Protocol):
 
     def write_line(self, line: bytes) -> bool: ...
 
-    def write_piece(self, part: Part, piece: bytes) -> None: ...
+    def write_piece(self, part: LinePart, piece: bytes) -> None: ...

@@ -38,7 +38,7 @@ class Greeting:
         return found
 
 
-class Conversation:
+class ReplayMemory:
     """The part of a conversation that outlives a server process."""
 
     def __init__(self) -> None:

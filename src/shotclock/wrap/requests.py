@@ -165,7 +165,7 @@ class EndedRequest:
     elapsed_ms: int
 
 
-class Policy(Protocol):
+class CallPolicy(Protocol):
     """The decision about a call before it reaches the server."""
 
     def refuse(self, tool: str, arguments: object, annotations: Mapping[str, object]) -> str | None:

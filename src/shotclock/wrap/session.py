@@ -12,12 +12,12 @@ from ..core.errors import Ending
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from ..runtime.call import Effects
-from .catalogue import Catalogue
+from .catalogue import LastCatalogue
 from .failures import WrapFailure
 from .guard import RequestGuard
 from .large_results import LargeResult
 from .limits import ServerLimits
-from .lines import Part, id_in_tail, replace_id_in_tail
+from .lines import LinePart, id_in_tail, replace_id_in_tail
 from .links import ClientLink, Note, ServerLink
 from .messages import (
     LIST_CHANGES,
@@ -31,8 +31,8 @@ from .messages import (
     read_line,
     read_long_line,
 )
-from .replay import OWN_PREFIX, Conversation
-from .requests import NEVER_NS, AllowAll, ClientRequest, OnEnded, Policy, RequestState, new_request
+from .replay import OWN_PREFIX, ReplayMemory
+from .requests import NEVER_NS, AllowAll, CallPolicy, ClientRequest, OnEnded, RequestState, new_request
 
 # Of a list of tools that is too long to be parsed as it passes, for the hints of its tools.
 MOST_GATHERED = 1024 * 1024
@@ -50,7 +50,7 @@ STALE_ID = OWN_PREFIX + "stale"
 _HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint", "openWorldHint")
 
 
-class Session:
+class ClientSession:
     """The state of one client connection."""
 
     def __init__(
@@ -59,12 +59,12 @@ class Session:
         client: ClientLink,
         note: Note,
         *,
-        policy: Policy | None = None,
+        policy: CallPolicy | None = None,
         on_ended: OnEnded | None = None,
-        catalogue: Catalogue | None = None,
+        catalogue: LastCatalogue | None = None,
     ) -> None:
-        self.conversation = Conversation()
-        self.guard = RequestGuard(limits, client, self.conversation, note, on_ended)
+        self.memory = ReplayMemory()
+        self.guard = RequestGuard(limits, client, self.memory, note, on_ended)
         self.requests = self.guard.requests
         self.noise_lines = 0
         self._limits = limits
@@ -74,7 +74,7 @@ class Session:
         self._catalogue = catalogue
         self._held: list[Message | ClientRequest] = []
         self._held_size = 0
-        self._parked: list[tuple[Part, bytes]] = []
+        self._parked: list[tuple[LinePart, bytes]] = []
         self._parked_ns = NEVER_NS
         self._tools: dict[str, dict[str, object]] = {}
         self._asked: dict[Key, str | int] = {}
@@ -110,10 +110,10 @@ class Session:
 
     # --- from the client -----------------------------------------------------------------------------------------
 
-    def take_from_client(self, part: Part, piece: bytes) -> None:
-        if part is Part.START:
+    def take_from_client(self, part: LinePart, piece: bytes) -> None:
+        if part is LinePart.START:
             self._begin_client_line(piece)
-        elif part is not Part.WHOLE:
+        elif part is not LinePart.WHOLE:
             self._continue_client_line(part, piece)
         elif (message := read_line(piece)) is None:
             self._pass_unread(piece)
@@ -133,7 +133,7 @@ class Session:
             self._server.send(line)
 
     def _take_request(self, message: Message) -> None:
-        self.conversation.note_client_message(message)
+        self.memory.note_client_message(message)
         if self._answer_from_catalogue(message):
             return
         request = self._open(message)
@@ -154,7 +154,7 @@ class Session:
         self._client.write_line(encode({"jsonrpc": "2.0", "id": message.id, **known}))
         result = known.get("result")
         if message.method == "initialize":
-            self.conversation.note_result(new_request(message, monotonic_ns()), result)
+            self.memory.note_result(new_request(message, monotonic_ns()), result)
             self._server.greet()
         elif message.method == "tools/list":
             self._learn_tools(result)
@@ -163,7 +163,7 @@ class Session:
     def keep_greeting(self, answer: Message) -> None:
         """Keep the answer to a greeting that we have sent."""
         if self._catalogue is not None and not answer.is_long:
-            self._catalogue.keep(self.conversation.initialize_line, answer)
+            self._catalogue.keep(self.memory.initialize_line, answer)
 
     def _open(self, message: Message) -> ClientRequest | None:
         """Open a request; None if it is answered at once."""
@@ -194,7 +194,7 @@ class Session:
             request.line = b""  # it is not needed again, and hundreds of open calls would keep theirs
 
     def _take_client_notification(self, message: Message) -> None:
-        self.conversation.note_client_message(message)
+        self.memory.note_client_message(message)
         if message.method == "notifications/cancelled":
             request = self.requests.find(key_of(message.params.get("requestId")))
             if request is not None and self.guard.cancel(request):
@@ -202,7 +202,7 @@ class Session:
                 return
         if self._server.accepts and not self._held:
             self._server.send(message.line)
-        elif message.method == "notifications/initialized" and self.conversation.greeting is not None:
+        elif message.method == "notifications/initialized" and self.memory.greeting is not None:
             pass  # it follows the greeting that is being replayed
         elif self._server.want() is None:
             self._hold(message)
@@ -237,21 +237,21 @@ class Session:
         elif self._server.want() is not None:
             self._drops_client_line = True
         elif not self._server.accepts or self._held:
-            self._park(Part.START, head)
+            self._park(LinePart.START, head)
             return
         if not self._drops_client_line:
-            self._server.send_piece(Part.START, head)
+            self._server.send_piece(LinePart.START, head)
 
-    def _park(self, part: Part, piece: bytes) -> None:
+    def _park(self, part: LinePart, piece: bytes) -> None:
         """Keep pieces of a long request until the server is ready, and read no more of it."""
         if not self._parked and self._limits.call.queue_ms:
             self._parked_ns = monotonic_ns() + self._limits.call.queue_ms * NS_PER_MS
         self._parked.append((part, piece))
 
-    def _continue_client_line(self, part: Part, piece: bytes) -> None:
+    def _continue_client_line(self, part: LinePart, piece: bytes) -> None:
         if self._parked:
             self._park(part, piece)
-        elif part is Part.END:
+        elif part is LinePart.END:
             self._end_client_line(piece)
         elif not self._drops_client_line:
             self._server.send_piece(part, piece)
@@ -266,12 +266,12 @@ class Session:
                 server_id = self._close_question(message.key)
                 piece = replace_id_in_tail(piece, STALE_ID if server_id is None else server_id) or piece
         if not self._drops_client_line:
-            self._server.send_piece(Part.END, piece)
+            self._server.send_piece(LinePart.END, piece)
         if message is None or not message.is_request:
             if message is not None and message.is_answer:
                 self._close_question(message.key)
             return
-        self.conversation.note_client_message(message)
+        self.memory.note_client_message(message)
         request = self._open(message)
         if request is None:
             return
@@ -283,10 +283,10 @@ class Session:
 
     # --- from the server -----------------------------------------------------------------------------------------
 
-    def take_from_server(self, part: Part, piece: bytes) -> None:
-        if part is Part.START:
+    def take_from_server(self, part: LinePart, piece: bytes) -> None:
+        if part is LinePart.START:
             self._begin_server_line(piece)
-        elif part is not Part.WHOLE:
+        elif part is not LinePart.WHOLE:
             self._continue_server_line(part, piece)
         elif (message := read_line(piece)) is not None:
             self._take_server_message(message)
@@ -316,7 +316,7 @@ class Session:
         if self._server.generation == 1:
             self._asked[type(server_id).__name__, server_id] = server_id
             return None
-        fresh = self.conversation.own_id(f"life{self._server.generation}")
+        fresh = self.memory.own_id(f"life{self._server.generation}")
         self._asked["str", fresh] = server_id
         return fresh
 
@@ -341,7 +341,7 @@ class Session:
 
     def _write_large(self, request: ClientRequest, large: LargeResult) -> None:
         has_schema = request.tool in self._declares_output
-        self._client.write_line(large.finish(request, has_schema=has_schema, is_modern=self.conversation.is_modern))
+        self._client.write_line(large.finish(request, has_schema=has_schema, is_modern=self.memory.is_modern))
 
     def _finish(self, request: ClientRequest, message: Message) -> None:
         self.requests.remove(request)
@@ -349,7 +349,7 @@ class Session:
         if self._catalogue is not None and request.line and not message.is_long:
             self._catalogue.keep(request.line, message)
         if not message.is_error:
-            self.conversation.note_result(request, message.result)
+            self.memory.note_result(request, message.result)
             if request.method == "tools/list":
                 self._learn_tools(message.result)
         self.guard.report(request)
@@ -407,7 +407,7 @@ class Session:
             self._large = LargeResult(self._limits.result_bytes)
             self._large.add(head)
         else:
-            self._client.write_piece(Part.START, head)
+            self._client.write_piece(LinePart.START, head)
 
     def _has_result_of_call(self, message: Message) -> bool:
         """Return whether a long line, which may have its id at the end, must be the result of a call."""
@@ -416,13 +416,13 @@ class Session:
         request = self.requests.find(message.key)
         return all(each.is_call for each in self.requests) if request is None else request.is_call
 
-    def _continue_server_line(self, part: Part, piece: bytes) -> None:
+    def _continue_server_line(self, part: LinePart, piece: bytes) -> None:
         self._piece_ns = monotonic_ns()
         if self._gathered is not None:
             self._gathered += piece
             if len(self._gathered) > MOST_GATHERED:
                 self._gathered = None
-        if part is Part.END:
+        if part is LinePart.END:
             self._end_server_line(piece)
         elif self._large is not None:
             self._large.add(piece)
@@ -448,7 +448,7 @@ class Session:
             if request is not None:
                 self._write_large(request, large)
         elif not self._drops_server_line:
-            self._client.write_piece(Part.END, piece)
+            self._client.write_piece(LinePart.END, piece)
         if request is not None and request.state is not RequestState.HELD:
             whole = read_line(bytes(gathered)) if gathered is not None else None
             self._finish(request, whole or message)

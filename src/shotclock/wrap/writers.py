@@ -7,7 +7,7 @@ import select
 import stat
 
 from ..process.command_task import PIPE_ROOM
-from .lines import Part
+from .lines import LinePart
 
 # A reader that is this far behind stops the other side, as a pipe would.
 MOST_UNWRITTEN = 256 * 1024
@@ -48,10 +48,10 @@ class LineWriter:
             self._write(line)
         return not self.is_broken
 
-    def write_piece(self, part: Part, piece: bytes) -> None:
-        self._is_inside_line = part is not Part.END
+    def write_piece(self, part: LinePart, piece: bytes) -> None:
+        self._is_inside_line = part is not LinePart.END
         self._write(piece)
-        if part is Part.END:
+        if part is LinePart.END:
             self._write_waiting()
 
     def break_line(self) -> None:
