@@ -60,6 +60,14 @@ def test_a_server_that_answers_not_even_a_ping_is_replaced() -> None:
         assert client.text("pid") != pid
 
 
+def test_a_server_that_is_busy_with_an_older_call_is_not_killed_for_a_younger_one() -> None:
+    with wrapped("--list", "200ms", "--grace", "200ms") as client:
+        busy = client.call("progress", count=5, every=0.2, meta={"progressToken": "p"})
+        message = client.receive(client.request("tools/list"))["error"]["message"]
+        assert "may be busy with progress, which is within its limits" in message
+        assert client.receive(busy)["result"]["content"][0]["text"] == "finished"
+
+
 @pytest.mark.slow
 def test_calls_beside_a_blocking_one_fail_and_later_ones_wait_for_the_new_server() -> None:
     with wrapped("--timeout", "1s", "--tool", "echo=timeout:1m", "--grace", "300ms") as client:

@@ -49,7 +49,8 @@ class RequestGuard:
             self._beat_ns = min(self._beat_ns, request.arrived_ns + self._limits.heartbeat_ms * NS_PER_MS)
 
     def note_sent(self, request: ClientRequest) -> None:
-        request.state, request.sign_ns = RequestState.SENT, monotonic_ns()
+        request.state = RequestState.SENT
+        request.sent_ns = request.sign_ns = monotonic_ns()
         self.requests.look_again_at(request)
 
     def note_progress(self, token: object) -> None:
@@ -101,9 +102,18 @@ class RequestGuard:
                 request.sign_ns = now_ns
             case RequestState.SENT:
                 self._begin_stopping(request, kind or ClockKind.TIMEOUT, now_ns)
+            case RequestState.STOPPING if (older := self._older_call(request)) is not None:
+                failure = self._too_late(request, request.fired or ClockKind.TIMEOUT)
+                failure.what += f"; it answers nothing, as it may be busy with {older.tool}, which is within its limits"
+                self.fail(request, failure)
             case RequestState.STOPPING:
                 request.changed_ns = now_ns
                 self._server.kill(f"did not react within {format_duration(self._limits.grace_ms)} after a limit")
+
+    def _older_call(self, request: ClientRequest) -> ClientRequest | None:
+        """Return a call within its limits that the server got earlier: a busy server is not killed."""
+        earlier = (each for each in self.requests.in_state(RequestState.SENT) if each.sent_ns < request.sent_ns)
+        return next((each for each in earlier if each.is_call), None)
 
     def _begin_stopping(self, request: ClientRequest, kind: ClockKind, now_ns: int) -> None:
         request.fired = kind

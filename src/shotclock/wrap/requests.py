@@ -43,6 +43,7 @@ class ClientRequest:
     token: Key | None = None
     state: RequestState = RequestState.HELD
     held_ns: int = 0  # since when it waits for the server
+    sent_ns: int = 0
     sign_ns: int = 0  # the last progress
     changed_ns: int = 0  # when it was stopped or cancelled
     fired: ClockKind | None = None
