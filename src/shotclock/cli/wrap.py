@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 
 from ..core.clocks import format_duration
-from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
@@ -95,7 +94,7 @@ COMMAND = Subcommand(
     (
         duration(
             "--timeout",
-            "Answer a call at the latest after this time.",
+            "The time for a call. It is cancelled then, and answered at most a grace later.",
             default=_of(DEFAULT_TIMEOUT_MS),
             heading=_CALL,
         ),
@@ -196,4 +195,4 @@ Exit codes: 0 the client has gone; 125 bad options or a failure of ours; 126 the
 not found. A signal that stopped us also ends us.""",
     main=main,
 )
-COMMANDS = {"wrap": replace(COMMAND)}
+COMMANDS = {"wrap": COMMAND}

@@ -45,8 +45,7 @@ class Front:
         self._session = ClientSession(
             limits, self._client, self._note, policy=policy, on_ended=on_ended, catalogue=catalogue
         )
-        self._life = ServerLife(command, limits, self._session, self._client, self._notes)
-        self._life.listen_to(signals)
+        self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
         self._splitter = LineSplitter()
         self._is_client_open = True
         self._next_due_ns = 0

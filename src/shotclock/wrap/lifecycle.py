@@ -57,6 +57,7 @@ class ServerLife:
         self,
         command: ServerCommand,
         limits: ServerLimits,
+        signals: TerminalSignals,
         session: ClientSession,
         client: LineWriter,
         notes: NoteWriter,
@@ -72,7 +73,7 @@ class ServerLife:
         self._session = session
         self._client = client
         self._notes = notes
-        self._signals: TerminalSignals | None = None
+        self._signals = signals
         self._restarts = Restarts()
         self._phase = Phase.DOWN
         self._splitter = LineSplitter()
@@ -170,12 +171,7 @@ class ServerLife:
 
     # --- start and replay ----------------------------------------------------------------------------------------
 
-    def listen_to(self, signals: TerminalSignals) -> None:
-        self._signals = signals
-
     def start(self) -> None:
-        if self._signals is None:
-            raise RuntimeError("the loop has not begun")
         now_ns = monotonic_ns()
         self.generation += 1
         self._start_ns, self._started_ns, self._heard_ns, self._active_ns = NEVER_NS, now_ns, now_ns, now_ns
