@@ -8,7 +8,7 @@ import pytest
 from shotclock.core.clocks import NS_PER_MS
 from shotclock.wrap.failures import WrapFailure
 from shotclock.wrap.limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
-from shotclock.wrap.lines import LinePart
+from shotclock.wrap.lines import LinePart, LineSplitter
 from shotclock.wrap.messages import Message, encode
 from shotclock.wrap.requests import EndedRequest
 from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
@@ -83,6 +83,17 @@ def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() ->
     assert refused["isError"] and 'is not allowed with {"all": true}' in refused["content"][0]["text"]
     assert client.lines[1] == b'{"jsonrpc":"2.0","id":2,"result":{}}\n'
     assert [(each.tool, each.code) for each in ended] == [("delete", "NOT_ALLOWED"), ("look", None)]
+
+
+def test_a_long_call_is_refused_before_any_of_it_reaches_the_server() -> None:
+    client, server = Lines(), ReadyServer()
+    session = ClientSession(ServerLimits(), client, lambda text: None, policy=NoDelete())
+    session.connect(server)
+    params = {"name": "delete", "arguments": {"text": "x" * 200_000}}
+    line = encode({"jsonrpc": "2.0", "method": "tools/call", "params": params, "id": "last"})
+    for part, piece in LineSplitter().split(line):
+        session.take_from_client(part, piece)
+    assert not server.lines and json.loads(client.lines[0])["result"]["isError"]
 
 
 def test_a_batch_is_refused_and_not_passed_on() -> None:

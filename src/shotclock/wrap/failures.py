@@ -90,12 +90,12 @@ def _name(request: ClientRequest) -> str:
 def _advice(request: ClientRequest, failure: WrapFailure) -> str:
     if failure.ending is Ending.NOT_STARTED:
         return "It did not reach the server, so it is safe to call it again"
+    if not request.is_call:
+        return "It is safe to ask again"
     if not request.effects.mutates:
         return "The tool declares that it only reads, so it is safe to call it again"
     if request.effects.idempotent:
         return "The tool declares that a repeat changes nothing, so it is safe to call it again"
-    if not request.is_call:
-        return "Ask again"
     return "Its outcome is unknown: look at its effects before you call it again"
 
 

@@ -175,11 +175,19 @@ class ClientSession:
         if request.is_call:
             request.effects = Effects(hints.get("readOnlyHint") is not True, hints.get("idempotentHint") is True)
         self.guard.watch(request)
-        refusal = self._policy.refuse(request.tool, message.params.get("arguments"), hints) if request.is_call else None
-        unusable = WrapFailure("NOT_ALLOWED", refusal, Ending.NOT_STARTED) if refusal else self._server.want()
+        unusable = self._refuse(message) or self._server.want()
         if unusable is not None:
             self.guard.fail(request, unusable)
         return request if self._is_open(request) else None  # the start may have failed already
+
+    def _refuse(self, message: Message) -> WrapFailure | None:
+        """Return why a call may not be sent. Of a long line only the start is known, often without the arguments."""
+        if message.method != "tools/call":
+            return None
+        name = message.params.get("name")
+        tool = name if isinstance(name, str) else ""
+        refusal = self._policy.refuse(tool, message.params.get("arguments"), self._tools.get(tool, {}))
+        return None if refusal is None else WrapFailure("NOT_ALLOWED", refusal, Ending.NOT_STARTED)
 
     def _hold(self, waiting: Message | ClientRequest) -> None:
         self._held.append(waiting)
@@ -197,6 +205,8 @@ class ClientSession:
         self.memory.note_client_message(message)
         if message.method == "notifications/cancelled":
             request = self.requests.find(key_of(message.params.get("requestId")))
+            if request is None and not self._server.accepts:
+                return
             if request is not None and self.guard.cancel(request):
                 self._keep_held([each for each in self._held if each is not request])
                 return
@@ -234,7 +244,7 @@ class ClientSession:
             head = changed or head
         elif message is None or message.method is None:
             self._drops_client_line = not self._server.accepts
-        elif self._server.want() is not None:
+        elif self._refuse(message) is not None or self._server.want() is not None:
             self._drops_client_line = True
         elif not self._server.accepts or self._held:
             self._park(LinePart.START, head)
