@@ -89,6 +89,7 @@ class ClientSession:
         self._line_ns = self._piece_ns = NEVER_NS
         self._changes: set[str] = set()
         self._changes_ns = NEVER_NS
+        self._is_server_older = False
 
     def connect(self, server: ServerLink) -> None:
         self._server = server
@@ -359,10 +360,20 @@ class ClientSession:
         if self._catalogue is not None and request.line and not message.is_long:
             self._catalogue.keep(request.line, message)
         if not message.is_error:
+            if self.memory.is_modern and isinstance(message.result, dict) and "resultType" not in message.result:
+                self._note_older_server()
             self.memory.note_result(request, message.result)
             if request.method == "tools/list":
                 self._learn_tools(message.result)
         self.guard.report(request)
+
+    def _note_older_server(self) -> None:
+        if not self._is_server_older:
+            text = (
+                "shotclock: the client speaks the revision 2026-07-28 only, and the server an older one: expect errors"
+            )
+            self._note(f"{text}. Let the client negotiate the revision, or update the server")
+        self._is_server_older = True
 
     def _learn_tools(self, result: object) -> None:
         tools = result.get("tools") if isinstance(result, dict) else None
