@@ -91,7 +91,7 @@ def test_wrong_inputs_of_a_workflow_inside_another_have_the_same_shape(tmp_path:
 # --- every subset of the options ------------------------------------------------------------------------------
 
 # Called, these would serve, watch, start devices or stop processes of others: their words are only read.
-ONLY_READ = {"serve", "worker", "engine", "doctor", "watch"}
+ONLY_READ = {"serve", "wrap", "worker", "engine", "doctor", "watch"}
 LOADED = {name: subcommand.load(name) for name in subcommand.MODULES if name not in ("exec", "timeout")}
 
 
