@@ -27,7 +27,7 @@ from ..wrap.limits import (
 )
 from ..wrap.server_process import ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
-from .output import emit_help, say_line
+from .output import emit_text, say_line
 from .parser import ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
 
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
@@ -39,8 +39,7 @@ def main(words: list[str]) -> int:
     foreground.fill_standard_descriptors()
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
-        emit_help(command_help("shotclock", COMMAND))
-        return 0
+        return emit_text(command_help("shotclock", COMMAND), 0)
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
     line.mistakes += problems_with(command, env, line.values["cwd"])
