@@ -73,6 +73,10 @@ def main(argv: list[str] | None = None) -> int:
         from .wrap import main as wrap_main
 
         return wrap_main(words[1:])
+    if words[:2] == ["agent", "hook"]:  # before every command of an agent
+        from .agent_hook import main as hook_main
+
+        return hook_main(words[2:])
     if words[:1] != ["run"]:
         return _run_subcommand(words)
     from ..process import zygote

@@ -70,6 +70,10 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _run(data, console)
         case "token list" | "token revoke":
             _tokens(data.get("tokens", data.get("revoked")), console)
+        case "agent status":
+            _agents(data, console)
+        case "agent install" | "agent remove" if "diff" in data:
+            _agent_change(data, console)
         case "inbox list" if "proposals" in data:
             _list(data, console)
         case "inbox show" if "history" in data:
@@ -98,6 +102,24 @@ def _prune(data: Any, console: Console) -> None:
     console.print(f"{verb} {gone['runs']} runs{size} and {gone['proposals']} proposals")
     after = "" if data["dry_run"] else f", now {decimal(data['file_bytes'])}"
     console.print(f"{data['file']}: {decimal(data['file_bytes_before'])}{after}", soft_wrap=True)
+
+
+def _agents(data: Any, console: Console) -> None:
+    table = _table("agent", "scope", "state", "file")
+    for each in data["agents"]:
+        state = "effective" if each["effective"] else "not effective" if each["installed"] else "not installed"
+        style = {"effective": "green", "not effective": "yellow"}.get(state, "bright_black")
+        approvals = " (with approvals)" if each["approvals"] else ""
+        table.add_row(each["agent"], each["scope"], Text(state + approvals, style), visible(each["file"]))
+        for problem in each["problems"]:
+            table.add_row("", "", Text("!", "yellow"), visible(problem))
+    console.print(table)
+
+
+def _agent_change(data: Any, console: Console) -> None:
+    console.print(f"{'wrote' if data['changed'] else 'nothing to change in'} {visible(data['file'])}", soft_wrap=True)
+    for note in data["notes"] if data["changed"] else ():
+        console.print(visible(note), soft_wrap=True)
 
 
 def _errors(data: Any, console: Console) -> None:

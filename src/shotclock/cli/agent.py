@@ -1,0 +1,165 @@
+"""`shotclock agent`: put shotclock in front of the commands of a coding agent, and take it away again.
+
+plan     read the file, compute its new text         a child
+ask      show the difference, read the answer        here
+write    keep the old text, replace the file         a child
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import Ending, Failure
+from ..core.visible_text import visible
+from ..runtime.call import Outcome, no_time_left
+from .agent_install import Plan, plan_install, plan_remove, write_plan
+from .agent_status import describe
+from .coding_agents import AGENTS, CodingAgent, Scope
+from .output import ask_person, is_terminal, raise_on_stop, write_quietly
+from .parser import CommandTable, Subcommand, argument, flag
+from .subcommand import (
+    JSON,
+    TIMEOUT_MS,
+    ChildWork,
+    Mistaken,
+    admit_call,
+    carry_out_or_fail,
+    conclude,
+    deliver,
+    draw_answer,
+    show_drawn,
+)
+
+ELSEWHERE = "give it the MCP server `shotclock serve shell` instead"
+
+
+def _run_install(name: str, user: bool, project: bool, approvals: bool, accept_allow: bool, yes: bool) -> Any:
+    agent, scope = _find(name), Scope.PROJECT if project else Scope.USER
+    if approvals and agent.approvals is None:
+        able = " and ".join(each.title for each in AGENTS.values() if each.approvals is not None)
+        raise Mistaken({"approvals": f"{agent.title} has no permission requests that a hook can answer; {able} have"})
+    if agent.needs_acceptance and not accept_allow:
+        raise Mistaken({"accept-allow": f"{agent.needs_acceptance}. Give --accept-allow if you accept that"})
+    return _change("install", partial(plan_install, agent, scope, approvals=approvals), yes)
+
+
+def _run_remove(name: str, user: bool, project: bool, yes: bool) -> Any:
+    return _change("remove", partial(plan_remove, _find(name), Scope.PROJECT if project else Scope.USER), yes)
+
+
+def _find(name: str) -> CodingAgent:
+    if name not in AGENTS:
+        raise Mistaken({"name": f"{name!r} is not known here; there are {', '.join(AGENTS)}. For others, {ELSEWHERE}"})
+    return AGENTS[name]
+
+
+def _change(verb: str, plan: Callable[[], Plan], yes: bool) -> Callable[[bool], int]:
+    def start(as_json: bool) -> int:
+        raise_on_stop()
+        call = admit_call(f"agent {verb}", 0, mutates=True)  # a person may take long; each child has its own limit
+
+        def in_child(body: Callable[[], Outcome]) -> Outcome:
+            return carry_out_or_fail(admit_call(f"agent {verb}", TIMEOUT_MS, mutates=True), body)
+
+        def work() -> Outcome:
+            if call.no_time_left:
+                return no_time_left(call)
+            planned = in_child(lambda: Outcome(Ending.FINISHED, value=plan()))
+            if planned.problem is not None:
+                return planned
+            found: Any = planned.value
+            if found.before == found.after:
+                return Outcome(Ending.FINISHED, data=found.as_data(changed=False))
+            if not yes:
+                _ask(found)
+            return in_child(partial(write_plan, found))
+
+        envelope = conclude(call, work)
+        return deliver(envelope, as_json, lambda envelope: draw_answer(f"agent {verb}", envelope.data))
+
+    return start
+
+
+def _ask(plan: Plan) -> None:
+    """Show the change and ask. Raises Failure unless a person agrees."""
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+        message = "nobody can be asked here, and nothing was written; give --yes to write this"
+        raise Failure("ARG_ERROR", message, context={"diff": plan.diff, "notes": list(plan.notes)})
+    notes = "".join(f"{note}\n" for note in plan.notes)
+    write_quietly(sys.stderr, visible(f"{plan.diff}\n{notes}"))
+    typed = ask_person("Write this? [y/N] ")
+    if typed is None or typed.strip().lower() not in ("y", "yes"):
+        raise Failure("PERSON_REQUIRED", "it was not confirmed, and nothing was written")
+
+
+def _run_status(name: str | None) -> ChildWork:
+    chosen = tuple(AGENTS.values()) if name is None else (_find(name),)
+
+    def body() -> Outcome:
+        found = [describe(agent, scope, os.environ, Path.cwd()) for agent in chosen for scope in Scope]
+        users = {
+            each.file for each in found if each.scope is Scope.USER
+        }  # in the home, a project's file may be the same
+        shown = [each for each in found if each.scope is Scope.USER or (each.is_there and each.file not in users)]
+        return Outcome(Ending.FINISHED, data={"agents": [each.as_data() for each in shown]})
+
+    return ChildWork("agent status", body, show=show_drawn)
+
+
+def _run_hook(words: list[str]) -> int:
+    from .agent_hook import main
+
+    return main(words)
+
+
+_NAMES = ", ".join(AGENTS)
+_SCOPE = (
+    flag("--user", "Change the configuration of this user, for all projects (the default)."),
+    flag("--project", "Change the configuration of the project in this folder.", excludes=("--user",)),
+)
+_YES = flag("--yes", "Do not ask.")
+COMMANDS = {
+    "agent": CommandTable(
+        "shotclock agent",
+        "Put shotclock in front of every command of a coding agent.",
+        (
+            Subcommand(
+                "install",
+                "Show the change of the agent's configuration, ask, and write it.",
+                (
+                    argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
+                    *_SCOPE,
+                    flag("--approvals", "Send the agent's permission requests to the inbox (claude, copilot)."),
+                    flag("--accept-allow", "Accept that rules for single commands stop working (codex, copilot)."),
+                    _YES,
+                    JSON,
+                ),
+                _run_install,
+            ),
+            Subcommand(
+                "status",
+                "Show where shotclock is installed, and whether it has an effect there.",
+                (argument("name", f"Only this agent: {_NAMES}."), JSON),
+                _run_status,
+            ),
+            Subcommand(
+                "remove",
+                "Restore the configuration as it was before the installation.",
+                (
+                    argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
+                    *_SCOPE,
+                    _YES,
+                    JSON,
+                ),
+                _run_remove,
+            ),
+            Subcommand("hook", "Answer a hook of an agent; the installation calls it.", main=_run_hook),
+        ),
+        "verb",
+    )
+}

@@ -1,0 +1,91 @@
+"""The approval hook of `shotclock agent install --approvals`: a permission request of an agent becomes a proposal.
+
+An approval is valid for the one request. Everything else is a denial with its reason: a rejection, no decision in time,
+a store that cannot be used. It is given before the agent's own limit, at which the agent would ask at its terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from ..core.clocks import format_duration
+from ..core.errors import Failure
+from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
+from ..core.proposal_checks import TITLE_LIMIT
+from ..core.visible_text import one_line
+from ..inbox.access import Principal, Role, make_id
+from ..inbox.inbox import Inbox
+from ..inbox.person_wait import CallWait, ask_and_wait
+from ..process.clock import monotonic_ns
+from ..store.store import Store
+from .coding_agents import APPROVAL_TIMEOUT_S, HOOK_TIMEOUT_S
+from .output import write_quietly
+
+WAIT_VARIABLE = "SHOTCLOCK_APPROVAL_WAIT_S"
+STORE_LIMIT_S = 5.0  # of opening and closing the store; a stuck disk exhausts it
+
+
+def decide(agent: str) -> int:
+    """Read a permission request, wait for the decision of an operator, and print the answer for the agent."""
+    try:
+        request = json.load(sys.stdin)
+        wait_s = min(float(os.environ.get(WAIT_VARIABLE, "inf")), APPROVAL_TIMEOUT_S - 2 * HOOK_TIMEOUT_S)
+        refusal = asyncio.run(asyncio.wait_for(_ask(agent, request, int(wait_s * 1000)), wait_s + STORE_LIMIT_S))
+    except Exception as error:  # fails closed
+        refusal = f"shotclock could not ask an operator: {str(error) or type(error).__name__}"
+    write_quietly(sys.stdout, json.dumps(_answer(agent, refusal)) + "\n")
+    return 0
+
+
+def _answer(agent: str, refusal: str | None) -> dict[str, Any]:
+    decision = {"behavior": "allow"} if refusal is None else {"behavior": "deny", "message": refusal}
+    if agent == "claude":
+        return {"hookSpecificOutput": {"hookEventName": "PermissionRequest", "decision": decision}}
+    return decision
+
+
+async def _ask(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
+    """Return why the request is refused, or None where it is approved."""
+    with Store.open() as store:
+        inbox = Inbox(store)
+        try:
+            wait = CallWait(monotonic_ns(), wait_ms, f"{agent}-{make_id(10)}")
+            waited = await ask_and_wait(inbox, _read(agent, request, wait_ms), Principal(agent, Role.AGENT), wait)
+            if waited.proposal.is_open:
+                inbox.withdraw_unneeded(waited.proposal.id, Principal(agent, Role.AGENT))
+        except Failure as failure:
+            return f"shotclock could not ask an operator: {failure}"
+        finally:
+            await inbox.close()
+    return _refusal(waited.proposal, wait_ms)
+
+
+def _read(agent: str, request: dict[str, Any], wait_ms: int) -> ProposalRequest:
+    tool = str(request.get("tool_name") or request.get("toolName") or "a tool")
+    found = request.get("tool_input") or request.get("toolInput") or {}
+    arguments = found if isinstance(found, dict) else {"input": found}
+    shown = arguments.get("command") or json.dumps(arguments, ensure_ascii=False)
+    return ProposalRequest(
+        Kind.OPERATION,
+        one_line(f"{agent} {tool}: {shown}")[:TITLE_LIMIT],
+        operation=tool,
+        arguments=arguments,
+        policy=Policy(ttl_ms=wait_ms),
+        surroundings={"directory": str(request.get("cwd") or os.getcwd())},
+    )
+
+
+def _refusal(proposal: Proposal, wait_ms: int) -> str | None:
+    if proposal.status is ProposalStatus.APPROVED:
+        return None
+    notes = proposal.decision.notes if proposal.decision is not None else ""
+    if proposal.status is ProposalStatus.MODIFIED:
+        changed = json.dumps(proposal.decision.arguments if proposal.decision is not None else None)
+        return f"an operator approves it only with these arguments: {changed}. {notes}".strip()
+    if proposal.status is ProposalStatus.REJECTED:
+        return f"an operator rejected it: {notes}" if notes else "an operator rejected it"
+    return f"no operator decided within {format_duration(wait_ms)}; do something else, or ask again later"

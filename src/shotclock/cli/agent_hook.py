@@ -1,0 +1,128 @@
+"""`shotclock agent hook`: called by an agent before each shell command, or when it asks for a permission.
+
+It imports little, because every command waits for it. A hook that rewrites commands never stands in the way: if
+anything is unexpected, it prints nothing, and the command runs as it is. A hook that approves denies instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .output import write_quietly
+
+ANCESTORS = 6  # processes above the hook that may be Copilot: a shell, node, its launcher
+RULE_DECISIONS = ("forbidden", "prompt")
+
+
+def main(words: list[str]) -> int:
+    name, shell = (*words, "", "")[:2]
+    if "--approvals" in words:
+        from .agent_approval import decide
+
+        return decide(name)
+    try:
+        answer = REWRITES[name](json.load(sys.stdin), shell)
+        if answer is not None and os.access(shell, os.X_OK):
+            write_quietly(sys.stdout, json.dumps(answer) + "\n")
+    except Exception:  # an agent's command must run, with or without us
+        pass
+    return 0
+
+
+def quote_for_gemini(text: str) -> str:
+    """Quote a word so that Gemini's reader of `bash -c` finds the same text as the shell.
+
+    It removes single quotes without reading what is between them, and reads double quotes, except for the backslash
+    before a backquote.
+    """
+    escaped = re.sub(r'[\\"$]', lambda match: "\\" + match[0], text)
+    return '"' + escaped.replace("`", "\"'`'\"") + '"'
+
+
+def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
+    if request["tool_name"] != "run_shell_command" or _is_wrapped(request["tool_input"], shell):
+        return None
+    command = f"{shell} -c {quote_for_gemini(request['tool_input']['command'])}"
+    changed = {**request["tool_input"], "command": command}
+    return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": changed}}
+
+
+def rewrite_copilot(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
+    arguments = request["toolArgs"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if request["toolName"] != "bash" or _is_wrapped(arguments, shell) or _denies_shell(os.getppid()):
+        return None
+    return {"modifiedArgs": {**arguments, "command": _wrap(shell, arguments["command"])}}
+
+
+def rewrite_codex(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
+    """Codex takes a rewritten command only with `allow`; a command that a rule may stop is left to the rule."""
+    command = request["tool_input"]["command"]
+    if request["tool_name"] != "Bash" or _is_wrapped(request["tool_input"], shell):
+        return None
+    if _words(command) & _ruled_words(request.get("cwd") or os.getcwd()):
+        return None
+    changed = {**request["tool_input"], "command": _wrap(shell, command)}
+    answer = {"hookEventName": "PreToolUse", "permissionDecision": "allow", "updatedInput": changed}
+    return {"hookSpecificOutput": answer}
+
+
+REWRITES: dict[str, Callable[[dict[str, Any], str], dict[str, Any] | None]] = {
+    "codex": rewrite_codex,
+    "copilot": rewrite_copilot,
+    "gemini": rewrite_gemini,
+}
+
+
+def _wrap(shell: str, command: str) -> str:
+    return f"{shell} -c {shlex.quote(command)}"
+
+
+def _is_wrapped(arguments: dict[str, Any], shell: str) -> bool:
+    return str(arguments["command"]).startswith(f"{shell} ")
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[^\s;&|()<>`$\"']+", text))
+
+
+def _ruled_words(folder: str) -> set[str]:
+    """Return the words of all rules of Codex that forbid or ask, for the user and for the folders above this one."""
+    home = os.environ.get("CODEX_HOME") or os.path.expanduser("~/.codex")
+    places = [home, "/etc/codex"]
+    while folder != os.path.dirname(folder):
+        places.append(os.path.join(folder, ".codex"))
+        folder = os.path.dirname(folder)
+    found: set[str] = set()
+    for place in places:
+        rules = os.path.join(place, "rules")
+        for name in os.listdir(rules) if os.path.isdir(rules) else ():
+            with open(os.path.join(rules, name), encoding="utf-8") as file:
+                text = file.read()
+            if name.endswith(".rules") and any(decision in text for decision in RULE_DECISIONS):
+                found.update(*(match.split() for match in re.findall(r"[\"']([^\"'\n]*)[\"']", text)))
+    return found
+
+
+def _denies_shell(pid: int) -> bool:
+    """Return whether a process above was started with --deny-tool for the shell."""
+    for _ in range(ANCESTORS):
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            words = file.read().split("\0")
+        is_denied = False
+        for word in words:
+            is_denied = word.startswith("--deny-tool") or (is_denied and not word.startswith("-"))
+            if is_denied and "shell" in word:
+                return True
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+        if pid <= 1:
+            break
+    return False

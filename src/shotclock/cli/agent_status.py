@@ -1,0 +1,205 @@
+"""The state of an installation: whether its entries are there, its programs can run, and the agent uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.value_types import field, record
+from . import json_text
+from .coding_agents import AGENTS, HOOK_NAME, PREFIX, CodingAgent, Entry, Programs, Scope, find_ours
+
+CLAUDE_MANAGED = Path("/etc/claude-code/managed-settings.json")
+GEMINI_SYSTEM = Path("/etc/gemini-cli/settings.json")
+PLACES = Programs("shotclock", "shotclock-sh", "bash")  # only the places of the entries count
+
+
+@record
+class Status:
+    agent: str
+    scope: Scope
+    file: str
+    installed: bool = False
+    approvals: bool = False
+    shell: str | None = None
+    trusted: bool | None = None
+    """None: the agent asks for no trust in its configuration."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_there(self) -> bool:
+        return self.installed or self.approvals or bool(self.problems)
+
+    def as_data(self) -> dict[str, object]:
+        return {
+            "agent": self.agent,
+            "scope": self.scope.value,
+            "file": self.file,
+            "installed": self.installed,
+            "approvals": self.approvals,
+            "shell": self.shell,
+            "trusted": self.trusted,
+            "effective": self.installed and not self.problems,
+            "problems": self.problems,
+        }
+
+
+def every_entry(agent: CodingAgent) -> tuple[Entry, ...]:
+    """Return every entry that an installation may have; their contents are without meaning."""
+    return (*agent.entries(PLACES), *(agent.approvals(PLACES) if agent.approvals is not None else ()))
+
+
+def describe(agent: CodingAgent, scope: Scope, environ: Mapping[str, str], project: Path) -> Status:
+    """Look at the files of an agent. Nothing is claimed about a file that cannot be read."""
+    file = agent.file(scope, environ, project)
+    status = Status(agent.name, scope, str(file))
+    try:
+        text = file.read_text("utf-8")
+        if agent.plugin is not None:
+            _read_plugin(status, text)
+        else:
+            _read_entries(status, agent, text)
+    except FileNotFoundError:
+        return status
+    except (OSError, ValueError) as error:
+        status.problems.append(f"{file} cannot be read: {error}")
+        return status
+    if status.installed:
+        _CHECKS[agent.name](status, environ, project)
+    return status
+
+
+def _read_plugin(status: Status, text: str) -> None:
+    match = re.search(r'^const shell = ("[^"\n]*")$', text, re.MULTILINE)
+    if match is not None:
+        status.installed = True
+        status.shell = json.loads(match[1])
+        _check_program(status, json.loads(match[1]))
+
+
+def _read_entries(status: Status, agent: CodingAgent, text: str) -> None:
+    approvals = agent.approvals(PLACES) if agent.approvals is not None else ()
+    for entry in every_entry(agent):
+        path = find_ours(text, entry)
+        if path is None:
+            continue
+        found = json_text.read(text, path)
+        words = [found] if isinstance(found, str) else _hook_words(found)
+        for program in words[:1] if isinstance(found, str) else (words[0], words[4]):
+            _check_program(status, program)
+        if entry in approvals:
+            status.approvals = True
+        else:
+            status.installed = True
+            status.shell = words[0] if isinstance(found, str) else words[4]
+
+
+def _hook_words(hook: Any) -> list[str]:
+    """Return the words of our hook's command: shotclock agent hook NAME SHELL."""
+    inner = hook["hooks"][0] if "hooks" in hook else hook
+    words = shlex.split(inner.get("command") or inner["bash"])
+    return [*words, *[""] * 5]
+
+
+def _check_program(status: Status, program: str) -> None:
+    problem = f"{program} is not there or cannot be executed: install it again, or remove this"
+    if not os.access(program, os.X_OK) and problem not in status.problems:
+        status.problems.append(problem)
+
+
+def _read_json(file: Path, *path: str) -> Any:
+    try:
+        return json_text.read(file.read_text("utf-8"), path)
+    except (OSError, ValueError):
+        return None
+
+
+def _check_claude(status: Status, environ: Mapping[str, str], project: Path) -> None:
+    """Project settings win over user settings, local ones over both, managed ones over all. Then the environment."""
+    folder = project / ".claude"
+    files = [Path(status.file), folder / "settings.json", folder / "settings.local.json", CLAUDE_MANAGED]
+    for file in files if status.scope is Scope.USER else files[2:]:
+        other = _read_json(file, "env", PREFIX)
+        if other is not None and other != status.shell:
+            status.problems.append(f"{file} sets {PREFIX} to {other!r}, which wins here")
+        if status.approvals and _read_json(file, "disableAllHooks") is True:
+            status.problems.append(f"{file} sets disableAllHooks, so permission requests do not reach the inbox")
+
+
+def _check_codex(status: Status, environ: Mapping[str, str], project: Path) -> None:
+    config = Path(environ.get("CODEX_HOME") or Path(environ.get("HOME", "~"), ".codex").expanduser()) / "config.toml"
+    try:
+        settings: dict[str, Any] = tomllib.loads(config.read_text("utf-8"))
+    except FileNotFoundError:
+        settings = {}
+    except (OSError, ValueError) as error:
+        status.problems.append(f"{config} cannot be read: {error}")
+        return
+    if settings.get("features", {}).get("hooks") is False:
+        status.problems.append(f"{config} sets features.hooks to false")
+    if status.scope is Scope.PROJECT and _trust_level(settings, project) != "trusted":
+        status.problems.append("Codex reads the hooks of a project only where it trusts the project")
+    status.trusted = _is_trusted(Path(status.file), settings)
+    if not status.trusted:
+        status.problems.append("not trusted: run /hooks in Codex")
+
+
+def _trust_level(settings: dict[str, Any], project: Path) -> object:
+    projects = settings.get("projects", {})
+    known = [str(each) for each in (project, *project.parents) if str(each) in projects]
+    return projects[known[0]].get("trust_level") if known else None
+
+
+def _is_trusted(file: Path, settings: dict[str, Any]) -> bool:
+    """Return whether Codex has the hash of our hook as it is now."""
+    text = file.read_text("utf-8")
+    path = next(path for entry in every_entry(AGENTS["codex"]) if (path := find_ours(text, entry)) is not None)
+    group = json_text.read(text, path)
+    states = settings.get("hooks", {}).get("state", {})
+    state = states.get(f"{os.path.abspath(file)}:pre_tool_use:{path[-1]}:0", {})
+    return state.get("enabled", True) is not False and state.get("trusted_hash") == codex_hash(group)
+
+
+def codex_hash(group: dict[str, Any]) -> str:
+    """Return the hash by which Codex remembers that a hook was reviewed."""
+    hooks = [{"async": False, **hook} for hook in group["hooks"]]
+    content = {"event_name": "pre_tool_use", "hooks": hooks, "matcher": group["matcher"]}
+    compact = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"sha256:{hashlib.sha256(compact.encode()).hexdigest()}"
+
+
+def _check_gemini(status: Status, environ: Mapping[str, str], project: Path) -> None:
+    system = Path(environ.get("GEMINI_CLI_SYSTEM_SETTINGS_PATH") or GEMINI_SYSTEM)
+    for file in dict.fromkeys((Path(status.file), project / ".gemini" / "settings.json", system)):
+        if _read_json(file, "hooksConfig", "enabled") is False:
+            status.problems.append(f"{file} sets hooksConfig.enabled to false")
+        if HOOK_NAME in (_read_json(file, "hooksConfig", "disabled") or ()):
+            status.problems.append(f"{file} has {HOOK_NAME} in hooksConfig.disabled")
+
+
+def _check_opencode(status: Status, environ: Mapping[str, str], project: Path) -> None:
+    if environ.get("OPENCODE_PURE"):
+        status.problems.append("OPENCODE_PURE is set: opencode loads no plugins")
+    if status.scope is Scope.PROJECT and environ.get("OPENCODE_DISABLE_PROJECT_CONFIG"):
+        status.problems.append("OPENCODE_DISABLE_PROJECT_CONFIG is set")
+
+
+def _check_copilot(status: Status, environ: Mapping[str, str], project: Path) -> None:
+    if _read_json(Path(status.file), "disableAllHooks") is True:
+        status.problems.append(f"{status.file} sets disableAllHooks")
+
+
+_CHECKS = {
+    "claude": _check_claude,
+    "codex": _check_codex,
+    "copilot": _check_copilot,
+    "gemini": _check_gemini,
+    "opencode": _check_opencode,
+}

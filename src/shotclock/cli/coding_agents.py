@@ -1,0 +1,255 @@
+"""The coding agents that `shotclock agent` knows: their configuration files, and the entries that put us in front.
+
+Every entry was seen to work with the agent itself; `make conformance` repeats that. Three agents have a setting for
+their shell, or look into a nested shell, so the user's own rules are applied to the command itself:
+
+    claude      CLAUDE_CODE_SHELL_PREFIX: the rules are checked first
+    opencode    a plugin sets `shell`: the rules are checked first
+    gemini      a hook rewrites the command to `…/bash -c "…"`, into which Gemini's policy engine looks
+
+Copilot and Codex check the rewritten command only, so they need --accept-allow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import Failure
+from ..core.value_types import value
+from . import json_text
+
+HOOK_TIMEOUT_S = 10  # a hook takes some 50 ms; a machine without memory exhausts this
+APPROVAL_TIMEOUT_S = 600  # of the agent; the hook itself answers HOOK_TIMEOUT_S earlier
+PREFIX = "CLAUDE_CODE_SHELL_PREFIX"
+HOOK_NAME = "shotclock"
+
+
+class Scope(StrEnum):
+    USER = "user"
+    PROJECT = "project"
+
+
+@value
+class Programs:
+    """Absolute paths of our own programs."""
+
+    shotclock: str
+    shell: str
+    bash: str
+    """A link to `shell` with a name that agents know as a shell."""
+
+
+@value
+class Entry:
+    """A value in a JSON file: an element of a list, or the value of a key."""
+
+    path: tuple[str, ...]
+    content: Any
+    in_list: bool = True
+
+
+@value
+class CodingAgent:
+    """A coding agent, and how its commands get to us."""
+
+    name: str
+    title: str
+    file: Callable[[Scope, Mapping[str, str], Path], Path]
+    """Returns the file for a scope, the environment and the project's folder."""
+    entries: Callable[[Programs], tuple[Entry, ...]] = lambda programs: ()
+    approvals: Callable[[Programs], tuple[Entry, ...]] | None = None
+    plugin: Callable[[Programs], str] | None = None
+    """Returns the text of a file of our own, instead of entries."""
+    fresh: str = "{}\n"
+    """The text of a new file."""
+    notes: tuple[str, ...] = ()
+    needs_acceptance: str = ""
+    """The meaning of --accept-allow, if it is needed."""
+
+
+def home_of(environ: Mapping[str, str], variable: str, *default: str) -> Path:
+    """Return the folder that a variable of the agent names, else this one below the home."""
+    named = environ.get(variable, "")
+    return Path(named) if named else Path(environ.get("HOME") or os.path.expanduser("~"), *default)
+
+
+def hook_command(programs: Programs, name: str, shell: str, *more: str) -> str:
+    return shlex.join([programs.shotclock, "agent", "hook", name, shell, *more])
+
+
+def is_ours(content: object) -> bool:
+    """Return whether a value of a configuration file is an entry of ours, perhaps of another installation."""
+    if isinstance(content, str):
+        return os.path.basename(content) == "shotclock-sh"
+    return " agent hook " in json.dumps(content) and "shotclock" in json.dumps(content)
+
+
+def find_ours(text: str, entry: Entry) -> json_text.Path | None:
+    """Return the path of our entry of this kind, or None."""
+    found = json_text.read(text, entry.path)
+    if not entry.in_list:
+        return entry.path if found is not None and is_ours(found) else None
+    if not isinstance(found, list):
+        return None
+    places = [place for place, each in enumerate(found) if is_ours(each)]
+    return (*entry.path, places[-1]) if places else None
+
+
+def put_entry(text: str, entry: Entry) -> str:
+    """Return the text with this entry. Raises Failure where another value of the user is in its place."""
+    path = find_ours(text, entry)
+    found = json_text.read(text, entry.path)
+    if path is None and not entry.in_list and found is not None:
+        name = ".".join(entry.path)
+        raise Failure("CONFLICT", f"{name} is {found!r} already", suggestion=f"remove {name} first")
+    if path is not None and json_text.read(text, path) == entry.content:
+        return text
+    if path is None:
+        path = (*entry.path, len(found) if isinstance(found, list) else 0) if entry.in_list else entry.path
+    try:
+        return json_text.put(text, path, entry.content)
+    except ValueError as error:
+        raise Failure("CONFLICT", str(error), suggestion="correct the file first") from None
+
+
+def drop_entry(text: str, entry: Entry) -> str:
+    path = find_ours(text, entry)
+    return text if path is None else json_text.drop(text, path)
+
+
+def _group(command: str, **more: object) -> dict[str, object]:
+    """Return a group of one hook, as Claude Code, Codex and Gemini CLI have it. `matcher` belongs to the group."""
+    outside = {"matcher": more.pop("matcher")} if "matcher" in more else {}
+    return {**outside, "hooks": [{"type": "command", "command": command, **more}]}
+
+
+def _claude_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "CLAUDE_CONFIG_DIR", ".claude") if scope is Scope.USER else project / ".claude"
+    return folder / "settings.json"
+
+
+def _claude_approvals(programs: Programs) -> tuple[Entry, ...]:
+    command = hook_command(programs, "claude", programs.shell, "--approvals")
+    group = _group(command, timeout=APPROVAL_TIMEOUT_S, onFailure="block")
+    return (Entry(("hooks", "PermissionRequest"), group),)
+
+
+def _codex_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "CODEX_HOME", ".codex") if scope is Scope.USER else project / ".codex"
+    return folder / "hooks.json"
+
+
+def _codex_entries(programs: Programs) -> tuple[Entry, ...]:
+    command = hook_command(programs, "codex", programs.shell)
+    return (Entry(("hooks", "PreToolUse"), _group(command, matcher="Bash", timeout=HOOK_TIMEOUT_S)),)
+
+
+def _gemini_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "GEMINI_CLI_HOME") if scope is Scope.USER else project
+    return folder / ".gemini" / "settings.json"
+
+
+def _gemini_entries(programs: Programs) -> tuple[Entry, ...]:
+    command = hook_command(programs, "gemini", programs.bash)
+    group = _group(command, matcher="run_shell_command", name=HOOK_NAME, timeout=HOOK_TIMEOUT_S * 1000)
+    return (Entry(("hooks", "BeforeTool"), group),)
+
+
+def _opencode_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
+    user = home_of(environ, "XDG_CONFIG_HOME", ".config") / "opencode"
+    return (user if scope is Scope.USER else project / ".opencode") / "plugins" / "shotclock.js"
+
+
+def _opencode_plugin(programs: Programs) -> str:
+    return (
+        "// Written by `shotclock agent install opencode`; `shotclock agent remove opencode` deletes it.\n"
+        "// opencode runs its commands with this shell, after its own permission rules.\n"
+        'import { existsSync } from "node:fs"\n\n'
+        f"const shell = {json.dumps(programs.shell)}\n\n"
+        "export const Shotclock = async () => ({\n"
+        "  config: async (config) => {\n"
+        "    if (existsSync(shell)) config.shell = shell\n"
+        "  },\n"
+        "})\n"
+    )
+
+
+def _copilot_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "COPILOT_HOME", ".copilot") if scope is Scope.USER else project / ".github"
+    return folder / "hooks" / "shotclock.json"
+
+
+def _copilot_entries(programs: Programs) -> tuple[Entry, ...]:
+    # Copilot blocks every command where a hook fails, so a removed program must not.
+    command = f"{hook_command(programs, 'copilot', programs.shell)} || true"
+    return (Entry(("hooks", "preToolUse"), {"type": "command", "bash": command, "timeoutSec": HOOK_TIMEOUT_S}),)
+
+
+def _copilot_approvals(programs: Programs) -> tuple[Entry, ...]:
+    command = hook_command(programs, "copilot", programs.shell, "--approvals")
+    hook = {"type": "command", "bash": command, "timeoutSec": APPROVAL_TIMEOUT_S}
+    return (Entry(("hooks", "permissionRequest"), hook),)
+
+
+AGENTS = {
+    agent.name: agent
+    for agent in (
+        CodingAgent(
+            "claude",
+            "Claude Code",
+            _claude_file,
+            lambda programs: (Entry(("env", PREFIX), programs.shell, in_list=False),),
+            _claude_approvals,
+            notes=("Your allow and deny rules are applied to the command itself, as before.",),
+        ),
+        CodingAgent(
+            "codex",
+            "Codex",
+            _codex_file,
+            _codex_entries,
+            notes=(
+                "Codex skips the hook without a word until you trust it: run /hooks in Codex.",
+                "Commands with a word of a `forbidden` or `prompt` rule in rules/*.rules are left alone, so that Codex "
+                "applies the rule to them.",
+            ),
+            needs_acceptance="Codex takes a rewritten command only together with the answer `allow`, and applies its "
+            "rules to the rewritten command: it may run a command about which it would have asked you",
+        ),
+        CodingAgent(
+            "gemini",
+            "Gemini CLI",
+            _gemini_file,
+            _gemini_entries,
+            notes=(
+                "Gemini applies your deny and ask rules to the command inside `bash -c`.",
+                "It asks about the whole `bash -c`, also where a rule allows the command inside it.",
+            ),
+        ),
+        CodingAgent(
+            "opencode",
+            "opencode",
+            _opencode_file,
+            plugin=_opencode_plugin,
+            notes=("Your permission rules are applied to the command itself, as before.",),
+        ),
+        CodingAgent(
+            "copilot",
+            "Copilot CLI",
+            _copilot_file,
+            _copilot_entries,
+            _copilot_approvals,
+            fresh='{\n  "version": 1\n}\n',
+            notes=(
+                "In a session with --deny-tool for the shell, commands are left alone, so that Copilot denies them.",
+            ),
+            needs_acceptance="Copilot applies its rules to the rewritten command: a rule for a single command no "
+            "longer matches, and approving `shotclock-sh` for a session approves every command",
+        ),
+    )
+}

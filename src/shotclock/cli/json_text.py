@@ -1,0 +1,149 @@
+"""Changes to the text of a JSON file that leave every other character as it is.
+
+A path is a sequence of keys of objects and indexes of lists.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+from ..core.value_types import value
+
+Path = tuple[str | int, ...]
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
+_USUAL_INDENT = "  "
+
+
+@value
+class Item:
+    """A member of an object or an element of a list: its place in the text."""
+
+    key: str | int
+    start: int
+    value_start: int
+    end: int
+
+
+def list_items(text: str, at: int) -> list[Item]:
+    """Return the items of the object or list that begins at this place of a valid text."""
+    is_object = text[at] == "{"
+    found: list[Item] = []
+    at = _skip(text, at + 1)
+    while text[at] not in "}]":
+        start, key = at, cast("str | int", len(found))
+        if is_object:
+            key, at = _DECODER.raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)
+        value_start = at
+        at = _DECODER.raw_decode(text, at)[1]
+        found.append(Item(key, start, value_start, at))
+        at = _skip(text, at)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return found
+
+
+def put(text: str, path: Path, content: object) -> str:
+    """Return the text with this value at the path. Missing objects and lists on the way are made.
+
+    An index right after the last element of a list appends to it. Raises ValueError where something else is in the way.
+    """
+    at = _skip(text, 0)
+    for depth, key in enumerate(path):
+        if text[at] != ("{" if isinstance(key, str) else "["):
+            place = ".".join(map(str, path[:depth])) or "the file"
+            raise ValueError(f"{place} should be {'an object' if isinstance(key, str) else 'a list'}")
+        items = list_items(text, at)
+        item = _find(items, key)
+        if item is None:
+            for missing in reversed(path[depth + 1 :]):
+                content = {missing: content} if isinstance(missing, str) else [content]
+            return _append(text, at, items, key, content)
+        at = item.value_start
+    end = _DECODER.raw_decode(text, at)[1]
+    return text[:at] + _render(text, at, content) + text[end:]
+
+
+def drop(text: str, path: Path) -> str:
+    """Return the text without the value at the path, and without the objects and lists that become empty."""
+    at, above = _skip(text, 0), []
+    for key in path:
+        items = list_items(text, at)
+        item = _find(items, key)
+        if item is None:
+            return text
+        above.append((at, items, item))
+        at = item.value_start
+    while len(above) > 1 and len(above[-1][1]) == 1:
+        above.pop()
+    at, items, item = above[-1]
+    place = items.index(item)
+    if place:
+        return text[: items[place - 1].end] + text[item.end :]
+    if len(items) > 1:
+        return text[: item.start] + text[items[1].start :]
+    return text[: at + 1] + text[_skip(text, item.end) :]
+
+
+def read(text: str, path: Path) -> Any:
+    """Return the value at the path, or None."""
+    found: Any = json.loads(text)
+    for key in path:
+        is_there = key in found if isinstance(found, dict) else isinstance(found, list) and key in range(len(found))
+        if not is_there:
+            return None
+        found = found[key]
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+def _find(items: list[Item], key: str | int) -> Item | None:
+    """Return the item of this key; of two with one key the last counts, as for every reader of JSON."""
+    return next((item for item in reversed(items) if item.key == key), None)
+
+
+def _append(text: str, at: int, items: list[Item], key: str | int, content: object) -> str:
+    label = f"{json.dumps(key, ensure_ascii=False)}: " if text[at] == "{" else ""
+    if items:
+        indent = _indent_before(text, items[-1].start)
+        end = items[-1].end
+        if indent is None:
+            return f"{text[:end]}, {label}{json.dumps(content, ensure_ascii=False)}{text[end:]}"
+        return f"{text[:end]},\n{indent}{label}{_render(text, items[-1].start, content)}{text[end:]}"
+    outer = _line_indent(text, at)
+    inner = outer + _unit(text)
+    rendered = _indented(content, _unit(text), inner)
+    return f"{text[: at + 1]}\n{inner}{label}{rendered}\n{outer}{text[_skip(text, at + 1) :]}"
+
+
+def _render(text: str, at: int, content: object) -> str:
+    return _indented(content, _unit(text), _line_indent(text, at))
+
+
+def _indented(content: object, unit: str, indent: str) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=unit).replace("\n", f"\n{indent}")
+
+
+def _indent_before(text: str, at: int) -> str | None:
+    """Return the white space between the start of the line and this place. None: something else is there."""
+    before = text[text.rfind("\n", 0, at) + 1 : at]
+    return before if "\n" in text[:at] and not before.strip() else None
+
+
+def _line_indent(text: str, at: int) -> str:
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _unit(text: str) -> str:
+    """Return one step of the indentation of this file."""
+    match = re.search(r"\{[ \t]*\r?\n([ \t]+)", text)
+    return match[1] if match is not None else _USUAL_INDENT
