@@ -19,13 +19,13 @@ from ..core.proposal_checks import TITLE_LIMIT
 from ..core.visible_text import one_line
 from ..inbox.access import Principal, Role, make_id
 from ..inbox.inbox import Inbox
-from ..inbox.person_wait import CallWait, ask_and_wait
+from ..inbox.person_wait import SECONDS_VARIABLE, VARIABLE, CallWait, ask_and_wait, read_response_budget_ms
 from ..process.clock import monotonic_ns
 from ..store.store import Store
-from .coding_agents import APPROVAL_TIMEOUT_S, HOOK_TIMEOUT_S
+from .coding_agents import APPROVAL_TIMEOUT_S
 from .output import write_quietly
 
-WAIT_VARIABLE = "SHOTCLOCK_APPROVAL_WAIT_S"
+LONGEST_WAIT_MS = (APPROVAL_TIMEOUT_S - 20) * 1000  # the rest is for the start, the store and the answer
 STORE_LIMIT_S = 5.0  # of opening and closing the store; a stuck disk exhausts it
 
 
@@ -33,12 +33,17 @@ def decide(agent: str) -> int:
     """Read a permission request, wait for the decision of an operator, and print the answer for the agent."""
     try:
         request = json.load(sys.stdin)
-        wait_s = min(float(os.environ.get(WAIT_VARIABLE, "inf")), APPROVAL_TIMEOUT_S - 2 * HOOK_TIMEOUT_S)
-        refusal = asyncio.run(asyncio.wait_for(_ask(agent, request, int(wait_s * 1000)), wait_s + STORE_LIMIT_S))
+        wait_ms = _read_wait_ms()
+        refusal = asyncio.run(asyncio.wait_for(_ask(agent, request, wait_ms), wait_ms / 1000 + STORE_LIMIT_S))
     except Exception as error:  # fails closed
         refusal = f"shotclock could not ask an operator: {str(error) or type(error).__name__}"
     write_quietly(sys.stdout, json.dumps(_answer(agent, refusal)) + "\n")
     return 0
+
+
+def _read_wait_ms() -> int:
+    is_set = os.environ.get(VARIABLE) or os.environ.get(SECONDS_VARIABLE)
+    return min(read_response_budget_ms(), LONGEST_WAIT_MS) if is_set else LONGEST_WAIT_MS
 
 
 def _answer(agent: str, refusal: str | None) -> dict[str, Any]:

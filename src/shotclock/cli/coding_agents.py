@@ -25,7 +25,7 @@ from ..core.value_types import value
 from . import json_text
 
 HOOK_TIMEOUT_S = 10  # a hook takes some 50 ms; a machine without memory exhausts this
-APPROVAL_TIMEOUT_S = 600  # of the agent; the hook itself answers HOOK_TIMEOUT_S earlier
+APPROVAL_TIMEOUT_S = 600  # of the agent; the hook itself answers earlier
 PREFIX = "CLAUDE_CODE_SHELL_PREFIX"
 HOOK_NAME = "shotclock"
 
@@ -167,17 +167,24 @@ def _opencode_file(scope: Scope, environ: Mapping[str, str], project: Path) -> P
 
 
 def _opencode_plugin(programs: Programs) -> str:
-    return (
-        "// Written by `shotclock agent install opencode`; `shotclock agent remove opencode` deletes it.\n"
-        "// opencode runs its commands with this shell, after its own permission rules.\n"
-        'import { existsSync } from "node:fs"\n\n'
-        f"const shell = {json.dumps(programs.shell)}\n\n"
-        "export const Shotclock = async () => ({\n"
-        "  config: async (config) => {\n"
-        "    if (existsSync(shell)) config.shell = shell\n"
-        "  },\n"
-        "})\n"
-    )
+    return f"""\
+// Written by `shotclock agent install opencode`; `shotclock agent remove opencode` deletes it.
+// opencode runs its commands with this shell, after it has applied its permission rules.
+import {{ existsSync }} from "node:fs"
+
+const shell = {json.dumps(programs.shell)}
+let own = ""
+
+export const Shotclock = async () => ({{
+  config: async (config) => {{
+    if (config.shell !== shell) own = config.shell ?? ""
+    if (existsSync(shell)) config.shell = shell
+  }},
+  "shell.env": async (input, output) => {{
+    if (own.startsWith("/")) output.env.SHOTCLOCK_SHELL = own
+  }},
+}})
+"""
 
 
 def _copilot_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
