@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup docs demo browser adb test test-matrix lint check bench soak lock picture size clean
+.PHONY: help setup docs demo browser adb test test-matrix lint check bench soak conformance lock picture size clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -126,6 +126,15 @@ $(BENCH_STAMP): $(STAMP) requirements-bench.lock
 soak: $(STAMP) ## minutes of load
 	$(BIN)/python -m pytest -q -m soak
 
+# Real agents by exact version, in a folder of their own, with a model on loopback that follows a script.
+CONFORMANCE := .conformance
+conformance: $(STAMP) ## five coding agents, each with and without `shotclock agent install` (needs npm)
+	@command -v npm >/dev/null 2>&1 || { echo "no npm here: the conformance suite is skipped; install Node.js >= 20" >&2; exit 0; }; \
+	mkdir -p $(CONFORMANCE) && rm -f $(CONFORMANCE)/observations && \
+	$(BOUND) npm install --no-audit --no-fund --loglevel=error --prefix $(CONFORMANCE) \
+	  $$($(BIN)/python -m tests.conformance.coding_agents) && \
+	SHOTCLOCK_CONFORMANCE=$(CONFORMANCE) $(BIN)/python -m pytest -q tests/conformance
+
 # One resolution for Python 3.11 and up, with environment markers. uv lives in a throw-away venv; no index,
 # host or path of this machine ends up in the files.
 # Keeps the pins that still fit; `make lock LOCK_FLAGS=--upgrade` moves them all.
@@ -144,5 +153,5 @@ size: ## how large and how plain the code is, beside its limits
 	@$(PYTHON) tools/size.py
 
 clean: ## remove everything the other targets made
-	rm -rf $(VENV) .venv-3.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) .venv-3.* $(CONFORMANCE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

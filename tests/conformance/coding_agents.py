@@ -157,3 +157,6 @@ AGENTS = (
         ("--accept-allow",),
     ),
 )
+
+if __name__ == "__main__":
+    print(*(agent.package for agent in AGENTS))

@@ -1,0 +1,105 @@
+"""Five coding agents, each with and without the installation: what becomes of a command that goes wrong.
+
+Without the installation nothing is demanded; it is only written down. The table of docs/howto/agents.md is from here:
+each observation is a line of the file `observations` in the folder of the agents.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.coding_agents import AGENTS, DENIED, CodingAgent
+from tests.conformance.session import FOLDER, START_S, Session, session, wait_until
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name),
+]
+BOUND_S = 30.0  # after which a command without limits counts as hung
+GONE_S = 2.0  # the promise for an agent that was killed; the rest of the bound is for a busy machine
+SLACK_S = 10.0
+
+
+def observe(agent: CodingAgent, scenario: str, installed: bool, text: str) -> None:
+    with open(FOLDER / "observations", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"agent": agent.name, "scenario": scenario, "installed": installed, "seen": text}) + "\n")
+
+
+def outcome(running: Session, within_s: float) -> tuple[str | None, str]:
+    """Return the result for the model, and the outcome in words."""
+    result = running.result(within_s)
+    took = f"{running.elapsed_s:.0f} s"
+    left = len(running.left())
+    return result, f"{'no answer' if result is None else 'answer'} after {took}, {left} processes left"
+
+
+def test_a_hung_command_is_stopped_and_the_model_is_told(agent: CodingAgent, tmp_path: Path) -> None:
+    command = "echo begun; tail -f MARK"
+    with session(agent, tmp_path / "without", command, installed=False) as running:
+        result, text = outcome(running, BOUND_S)
+        observe(agent, "hung", False, f"{text}: {(result or '')[-300:]}")
+    with session(agent, tmp_path / "with", command, installed=True) as running:
+        result, text = outcome(running, START_S)
+        observe(agent, "hung", True, f"{text}: {(result or '')[-300:]}")
+        assert result is not None
+        assert "TIMEOUT" in result
+        assert "begun" in result
+        assert not running.left()
+
+
+def test_a_leaked_daemon_is_stopped_with_its_command(agent: CodingAgent, tmp_path: Path) -> None:
+    command = "setsid tail -f MARK </dev/null >/dev/null 2>&1 & echo started"
+    with session(agent, tmp_path / "without", command, installed=False) as running:
+        result, text = outcome(running, BOUND_S)
+        assert running.process is not None
+        wait_until(lambda: running.process is not None and running.process.poll() is not None, BOUND_S)
+        ended = "ended" if running.process.poll() is not None else "still runs"
+        observe(agent, "daemon", False, f"{text}; the agent {ended}, {len(running.left())} processes left")
+    with session(agent, tmp_path / "with", command, installed=True) as running:
+        result, text = outcome(running, START_S)
+        observe(agent, "daemon", True, f"{text}: {(result or '')[-300:]}")
+        assert result is not None
+        assert "started" in result
+        assert not running.left()
+
+
+def test_a_prompt_for_input_does_not_hang(agent: CodingAgent, tmp_path: Path) -> None:
+    command = "read -r -p 'Overwrite? ' answer; echo \"answer: [$answer]\"; true MARK"
+    for installed in (False, True):
+        with session(agent, tmp_path / str(installed), command, installed=installed) as running:
+            result, text = outcome(running, START_S if installed else BOUND_S)
+            observe(agent, "prompt", installed, f"{text}: {(result or '')[-300:]}")
+            if installed:
+                assert result is not None
+                assert "INPUT_WANTED" in result or "answer: []" in result
+
+
+def test_a_denied_command_stays_denied(agent: CodingAgent, tmp_path: Path) -> None:
+    for place, command in enumerate((f"{DENIED} made MARK.made", f"echo first && {DENIED} made")):
+        for installed in (False, True):
+            folder = tmp_path / f"{place}-{installed}"
+            with session(agent, folder, command, installed=installed, denies=True) as running:
+                result, _ = outcome(running, START_S)
+                made = (running.place.project / "made").exists()
+                observe(agent, "denied", installed, f"{'ran' if made else 'denied'}: {(result or '')[-200:]}")
+                assert result is not None
+                assert not made
+
+
+def test_commands_end_with_an_agent_that_is_killed(agent: CodingAgent, tmp_path: Path) -> None:
+    command = "setsid tail -f MARK & tail -f MARK"
+    for installed in (False, True):
+        with session(agent, tmp_path / str(installed), command, installed=installed) as running:
+            assert wait_until(lambda running=running: len(running.left()) >= 2, START_S)
+            running.kill_agent()
+            began = time.monotonic()
+            is_gone = wait_until(lambda running=running: not running.left(), SLACK_S if installed else 2 * GONE_S)
+            took = time.monotonic() - began
+            observe(
+                agent, "killed", installed, f"gone after {took:.1f} s" if is_gone else f"{len(running.left())} left"
+            )
+            assert is_gone or not installed
