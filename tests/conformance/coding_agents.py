@@ -34,14 +34,17 @@ class CodingAgent:
     name: str
     package: str
     words: tuple[str, ...]
+    freedom: tuple[str, ...]
+    """The options that let it run every command without asking."""
     variables: dict[str, str]
     prepare: Callable[[Place], None]
     deny: Callable[[Place], tuple[str, ...]]
     """Writes the rule, or returns the options that hold it."""
     install_options: tuple[str, ...] = ()
 
-    def command(self, folder: Path, more: tuple[str, ...] = ()) -> list[str]:
-        return [str(folder / "node_modules" / ".bin" / self.name), *self.words, *more]
+    def command(self, folder: Path, more: tuple[str, ...] = (), *, asks: bool = False) -> list[str]:
+        freedom = () if asks else self.freedom
+        return [str(folder / "node_modules" / ".bin" / self.name), *self.words, *freedom, *more]
 
     def environ(self, place: Place) -> dict[str, str]:
         values = {name: text.replace("PORT", str(place.port)) for name, text in self.variables.items()}
@@ -106,7 +109,8 @@ AGENTS = (
     CodingAgent(
         "claude",
         "@anthropic-ai/claude-code@2.1.326",
-        ("-p", PROMPT, "--dangerously-skip-permissions"),
+        ("-p", PROMPT),
+        ("--dangerously-skip-permissions",),
         {
             "ANTHROPIC_BASE_URL": "http://127.0.0.1:PORT",
             "ANTHROPIC_API_KEY": "none",
@@ -120,7 +124,8 @@ AGENTS = (
     CodingAgent(
         "codex",
         "@openai/codex@0.169.0",
-        ("exec", "--skip-git-repo-check", "--json", "--dangerously-bypass-hook-trust", PROMPT),
+        ("exec", "--skip-git-repo-check", "--json", PROMPT),
+        ("--dangerously-bypass-hook-trust",),
         {"SCRIPTED_KEY": "none"},
         _prepare_codex,
         _deny_codex,
@@ -129,7 +134,8 @@ AGENTS = (
     CodingAgent(
         "gemini",
         "@google/gemini-cli@0.61.0",
-        ("--yolo", "--output-format", "json", "-p", PROMPT),
+        ("--output-format", "json", "-p", PROMPT),
+        ("--yolo",),
         {
             "GEMINI_API_KEY": "none",
             "GOOGLE_GEMINI_BASE_URL": "http://127.0.0.1:PORT",
@@ -139,12 +145,19 @@ AGENTS = (
         _deny_gemini,
     ),
     CodingAgent(
-        "opencode", "opencode-ai@1.18.33", ("run", "--format", "json", PROMPT), {}, _prepare_opencode, _deny_opencode
+        "opencode",
+        "opencode-ai@1.18.33",
+        ("run", "--format", "json", PROMPT),
+        (),
+        {},
+        _prepare_opencode,
+        _deny_opencode,
     ),
     CodingAgent(
         "copilot",
         "@github/copilot@1.0.102",
-        ("--no-auto-update", "--allow-all", "-p", PROMPT),
+        ("--no-auto-update", "-p", PROMPT),
+        ("--allow-all",),
         {
             "COPILOT_OFFLINE": "true",
             "COPILOT_PROVIDER_BASE_URL": "http://127.0.0.1:PORT/v1",

@@ -68,9 +68,20 @@ FOLDER = Path(os.environ.get("SHOTCLOCK_CONFORMANCE") or "/nonexistent").absolut
 
 @contextmanager
 def session(
-    agent: CodingAgent, folder: Path, command: str, *, installed: bool, denies: bool = False
+    agent: CodingAgent,
+    folder: Path,
+    command: str,
+    *,
+    installed: bool,
+    denies: bool = False,
+    asks: bool = False,
+    more: tuple[str, ...] = (),
+    before: Callable[[Place], None] = lambda place: None,
 ) -> Iterator[Session]:
-    """Start the agent with a model that asks for this command; MARK in it is the marked file."""
+    """Start the agent with a model that asks for this command; MARK in it is the marked file.
+
+    `more` are options of the installation; `before` is called after it. An agent that `asks` needs a permission.
+    """
     home, project = folder / "home", folder / "home" / "project"
     project.mkdir(parents=True)
     mark = home / "mark"
@@ -82,13 +93,14 @@ def session(
         place.write(".config/shotclock/config.toml", LIMITS)
         environ = agent.environ(place)
         if installed:
-            words = [PROGRAMS / "shotclock", "agent", "install", agent.name, "--yes", *agent.install_options]
+            words = [PROGRAMS / "shotclock", "agent", "install", agent.name, "--yes", *agent.install_options, *more]
             subprocess.run(words, env=environ, cwd=project, check=True, capture_output=True, timeout=START_S)
+        before(place)
         running = Session(agent, place, model, str(mark))
         try:
             with open(folder / "output", "wb") as output:
                 running.process = subprocess.Popen(
-                    agent.command(FOLDER, options),
+                    agent.command(FOLDER, options, asks=asks),
                     cwd=project,
                     env=environ,
                     stdin=subprocess.DEVNULL,

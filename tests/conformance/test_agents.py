@@ -7,18 +7,19 @@ each observation is a line of the file `observations` in the folder of the agent
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conformance.coding_agents import AGENTS, DENIED, CodingAgent
-from tests.conformance.session import FOLDER, START_S, Session, session, wait_until
+from shotclock.cli.agent_status import codex_hash
+from tests.conformance.coding_agents import AGENTS, DENIED, CodingAgent, Place
+from tests.conformance.session import FOLDER, PROGRAMS, START_S, Session, session, wait_until
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name),
-]
+pytestmark = pytest.mark.timeout(300)
+each_agent = pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 BOUND_S = 30.0  # after which a command without limits counts as hung
 GONE_S = 2.0  # the promise for an agent that was killed; the rest of the bound is for a busy machine
 SLACK_S = 10.0
@@ -37,6 +38,7 @@ def outcome(running: Session, within_s: float) -> tuple[str | None, str]:
     return result, f"{'no answer' if result is None else 'answer'} after {took}, {left} processes left"
 
 
+@each_agent
 def test_a_hung_command_is_stopped_and_the_model_is_told(agent: CodingAgent, tmp_path: Path) -> None:
     command = "echo begun; tail -f MARK"
     with session(agent, tmp_path / "without", command, installed=False) as running:
@@ -51,6 +53,7 @@ def test_a_hung_command_is_stopped_and_the_model_is_told(agent: CodingAgent, tmp
         assert not running.left()
 
 
+@each_agent
 def test_a_leaked_daemon_is_stopped_with_its_command(agent: CodingAgent, tmp_path: Path) -> None:
     command = "setsid tail -f MARK </dev/null >/dev/null 2>&1 & echo started"
     with session(agent, tmp_path / "without", command, installed=False) as running:
@@ -67,6 +70,7 @@ def test_a_leaked_daemon_is_stopped_with_its_command(agent: CodingAgent, tmp_pat
         assert not running.left()
 
 
+@each_agent
 def test_a_prompt_for_input_does_not_hang(agent: CodingAgent, tmp_path: Path) -> None:
     command = "read -r -p 'Overwrite? ' answer; echo \"answer: [$answer]\"; true MARK"
     for installed in (False, True):
@@ -78,6 +82,7 @@ def test_a_prompt_for_input_does_not_hang(agent: CodingAgent, tmp_path: Path) ->
                 assert "INPUT_WANTED" in result or "answer: []" in result
 
 
+@each_agent
 def test_a_denied_command_stays_denied(agent: CodingAgent, tmp_path: Path) -> None:
     for place, command in enumerate((f"{DENIED} made MARK.made", f"echo first && {DENIED} made")):
         for installed in (False, True):
@@ -90,6 +95,7 @@ def test_a_denied_command_stays_denied(agent: CodingAgent, tmp_path: Path) -> No
                 assert not made
 
 
+@each_agent
 def test_commands_end_with_an_agent_that_is_killed(agent: CodingAgent, tmp_path: Path) -> None:
     command = "setsid tail -f MARK & tail -f MARK"
     for installed in (False, True):
@@ -103,3 +109,53 @@ def test_commands_end_with_an_agent_that_is_killed(agent: CodingAgent, tmp_path:
                 agent, "killed", installed, f"gone after {took:.1f} s" if is_gone else f"{len(running.left())} left"
             )
             assert is_gone or not installed
+
+
+def shotclock(running: Session, *words: str) -> Any:
+    """Run a subcommand in the home of the session, and return its data."""
+    command = [str(PROGRAMS / "shotclock"), *words]
+    environ = running.agent.environ(running.place)
+    done = subprocess.run(command, env=environ, cwd=running.place.project, capture_output=True, timeout=START_S)
+    return json.loads(done.stdout)["data"]
+
+
+def test_codex_runs_the_hook_once_it_is_trusted_as_status_says(tmp_path: Path) -> None:
+    agent = next(each for each in AGENTS if each.name == "codex")
+    command = "tr '\\0' ' ' < /proc/$PPID/cmdline; true MARK"
+
+    def trust(place: Place) -> None:
+        """Write the hash, as Codex does after the review of a person."""
+        file, config = place.home / ".codex/hooks.json", place.home / ".codex/config.toml"
+        group = json.loads(file.read_text())["hooks"]["PreToolUse"][0]
+        state = f'[hooks.state."{file}:pre_tool_use:0:0"]\ntrusted_hash = "{codex_hash(group)}"\n'
+        config.write_text(f"{config.read_text()}\n{state}")
+
+    for is_trusted, before in ((False, lambda place: None), (True, trust)):
+        folder = tmp_path / str(is_trusted)
+        with session(agent, folder, command, installed=True, asks=True, before=before) as running:
+            result = running.result(START_S)
+            status = shotclock(running, "agent", "status", "codex")["agents"][0]
+            assert result is not None
+            assert (status["trusted"], "shotclock-sh" in result) == (is_trusted, is_trusted)
+
+
+@pytest.mark.parametrize("name", ["claude", "copilot"])
+def test_an_operator_decides_what_the_agent_may_run(name: str, tmp_path: Path) -> None:
+    agent = next(each for each in AGENTS if each.name == name)
+    for verb, notes in (("approve", ""), ("reject", "not today")):
+        folder, command = tmp_path / verb, "touch made; true MARK"
+        with session(agent, folder, command, installed=True, asks=True, more=("--approvals",)) as running:
+            found: list[dict[str, Any]] = []
+
+            def is_asked(running: Session = running, found: list[dict[str, Any]] = found) -> bool:
+                found[:] = shotclock(running, "inbox", "list")["proposals"]
+                return bool(found)
+
+            assert wait_until(is_asked, START_S)
+            assert "touch made" in found[0]["title"]
+            shotclock(running, "inbox", verb, found[0]["id"], "--notes", notes)
+            result = running.result(START_S)
+            assert result is not None
+            assert (running.place.project / "made").exists() == (verb == "approve")
+            assert notes in result
+            observe(agent, "approvals", True, f"{verb}: {result[-200:]}")

@@ -48,7 +48,8 @@ def quote_for_gemini(text: str) -> str:
 def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
     if request["tool_name"] != "run_shell_command" or _is_wrapped(request["tool_input"], shell):
         return None
-    command = f"{shell} -c {quote_for_gemini(request['tool_input']['command'])}"
+    # Gemini removes a shell around the whole command before it runs it, and inside braces only to check its rules.
+    command = f"{{ {shell} -c {quote_for_gemini(request['tool_input']['command'])}; }}"
     changed = {**request["tool_input"], "command": command}
     return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": changed}}
 
@@ -86,7 +87,7 @@ def _wrap(shell: str, command: str) -> str:
 
 
 def _is_wrapped(arguments: dict[str, Any], shell: str) -> bool:
-    return str(arguments["command"]).startswith(f"{shell} ")
+    return str(arguments["command"]).startswith((f"{shell} ", f"{{ {shell} "))
 
 
 def _words(text: str) -> set[str]:

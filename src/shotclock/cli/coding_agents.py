@@ -5,7 +5,7 @@ their shell, or look into a nested shell, so the user's own rules are applied to
 
     claude      CLAUDE_CODE_SHELL_PREFIX: the rules are checked first
     opencode    a plugin sets `shell`: the rules are checked first
-    gemini      a hook rewrites the command to `…/bash -c "…"`, into which Gemini's policy engine looks
+    gemini      a hook rewrites the command to `{ …/bash -c "…"; }`, into which Gemini's policy engine looks
 
 Copilot and Codex check the rewritten command only, so they need --accept-allow.
 """
