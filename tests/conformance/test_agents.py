@@ -84,7 +84,7 @@ def test_a_prompt_for_input_does_not_hang(agent: CodingAgent, tmp_path: Path) ->
 
 @each_agent
 def test_a_denied_command_stays_denied(agent: CodingAgent, tmp_path: Path) -> None:
-    for place, command in enumerate((f"{DENIED} made MARK.made", f"echo first && {DENIED} made")):
+    for place, command in enumerate((f"{DENIED} made", f"echo first && {DENIED} made")):
         for installed in (False, True):
             folder = tmp_path / f"{place}-{installed}"
             with session(agent, folder, command, installed=installed, denies=True) as running:

@@ -73,7 +73,7 @@ def _draw(name: str, data: Any, console: Console) -> None:
         case "agent status":
             _agents(data, console)
         case "agent install" | "agent remove" if "diff" in data:
-            _agent_change(data, console)
+            _agent_change("wrote" if name == "agent install" else "restored", data, console)
         case "inbox list" if "proposals" in data:
             _list(data, console)
         case "inbox show" if "history" in data:
@@ -105,19 +105,18 @@ def _prune(data: Any, console: Console) -> None:
 
 
 def _agents(data: Any, console: Console) -> None:
-    table = _table("agent", "scope", "state", "file")
     for each in data["agents"]:
         state = "effective" if each["effective"] else "not effective" if each["installed"] else "not installed"
         style = {"effective": "green", "not effective": "yellow"}.get(state, "bright_black")
+        line = Text(f"{each['agent']:<9} {each['scope']:<8} ") + Text(f"{state:<14}", style)
         approvals = " (with approvals)" if each["approvals"] else ""
-        table.add_row(each["agent"], each["scope"], Text(state + approvals, style), visible(each["file"]))
+        console.print(line + Text(f"{visible(each['file'])}{approvals}"), soft_wrap=True)
         for problem in each["problems"]:
-            table.add_row("", "", Text("!", "yellow"), visible(problem))
-    console.print(table)
+            console.print(Text("  ! ", "yellow") + Text(visible(problem)), soft_wrap=True)
 
 
-def _agent_change(data: Any, console: Console) -> None:
-    console.print(f"{'wrote' if data['changed'] else 'nothing to change in'} {visible(data['file'])}", soft_wrap=True)
+def _agent_change(verb: str, data: Any, console: Console) -> None:
+    console.print(f"{verb if data['changed'] else 'nothing to change in'} {visible(data['file'])}", soft_wrap=True)
     for note in data["notes"] if data["changed"] else ():
         console.print(visible(note), soft_wrap=True)
 
