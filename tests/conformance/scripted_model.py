@@ -262,7 +262,7 @@ def _example(schema: dict[str, Any]) -> object:
 
 
 def _text(content: object) -> str:
-    """Return the text of a tool result, whatever its shape."""
+    """Return the text of a tool result of any shape."""
     if isinstance(content, list):
         return "\n".join(_text(part) for part in content)
     if isinstance(content, dict):

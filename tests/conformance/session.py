@@ -48,19 +48,14 @@ class Session:
 
     def left(self) -> list[int]:
         """Return the processes of its commands that are alive."""
-        return [pid for pid, line in _command_lines() if self.mark in line and "-f" in line.split() and "tail" in line]
-
-    def is_left(self, within_s: float) -> bool:
-        """Return whether processes of its commands are alive after this time."""
-        return bool(self.left()) and not wait_until(lambda: not self.left(), within_s)
+        return [pid for pid, words in _command_lines() if words[:2] == ["tail", "-f"] and self.mark in words]
 
     def kill_agent(self) -> None:
         """Kill the agent with SIGKILL: its launcher and its own program, not the commands."""
         folder = str(FOLDER / "node_modules")
-        for pid, line in _command_lines():
-            if folder in line.split("\0")[0] or (folder in line and "node" in line.split()[0]):
-                if _is_of(pid, self.place.home):
-                    os.kill(pid, signal.SIGKILL)
+        for pid, words in _command_lines():
+            if any(word.startswith(folder) for word in words[:2]) and _is_of(pid, self.place.home):
+                _kill(pid)
 
 
 FOLDER = Path(os.environ.get("SHOTCLOCK_CONFORMANCE") or "/nonexistent").absolute()
@@ -126,8 +121,8 @@ def _clean_up(running: Session) -> None:
     """End the agent and every process that works in its home."""
     assert running.process is not None
     for _ in range(5):
-        for pid, line in _command_lines():
-            if running.mark in line or _is_of(pid, running.place.home):
+        for pid, words in _command_lines():
+            if running.mark in words or _is_of(pid, running.place.home):
                 _kill(pid)
         if running.process.poll() is not None and not running.left():
             break
@@ -151,7 +146,7 @@ def _is_of(pid: int, home: Path) -> bool:
         return False
 
 
-def _command_lines() -> Iterator[tuple[int, str]]:
+def _command_lines() -> Iterator[tuple[int, list[str]]]:
     """Yield the living processes of this machine, without this one."""
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
@@ -162,4 +157,4 @@ def _command_lines() -> Iterator[tuple[int, str]]:
         except OSError:
             continue
         if line and state not in "ZX":
-            yield int(name), line.replace("\0", " ")
+            yield int(name), line.split("\0")

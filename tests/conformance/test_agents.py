@@ -1,6 +1,6 @@
-"""Five coding agents, each with and without the installation: what becomes of a command that goes wrong.
+"""Five coding agents, each with and without the installation: the end of commands that go wrong.
 
-Without the installation nothing is demanded; it is only written down. The table of docs/howto/agents.md is from here:
+Without the installation the outcome is only recorded. The table of docs/howto/in-front-of-your-agent.md is from here:
 each observation is a line of the file `observations` in the folder of the agents.
 """
 
@@ -97,7 +97,7 @@ def test_a_denied_command_stays_denied(agent: CodingAgent, tmp_path: Path) -> No
 
 @each_agent
 def test_commands_end_with_an_agent_that_is_killed(agent: CodingAgent, tmp_path: Path) -> None:
-    command = "setsid tail -f MARK & tail -f MARK"
+    command = "setsid tail -f MARK >/dev/null & tail -f MARK >/dev/null"  # on a pipe, tail ends with its reader
     for installed in (False, True):
         with session(agent, tmp_path / str(installed), command, installed=installed) as running:
             assert wait_until(lambda running=running: len(running.left()) >= 2, START_S)
@@ -137,6 +137,22 @@ def test_codex_runs_the_hook_once_it_is_trusted_as_status_says(tmp_path: Path) -
             status = shotclock(running, "agent", "status", "codex")["agents"][0]
             assert result is not None
             assert (status["trusted"], "shotclock-sh" in result) == (is_trusted, is_trusted)
+
+
+def test_a_hung_command_is_stopped_inside_the_sandbox_of_codex(tmp_path: Path) -> None:
+    agent = next(each for each in AGENTS if each.name == "codex")
+
+    def confine(place: Place) -> None:
+        config = place.home / ".codex/config.toml"
+        config.write_text(config.read_text().replace("danger-full-access", "workspace-write"))
+
+    command = "touch /usr/made; tail -f MARK"
+    with session(agent, tmp_path / "with", command, installed=True, before=confine) as running:
+        result = running.result(START_S)
+        assert result is not None
+        assert "Read-only file system" in result, "it is in the sandbox"
+        assert "TIMEOUT" in result
+        assert not running.left()
 
 
 @pytest.mark.parametrize("name", ["claude", "copilot"])

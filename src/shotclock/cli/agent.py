@@ -17,9 +17,9 @@ from typing import Any
 from ..core.errors import Ending, Failure
 from ..core.visible_text import visible
 from ..runtime.call import Outcome, no_time_left
-from .agent_install import Plan, plan_install, plan_remove, write_plan
+from .agent_install import ConfigChange, plan_install, plan_remove, write_plan
 from .agent_status import describe
-from .coding_agents import AGENTS, CodingAgent, Scope
+from .coding_agents import AGENTS, CodingAgent, ConfigScope
 from .output import ask_person, is_terminal, raise_on_stop, write_quietly
 from .parser import CommandTable, Subcommand, argument, flag
 from .subcommand import (
@@ -39,17 +39,21 @@ ELSEWHERE = "give it the MCP server `shotclock serve shell` instead"
 
 
 def _run_install(name: str, user: bool, project: bool, approvals: bool, accept_allow: bool, yes: bool) -> Any:
-    agent, scope = _find(name), Scope.PROJECT if project else Scope.USER
+    agent = _find(name)
     if approvals and agent.approvals is None:
         able = " and ".join(each.title for each in AGENTS.values() if each.approvals is not None)
         raise Mistaken({"approvals": f"{agent.title} has no permission requests that a hook can answer; {able} have"})
     if agent.needs_acceptance and not accept_allow:
         raise Mistaken({"accept-allow": f"{agent.needs_acceptance}. Give --accept-allow if you accept that"})
-    return _change("install", partial(plan_install, agent, scope, approvals=approvals), yes)
+    return _change("install", partial(plan_install, agent, _scope(project), approvals=approvals), yes)
 
 
 def _run_remove(name: str, user: bool, project: bool, yes: bool) -> Any:
-    return _change("remove", partial(plan_remove, _find(name), Scope.PROJECT if project else Scope.USER), yes)
+    return _change("remove", partial(plan_remove, _find(name), _scope(project)), yes)
+
+
+def _scope(project: bool) -> ConfigScope:
+    return ConfigScope.PROJECT if project else ConfigScope.USER
 
 
 def _find(name: str) -> CodingAgent:
@@ -58,7 +62,7 @@ def _find(name: str) -> CodingAgent:
     return AGENTS[name]
 
 
-def _change(verb: str, plan: Callable[[], Plan], yes: bool) -> Callable[[bool], int]:
+def _change(verb: str, plan: Callable[[], ConfigChange], yes: bool) -> Callable[[bool], int]:
     def start(as_json: bool) -> int:
         raise_on_stop()
         call = admit_call(f"agent {verb}", 0, mutates=True)  # a person may take long; each child has its own limit
@@ -85,10 +89,10 @@ def _change(verb: str, plan: Callable[[], Plan], yes: bool) -> Callable[[bool], 
     return start
 
 
-def _ask(plan: Plan) -> None:
+def _ask(plan: ConfigChange) -> None:
     """Show the change and ask. Raises Failure unless a person agrees."""
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        message = "nobody can be asked here, and nothing was written; give --yes to write this"
+        message = "there is no terminal to ask at, and nothing was written; give --yes to write this"
         raise Failure("ARG_ERROR", message, context={"diff": plan.diff, "notes": list(plan.notes)})
     notes = "".join(f"{note}\n" for note in plan.notes)
     write_quietly(sys.stderr, visible(f"{plan.diff}\n{notes}"))
@@ -101,11 +105,11 @@ def _run_status(name: str | None) -> ChildWork:
     chosen = tuple(AGENTS.values()) if name is None else (_find(name),)
 
     def body() -> Outcome:
-        found = [describe(agent, scope, os.environ, Path.cwd()) for agent in chosen for scope in Scope]
+        found = [describe(agent, scope, os.environ, Path.cwd()) for agent in chosen for scope in ConfigScope]
         users = {
-            each.file for each in found if each.scope is Scope.USER
+            each.file for each in found if each.scope is ConfigScope.USER
         }  # in the home, a project's file may be the same
-        shown = [each for each in found if each.scope is Scope.USER or (each.is_there and each.file not in users)]
+        shown = [each for each in found if each.scope is ConfigScope.USER or (each.is_there and each.file not in users)]
         return Outcome(Ending.FINISHED, data={"agents": [each.as_data() for each in shown]})
 
     return ChildWork("agent status", body, show=show_drawn)

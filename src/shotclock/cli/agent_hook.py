@@ -1,7 +1,7 @@
 """`shotclock agent hook`: called by an agent before each shell command, or when it asks for a permission.
 
-It imports little, because every command waits for it. A hook that rewrites commands never stands in the way: if
-anything is unexpected, it prints nothing, and the command runs as it is. A hook that approves denies instead.
+It imports little, because every command waits for it. A hook that rewrites commands never blocks one: if anything is
+unexpected, it prints nothing, and the command runs as it is. A hook that approves denies instead.
 """
 
 from __future__ import annotations

@@ -20,18 +20,18 @@ from ..core.value_types import replace, value
 from ..runtime.call import Outcome
 from ..store.home import create_private_file, make_private_directory, state_home
 from .agent_status import every_entry
-from .coding_agents import AGENTS, CodingAgent, Programs, Scope, drop_entry, put_entry
+from .coding_agents import AGENTS, CodingAgent, ConfigScope, Programs, drop_entry, put_entry
 
 FOLDER = "agents"
 WRITTEN_BY = "Written by `shotclock agent install"
 
 
 @value
-class Plan:
+class ConfigChange:
     """A change of one file. None is a file that does not exist."""
 
     agent: str
-    scope: Scope
+    scope: ConfigScope
     file: str
     before: str | None
     after: str | None
@@ -59,7 +59,7 @@ class Plan:
 
 
 @value
-class Record:
+class KeptText:
     """The text of a file before an installation, and the digest of the text after it."""
 
     folder: Path
@@ -67,7 +67,7 @@ class Record:
     after_digest: str
 
     @classmethod
-    def read(cls, agent: CodingAgent, file: Path) -> Record | None:
+    def read(cls, agent: CodingAgent, file: Path) -> KeptText | None:
         folder = _record_folder(agent, file)
         try:
             kept = json.loads((folder / "record.json").read_text("utf-8"))
@@ -108,11 +108,11 @@ def _has_both(folder: str) -> bool:
     return all(os.access(os.path.join(folder, name), os.X_OK) for name in ("shotclock", "shotclock-sh"))
 
 
-def plan_install(agent: CodingAgent, scope: Scope, *, approvals: bool) -> Plan:
+def plan_install(agent: CodingAgent, scope: ConfigScope, *, approvals: bool) -> ConfigChange:
     programs, file = find_programs(), agent.file(scope, os.environ, Path.cwd())
-    before, record = _read_text(file), Record.read(agent, file)
+    before, record = _read_text(file), KeptText.read(agent, file)
     notes = (*agent.notes, *([f"{agent.needs_acceptance}."] if agent.needs_acceptance else []))
-    plan = Plan(agent.name, scope, str(file), before, None, installs=True, original=before, notes=notes)
+    plan = ConfigChange(agent.name, scope, str(file), before, None, installs=True, original=before, notes=notes)
     if agent.plugin is not None:
         if before is not None and WRITTEN_BY not in before:
             raise Failure("CONFLICT", f"{file} exists and is not ours", suggestion="move it away first")
@@ -129,10 +129,10 @@ def plan_install(agent: CodingAgent, scope: Scope, *, approvals: bool) -> Plan:
     return replace(plan, after=after)
 
 
-def plan_remove(agent: CodingAgent, scope: Scope) -> Plan:
+def plan_remove(agent: CodingAgent, scope: ConfigScope) -> ConfigChange:
     file = agent.file(scope, os.environ, Path.cwd())
-    before, record = _read_text(file), Record.read(agent, file)
-    plan = Plan(agent.name, scope, str(file), before, before)
+    before, record = _read_text(file), KeptText.read(agent, file)
+    plan = ConfigChange(agent.name, scope, str(file), before, before)
     if before is None:
         return plan
     if record is not None and record.describes(before):
@@ -152,7 +152,7 @@ def _without_ours(agent: CodingAgent, text: str) -> str:
     return text
 
 
-def write_plan(plan: Plan) -> Outcome:
+def write_plan(plan: ConfigChange) -> Outcome:
     """Write the file and what `remove` needs. Raises Failure where the file was changed since the plan."""
     file = Path(plan.file)
     folder = _record_folder(AGENTS[plan.agent], file)
@@ -160,8 +160,8 @@ def write_plan(plan: Plan) -> Outcome:
         raise Failure("CONFLICT", f"{file} was changed meanwhile; nothing was written", suggestion="try again")
     try:
         if plan.installs and plan.after is not None:
-            _link_bash()
-            Record(folder, plan.original, _digest(plan.after)).write(file)
+            _link_bash(plan.after)
+            KeptText(folder, plan.original, _digest(plan.after)).write(file)
         _replace_file(file, plan.after)
         if not plan.installs:
             shutil.rmtree(folder, ignore_errors=True)
@@ -170,8 +170,11 @@ def write_plan(plan: Plan) -> Outcome:
     return Outcome(Ending.FINISHED, data=plan.as_data(changed=True))
 
 
-def _link_bash() -> None:
+def _link_bash(text: str) -> None:
+    """Make the link that the text names, if it does."""
     programs = find_programs()
+    if programs.bash not in text:
+        return
     folder = make_private_directory(Path(programs.bash).parent)
     fresh = folder / f"bash.{os.getpid()}"
     os.symlink(programs.shell, fresh)

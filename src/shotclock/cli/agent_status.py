@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.value_types import field, record
 from . import json_text
-from .coding_agents import AGENTS, HOOK_NAME, PREFIX, CodingAgent, Entry, Programs, Scope, find_ours
+from .coding_agents import AGENTS, HOOK_NAME, PREFIX, CodingAgent, ConfigEntry, ConfigScope, Programs, find_ours
 
 CLAUDE_MANAGED = Path("/etc/claude-code/managed-settings.json")
 GEMINI_SYSTEM = Path("/etc/gemini-cli/settings.json")
@@ -22,9 +22,9 @@ PLACES = Programs("shotclock", "shotclock-sh", "bash")  # only the places of the
 
 
 @record
-class Status:
+class AgentStatus:
     agent: str
-    scope: Scope
+    scope: ConfigScope
     file: str
     installed: bool = False
     approvals: bool = False
@@ -51,15 +51,15 @@ class Status:
         }
 
 
-def every_entry(agent: CodingAgent) -> tuple[Entry, ...]:
+def every_entry(agent: CodingAgent) -> tuple[ConfigEntry, ...]:
     """Return every entry that an installation may have; their contents are without meaning."""
     return (*agent.entries(PLACES), *(agent.approvals(PLACES) if agent.approvals is not None else ()))
 
 
-def describe(agent: CodingAgent, scope: Scope, environ: Mapping[str, str], project: Path) -> Status:
+def describe(agent: CodingAgent, scope: ConfigScope, environ: Mapping[str, str], project: Path) -> AgentStatus:
     """Look at the files of an agent. Nothing is claimed about a file that cannot be read."""
     file = agent.file(scope, environ, project)
-    status = Status(agent.name, scope, str(file))
+    status = AgentStatus(agent.name, scope, str(file))
     try:
         text = file.read_text("utf-8")
         if agent.plugin is not None:
@@ -76,7 +76,7 @@ def describe(agent: CodingAgent, scope: Scope, environ: Mapping[str, str], proje
     return status
 
 
-def _read_plugin(status: Status, text: str) -> None:
+def _read_plugin(status: AgentStatus, text: str) -> None:
     match = re.search(r'^const shell = ("[^"\n]*")$', text, re.MULTILINE)
     if match is not None:
         status.installed = True
@@ -84,7 +84,7 @@ def _read_plugin(status: Status, text: str) -> None:
         _check_program(status, json.loads(match[1]))
 
 
-def _read_entries(status: Status, agent: CodingAgent, text: str) -> None:
+def _read_entries(status: AgentStatus, agent: CodingAgent, text: str) -> None:
     approvals = agent.approvals(PLACES) if agent.approvals is not None else ()
     for entry in every_entry(agent):
         path = find_ours(text, entry)
@@ -108,7 +108,7 @@ def _hook_words(hook: Any) -> list[str]:
     return [*words, *[""] * 5]
 
 
-def _check_program(status: Status, program: str) -> None:
+def _check_program(status: AgentStatus, program: str) -> None:
     problem = f"{program} is not there or cannot be executed: install it again, or remove this"
     if not os.access(program, os.X_OK) and problem not in status.problems:
         status.problems.append(problem)
@@ -121,11 +121,11 @@ def _read_json(file: Path, *path: str) -> Any:
         return None
 
 
-def _check_claude(status: Status, environ: Mapping[str, str], project: Path) -> None:
+def _check_claude(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
     """Project settings win over user settings, local ones over both, managed ones over all. Then the environment."""
     folder = project / ".claude"
     files = [Path(status.file), folder / "settings.json", folder / "settings.local.json", CLAUDE_MANAGED]
-    for file in files if status.scope is Scope.USER else files[2:]:
+    for file in files if status.scope is ConfigScope.USER else files[2:]:
         other = _read_json(file, "env", PREFIX)
         if other is not None and other != status.shell:
             status.problems.append(f"{file} sets {PREFIX} to {other!r}, which wins here")
@@ -133,7 +133,7 @@ def _check_claude(status: Status, environ: Mapping[str, str], project: Path) -> 
             status.problems.append(f"{file} sets disableAllHooks, so permission requests do not reach the inbox")
 
 
-def _check_codex(status: Status, environ: Mapping[str, str], project: Path) -> None:
+def _check_codex(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
     config = Path(environ.get("CODEX_HOME") or Path(environ.get("HOME", "~"), ".codex").expanduser()) / "config.toml"
     try:
         settings: dict[str, Any] = tomllib.loads(config.read_text("utf-8"))
@@ -144,7 +144,7 @@ def _check_codex(status: Status, environ: Mapping[str, str], project: Path) -> N
         return
     if settings.get("features", {}).get("hooks") is False:
         status.problems.append(f"{config} sets features.hooks to false")
-    if status.scope is Scope.PROJECT and _trust_level(settings, project) != "trusted":
+    if status.scope is ConfigScope.PROJECT and _trust_level(settings, project) != "trusted":
         status.problems.append("Codex reads the hooks of a project only where it trusts the project")
     status.trusted = _is_trusted(Path(status.file), settings)
     if not status.trusted:
@@ -175,7 +175,7 @@ def codex_hash(group: dict[str, Any]) -> str:
     return f"sha256:{hashlib.sha256(compact.encode()).hexdigest()}"
 
 
-def _check_gemini(status: Status, environ: Mapping[str, str], project: Path) -> None:
+def _check_gemini(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
     system = Path(environ.get("GEMINI_CLI_SYSTEM_SETTINGS_PATH") or GEMINI_SYSTEM)
     for file in dict.fromkeys((Path(status.file), project / ".gemini" / "settings.json", system)):
         if _read_json(file, "hooksConfig", "enabled") is False:
@@ -184,14 +184,14 @@ def _check_gemini(status: Status, environ: Mapping[str, str], project: Path) -> 
             status.problems.append(f"{file} has {HOOK_NAME} in hooksConfig.disabled")
 
 
-def _check_opencode(status: Status, environ: Mapping[str, str], project: Path) -> None:
+def _check_opencode(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
     if environ.get("OPENCODE_PURE"):
         status.problems.append("OPENCODE_PURE is set: opencode loads no plugins")
-    if status.scope is Scope.PROJECT and environ.get("OPENCODE_DISABLE_PROJECT_CONFIG"):
+    if status.scope is ConfigScope.PROJECT and environ.get("OPENCODE_DISABLE_PROJECT_CONFIG"):
         status.problems.append("OPENCODE_DISABLE_PROJECT_CONFIG is set")
 
 
-def _check_copilot(status: Status, environ: Mapping[str, str], project: Path) -> None:
+def _check_copilot(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
     if _read_json(Path(status.file), "disableAllHooks") is True:
         status.problems.append(f"{status.file} sets disableAllHooks")
 

@@ -30,7 +30,7 @@ PREFIX = "CLAUDE_CODE_SHELL_PREFIX"
 HOOK_NAME = "shotclock"
 
 
-class Scope(StrEnum):
+class ConfigScope(StrEnum):
     USER = "user"
     PROJECT = "project"
 
@@ -46,7 +46,7 @@ class Programs:
 
 
 @value
-class Entry:
+class ConfigEntry:
     """A value in a JSON file: an element of a list, or the value of a key."""
 
     path: tuple[str, ...]
@@ -60,10 +60,10 @@ class CodingAgent:
 
     name: str
     title: str
-    file: Callable[[Scope, Mapping[str, str], Path], Path]
+    file: Callable[[ConfigScope, Mapping[str, str], Path], Path]
     """Returns the file for a scope, the environment and the project's folder."""
-    entries: Callable[[Programs], tuple[Entry, ...]] = lambda programs: ()
-    approvals: Callable[[Programs], tuple[Entry, ...]] | None = None
+    entries: Callable[[Programs], tuple[ConfigEntry, ...]] = lambda programs: ()
+    approvals: Callable[[Programs], tuple[ConfigEntry, ...]] | None = None
     plugin: Callable[[Programs], str] | None = None
     """Returns the text of a file of our own, instead of entries."""
     fresh: str = "{}\n"
@@ -90,7 +90,7 @@ def is_ours(content: object) -> bool:
     return " agent hook " in json.dumps(content) and "shotclock" in json.dumps(content)
 
 
-def find_ours(text: str, entry: Entry) -> json_text.Path | None:
+def find_ours(text: str, entry: ConfigEntry) -> json_text.Path | None:
     """Return the path of our entry of this kind, or None."""
     found = json_text.read(text, entry.path)
     if not entry.in_list:
@@ -101,7 +101,7 @@ def find_ours(text: str, entry: Entry) -> json_text.Path | None:
     return (*entry.path, places[-1]) if places else None
 
 
-def put_entry(text: str, entry: Entry) -> str:
+def put_entry(text: str, entry: ConfigEntry) -> str:
     """Return the text with this entry. Raises Failure where another value of the user is in its place."""
     path = find_ours(text, entry)
     found = json_text.read(text, entry.path)
@@ -118,7 +118,7 @@ def put_entry(text: str, entry: Entry) -> str:
         raise Failure("CONFLICT", str(error), suggestion="correct the file first") from None
 
 
-def drop_entry(text: str, entry: Entry) -> str:
+def drop_entry(text: str, entry: ConfigEntry) -> str:
     path = find_ours(text, entry)
     return text if path is None else json_text.drop(text, path)
 
@@ -129,41 +129,41 @@ def _group(command: str, **more: object) -> dict[str, object]:
     return {**outside, "hooks": [{"type": "command", "command": command, **more}]}
 
 
-def _claude_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
-    folder = home_of(environ, "CLAUDE_CONFIG_DIR", ".claude") if scope is Scope.USER else project / ".claude"
+def _claude_file(scope: ConfigScope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "CLAUDE_CONFIG_DIR", ".claude") if scope is ConfigScope.USER else project / ".claude"
     return folder / "settings.json"
 
 
-def _claude_approvals(programs: Programs) -> tuple[Entry, ...]:
+def _claude_approvals(programs: Programs) -> tuple[ConfigEntry, ...]:
     command = hook_command(programs, "claude", programs.shell, "--approvals")
     group = _group(command, timeout=APPROVAL_TIMEOUT_S, onFailure="block")
-    return (Entry(("hooks", "PermissionRequest"), group),)
+    return (ConfigEntry(("hooks", "PermissionRequest"), group),)
 
 
-def _codex_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
-    folder = home_of(environ, "CODEX_HOME", ".codex") if scope is Scope.USER else project / ".codex"
+def _codex_file(scope: ConfigScope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "CODEX_HOME", ".codex") if scope is ConfigScope.USER else project / ".codex"
     return folder / "hooks.json"
 
 
-def _codex_entries(programs: Programs) -> tuple[Entry, ...]:
+def _codex_entries(programs: Programs) -> tuple[ConfigEntry, ...]:
     command = hook_command(programs, "codex", programs.shell)
-    return (Entry(("hooks", "PreToolUse"), _group(command, matcher="Bash", timeout=HOOK_TIMEOUT_S)),)
+    return (ConfigEntry(("hooks", "PreToolUse"), _group(command, matcher="Bash", timeout=HOOK_TIMEOUT_S)),)
 
 
-def _gemini_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
-    folder = home_of(environ, "GEMINI_CLI_HOME") if scope is Scope.USER else project
+def _gemini_file(scope: ConfigScope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "GEMINI_CLI_HOME") if scope is ConfigScope.USER else project
     return folder / ".gemini" / "settings.json"
 
 
-def _gemini_entries(programs: Programs) -> tuple[Entry, ...]:
+def _gemini_entries(programs: Programs) -> tuple[ConfigEntry, ...]:
     command = hook_command(programs, "gemini", programs.bash)
     group = _group(command, matcher="run_shell_command", name=HOOK_NAME, timeout=HOOK_TIMEOUT_S * 1000)
-    return (Entry(("hooks", "BeforeTool"), group),)
+    return (ConfigEntry(("hooks", "BeforeTool"), group),)
 
 
-def _opencode_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
+def _opencode_file(scope: ConfigScope, environ: Mapping[str, str], project: Path) -> Path:
     user = home_of(environ, "XDG_CONFIG_HOME", ".config") / "opencode"
-    return (user if scope is Scope.USER else project / ".opencode") / "plugins" / "shotclock.js"
+    return (user if scope is ConfigScope.USER else project / ".opencode") / "plugins" / "shotclock.js"
 
 
 def _opencode_plugin(programs: Programs) -> str:
@@ -187,21 +187,21 @@ export const Shotclock = async () => ({{
 """
 
 
-def _copilot_file(scope: Scope, environ: Mapping[str, str], project: Path) -> Path:
-    folder = home_of(environ, "COPILOT_HOME", ".copilot") if scope is Scope.USER else project / ".github"
+def _copilot_file(scope: ConfigScope, environ: Mapping[str, str], project: Path) -> Path:
+    folder = home_of(environ, "COPILOT_HOME", ".copilot") if scope is ConfigScope.USER else project / ".github"
     return folder / "hooks" / "shotclock.json"
 
 
-def _copilot_entries(programs: Programs) -> tuple[Entry, ...]:
+def _copilot_entries(programs: Programs) -> tuple[ConfigEntry, ...]:
     # Copilot blocks every command where a hook fails, so a removed program must not.
     command = f"{hook_command(programs, 'copilot', programs.shell)} || true"
-    return (Entry(("hooks", "preToolUse"), {"type": "command", "bash": command, "timeoutSec": HOOK_TIMEOUT_S}),)
+    return (ConfigEntry(("hooks", "preToolUse"), {"type": "command", "bash": command, "timeoutSec": HOOK_TIMEOUT_S}),)
 
 
-def _copilot_approvals(programs: Programs) -> tuple[Entry, ...]:
+def _copilot_approvals(programs: Programs) -> tuple[ConfigEntry, ...]:
     command = hook_command(programs, "copilot", programs.shell, "--approvals")
     hook = {"type": "command", "bash": command, "timeoutSec": APPROVAL_TIMEOUT_S}
-    return (Entry(("hooks", "permissionRequest"), hook),)
+    return (ConfigEntry(("hooks", "permissionRequest"), hook),)
 
 
 AGENTS = {
@@ -211,7 +211,7 @@ AGENTS = {
             "claude",
             "Claude Code",
             _claude_file,
-            lambda programs: (Entry(("env", PREFIX), programs.shell, in_list=False),),
+            lambda programs: (ConfigEntry(("env", PREFIX), programs.shell, in_list=False),),
             _claude_approvals,
             notes=("Your allow and deny rules are applied to the command itself, as before.",),
         ),

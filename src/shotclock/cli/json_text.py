@@ -19,7 +19,7 @@ _USUAL_INDENT = "  "
 
 
 @value
-class Item:
+class JsonItem:
     """A member of an object or an element of a list: its place in the text."""
 
     key: str | int
@@ -28,10 +28,10 @@ class Item:
     end: int
 
 
-def list_items(text: str, at: int) -> list[Item]:
+def list_items(text: str, at: int) -> list[JsonItem]:
     """Return the items of the object or list that begins at this place of a valid text."""
     is_object = text[at] == "{"
-    found: list[Item] = []
+    found: list[JsonItem] = []
     at = _skip(text, at + 1)
     while text[at] not in "}]":
         start, key = at, cast("str | int", len(found))
@@ -40,7 +40,7 @@ def list_items(text: str, at: int) -> list[Item]:
             at = _skip(text, _skip(text, at) + 1)
         value_start = at
         at = _DECODER.raw_decode(text, at)[1]
-        found.append(Item(key, start, value_start, at))
+        found.append(JsonItem(key, start, value_start, at))
         at = _skip(text, at)
         if text[at] == ",":
             at = _skip(text, at + 1)
@@ -105,12 +105,12 @@ def _skip(text: str, at: int) -> int:
     return at if match is None else match.end()
 
 
-def _find(items: list[Item], key: str | int) -> Item | None:
+def _find(items: list[JsonItem], key: str | int) -> JsonItem | None:
     """Return the item of this key; of two with one key the last counts, as for every reader of JSON."""
     return next((item for item in reversed(items) if item.key == key), None)
 
 
-def _append(text: str, at: int, items: list[Item], key: str | int, content: object) -> str:
+def _append(text: str, at: int, items: list[JsonItem], key: str | int, content: object) -> str:
     label = f"{json.dumps(key, ensure_ascii=False)}: " if text[at] == "{" else ""
     if items:
         indent = _indent_before(text, items[-1].start)
