@@ -239,7 +239,8 @@ def test_status_tells_what_is_installed_and_what_is_in_its_way(shotclock: Any, h
         assert status_of(shotclock, agent)["installed"] is False
         install(shotclock, agent)
         found = status_of(shotclock, agent)
-        assert (found["installed"], found["effective"]) == (True, agent != "codex"), found
+        effects = {"codex": False, "gemini": None}
+        assert (found["installed"], found["effective"]) == (True, effects.get(agent, True)), found
         assert os.path.basename(found["shell"]) == ("bash" if agent == "gemini" else "shotclock-sh")
         assert os.access(found["shell"], os.X_OK)
     assert len(shotclock("agent", "status").json()["data"]["agents"]) == 5
@@ -370,26 +371,32 @@ def test_commands_with_a_word_of_a_codex_rule_are_left_to_the_rule(hook: Any, ho
         ("cd x&&git status", False),
         ("echo $(git push)", False),
         ("(rm x)", False),
+        ("/bin/rm x", False),
+        ("'rm' x; r\\m x", False),
     ):
         request = {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": str(home / "project")}
         assert (hook("codex", request) is not None) == is_wrapped, command
 
 
-def test_in_a_session_of_copilot_with_denied_tools_commands_are_left_alone(tmp_path: Path) -> None:
+def test_where_copilot_has_deny_rules_commands_are_left_alone(tmp_path: Path, home: Path) -> None:
     request = json.dumps({"toolName": "bash", "toolArgs": {"command": "ls"}})
-    agent = tmp_path / "copilot"
+    agent, settings = tmp_path / "copilot", home / ".copilot/settings.json"
+    settings.parent.mkdir()
     words = shlex.join([*SHOTCLOCK, "agent", "hook", "copilot", str(tmp_path / "bin/shotclock-sh")])
     agent.write_text(f"#!/bin/bash\n{words}\ntrue\n")
     agent.chmod(0o755)
-    for options, is_wrapped in (
-        (("--deny-tool", "shell(rm)"), False),
-        (("--deny-tool=shell",), False),
-        (("--deny-tool", "write", "shell(rm)"), False),
-        (("--deny-tool", "write"), True),
-        (("--allow-tool", "shell(rm)"), True),
+    for options, text, is_wrapped in (
+        (("--deny-tool", "shell(rm)"), "{}", False),
+        (("--deny-tool=shell",), "{}", False),
+        (("--deny-url", "example.org"), "{}", False),
+        ((), '{"deniedUrls": ["example.org"]}', False),
+        ((), '// managed\n{\n  "deniedUrls": [\n    "example.org"]}', False),
+        ((), '{"deniedUrls": [ ], "allowedUrls": ["example.org"]}', True),
+        (("--allow-tool", "shell(rm)"), "{}", True),
     ):
+        settings.write_text(text)
         ran = subprocess.run([agent, *options], input=request, capture_output=True, text=True, timeout=SOON_S)
-        assert bool(ran.stdout) == is_wrapped, options
+        assert bool(ran.stdout) == is_wrapped, (options, text)
 
 
 # --- approvals --------------------------------------------------------------------------------------------------
@@ -461,6 +468,18 @@ def test_without_a_decision_in_time_it_is_denied(shotclock: Any) -> None:
     assert answer["behavior"] == "deny"
     assert "no operator decided within 300ms" in answer["message"]
     assert shotclock("inbox", "list").json()["data"]["proposals"] == [], "it cannot be approved any more"
+
+
+def test_a_request_of_an_agent_that_was_killed_is_withdrawn(shotclock: Any, tmp_path: Path) -> None:
+    words = shlex.join([*SHOTCLOCK, "agent", "hook", "copilot", "/bin/sh", "--approvals"])
+    (tmp_path / "request").write_text(json.dumps(COPILOT))
+    agent = subprocess.Popen(["bash", "-c", f"{words} < {tmp_path}/request; true"], stdout=subprocess.DEVNULL)
+    open_proposal(shotclock)
+    agent.kill()
+    agent.wait(SOON_S)
+    wait_for(lambda: not shotclock("inbox", "list").json()["data"]["proposals"], "the withdrawal")
+    listed = shotclock("inbox", "list", "--all").json()["data"]["proposals"]
+    assert [each["status"] for each in listed] == ["withdrawn"]
 
 
 def test_an_approval_hook_fails_closed(home: Path) -> None:

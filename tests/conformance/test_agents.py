@@ -111,6 +111,20 @@ def test_commands_end_with_an_agent_that_is_killed(agent: CodingAgent, tmp_path:
             assert is_gone or not installed
 
 
+def test_a_url_that_copilot_denies_stays_denied(tmp_path: Path) -> None:
+    agent = next(each for each in AGENTS if each.name == "copilot")
+    command = "curl -sS --max-time 1 https://denied.invalid/; true MARK"
+
+    def deny(place: Place) -> None:
+        place.write(".copilot/settings.json", {"deniedUrls": ["denied.invalid"]})
+
+    for installed in (False, True):
+        with session(agent, tmp_path / str(installed), command, installed=installed, before=deny) as running:
+            result = running.result(START_S)
+            assert result is not None
+            assert "denied due to the following rules" in result
+
+
 def shotclock(running: Session, *words: str) -> Any:
     """Run a subcommand in the home of the session, and return its data."""
     command = [str(PROGRAMS / "shotclock"), *words]

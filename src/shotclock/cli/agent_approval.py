@@ -27,18 +27,32 @@ from .output import write_quietly
 
 LONGEST_WAIT_MS = (APPROVAL_TIMEOUT_S - 20) * 1000  # the rest is for the start, the store and the answer
 STORE_LIMIT_S = 5.0  # of opening and closing the store; a stuck disk exhausts it
+LOOK_S = 1  # between two looks at the agent
 
 
 def decide(agent: str) -> int:
     """Read a permission request, wait for the decision of an operator, and print the answer for the agent."""
     try:
         request = json.load(sys.stdin)
-        wait_ms = _read_wait_ms()
-        refusal = asyncio.run(asyncio.wait_for(_ask(agent, request, wait_ms), wait_ms / 1000 + STORE_LIMIT_S))
+        refusal = asyncio.run(_ask_while_wanted(agent, request, _read_wait_ms()))
     except Exception as error:  # fails closed
         refusal = f"shotclock could not ask an operator: {str(error) or type(error).__name__}"
     write_quietly(sys.stdout, json.dumps(_answer(agent, refusal)) + "\n")
     return 0
+
+
+async def _ask_while_wanted(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
+    """Ask, but not for longer than the agent lives: its proposal is withdrawn then."""
+    asking, parent = asyncio.ensure_future(_ask(agent, request, wait_ms)), os.getppid()
+    looks = int(wait_ms / 1000 + STORE_LIMIT_S) // LOOK_S + 1
+    for _ in range(looks):
+        if (await asyncio.wait([asking], timeout=LOOK_S))[0]:
+            return asking.result()
+        if os.getppid() != parent:
+            break
+    asking.cancel()
+    await asyncio.wait([asking], timeout=STORE_LIMIT_S)
+    return "the store did not answer in time, or the agent has ended"
 
 
 def _read_wait_ms() -> int:
@@ -56,15 +70,16 @@ def _answer(agent: str, refusal: str | None) -> dict[str, Any]:
 async def _ask(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
     """Return why the request is refused, or None where it is approved."""
     with Store.open() as store:
-        inbox = Inbox(store)
+        inbox, asker, asked = Inbox(store), Principal(agent, Role.AGENT), list[Proposal]()
         try:
             wait = CallWait(monotonic_ns(), wait_ms, f"{agent}-{make_id(10)}")
-            waited = await ask_and_wait(inbox, _read(agent, request, wait_ms), Principal(agent, Role.AGENT), wait)
-            if waited.proposal.is_open:
-                inbox.withdraw_unneeded(waited.proposal.id, Principal(agent, Role.AGENT))
+            waited = await ask_and_wait(inbox, _read(agent, request, wait_ms), asker, wait, asked.append)
+            asked.append(waited.proposal)
         except Failure as failure:
             return f"shotclock could not ask an operator: {failure}"
         finally:
+            if asked and asked[-1].is_open:
+                inbox.withdraw_unneeded(asked[-1].id, asker)
             await inbox.close()
     return _refusal(waited.proposal, wait_ms)
 

@@ -58,7 +58,9 @@ def rewrite_copilot(request: dict[str, Any], shell: str) -> dict[str, Any] | Non
     arguments = request["toolArgs"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    if request["toolName"] != "bash" or _is_wrapped(arguments, shell) or _denies_shell(os.getppid()):
+    if request["toolName"] != "bash" or _is_wrapped(arguments, shell):
+        return None
+    if _has_denials(request.get("cwd") or os.getcwd()):
         return None
     return {"modifiedArgs": {**arguments, "command": _wrap(shell, arguments["command"])}}
 
@@ -91,7 +93,9 @@ def _is_wrapped(arguments: dict[str, Any], shell: str) -> bool:
 
 
 def _words(text: str) -> set[str]:
-    return set(re.findall(r"[^\s;&|()<>`$\"']+", text))
+    """Return the words of a command, and the names of the programs that it gives by their paths."""
+    words = re.findall(r"[^\s;&|()<>`$\"'\\]+", text)
+    return {*words, *map(os.path.basename, words)}
 
 
 def _ruled_words(folder: str) -> set[str]:
@@ -112,15 +116,27 @@ def _ruled_words(folder: str) -> set[str]:
     return found
 
 
-def _denies_shell(pid: int) -> bool:
-    """Return whether a process above was started with --deny-tool for the shell."""
+def _has_denials(folder: str) -> bool:
+    """Return whether Copilot has rules that deny commands or URLs: by its command line, or in its settings."""
+    home = os.environ.get("COPILOT_HOME") or os.path.expanduser("~/.copilot")
+    project = os.path.join(folder, ".github", "copilot")
+    for place, name in ((home, "settings.json"), (home, "config.json"), (project, "settings.json")):
+        if _denies_urls(os.path.join(place, name)):
+            return True
+    return _denies_urls(os.path.join(project, "settings.local.json")) or _was_started_with_denials(os.getppid())
+
+
+def _denies_urls(file: str) -> bool:
+    if not os.path.exists(file):
+        return False
+    with open(file, encoding="utf-8") as opened:
+        return re.search(r'"deniedUrls"\s*:\s*\[\s*[^\s\]]', opened.read()) is not None
+
+
+def _was_started_with_denials(pid: int) -> bool:
     for _ in range(ANCESTORS):
         with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-            words = file.read().split("\0")
-        is_denied = False
-        for word in words:
-            is_denied = word.startswith("--deny-tool") or (is_denied and not word.startswith("-"))
-            if is_denied and "shell" in word:
+            if any(word.startswith(("--deny-tool", "--deny-url")) for word in file.read().split("\0")):
                 return True
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             pid = int(file.read().rpartition(")")[2].split()[1])

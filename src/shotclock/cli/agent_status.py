@@ -32,6 +32,8 @@ class AgentStatus:
     trusted: bool | None = None
     """None: the agent asks for no trust in its configuration."""
     problems: list[str] = field(default_factory=list)
+    conditions: list[str] = field(default_factory=list)
+    """Conditions of an effect that cannot be seen in files."""
 
     @property
     def is_there(self) -> bool:
@@ -46,8 +48,9 @@ class AgentStatus:
             "approvals": self.approvals,
             "shell": self.shell,
             "trusted": self.trusted,
-            "effective": self.installed and not self.problems,
+            "effective": None if self.conditions and not self.problems else self.installed and not self.problems,
             "problems": self.problems,
+            "conditions": self.conditions,
         }
 
 
@@ -176,6 +179,7 @@ def codex_hash(group: dict[str, Any]) -> str:
 
 
 def _check_gemini(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
+    status.conditions.append("Gemini runs hooks only in folders that it trusts")
     system = Path(environ.get("GEMINI_CLI_SYSTEM_SETTINGS_PATH") or GEMINI_SYSTEM)
     for file in dict.fromkeys((Path(status.file), project / ".gemini" / "settings.json", system)):
         if _read_json(file, "hooksConfig", "enabled") is False:
@@ -192,6 +196,8 @@ def _check_opencode(status: AgentStatus, environ: Mapping[str, str], project: Pa
 
 
 def _check_copilot(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
+    if status.scope is ConfigScope.PROJECT:
+        status.conditions.append("Copilot reads the hooks of a project only where it trusts the folder")
     if _read_json(Path(status.file), "disableAllHooks") is True:
         status.problems.append(f"{status.file} sets disableAllHooks")
 

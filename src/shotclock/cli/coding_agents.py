@@ -252,11 +252,9 @@ AGENTS = {
             _copilot_entries,
             _copilot_approvals,
             fresh='{\n  "version": 1\n}\n',
-            notes=(
-                "In a session with --deny-tool for the shell, commands are left alone, so that Copilot denies them.",
-            ),
-            needs_acceptance="Copilot applies its rules to the rewritten command: a rule for a single command no "
-            "longer matches, and approving `shotclock-sh` for a session approves every command",
+            notes=("Where Copilot has deny rules (--deny-tool, --deny-url, deniedUrls), commands are left alone.",),
+            needs_acceptance="Copilot applies its rules to the rewritten command: rules for single commands, paths "
+            "and URLs no longer match, and approving `shotclock-sh` for a session approves every command",
         ),
     )
 }

@@ -106,13 +106,16 @@ def _prune(data: Any, console: Console) -> None:
 
 def _agents(data: Any, console: Console) -> None:
     for each in data["agents"]:
-        state = "effective" if each["effective"] else "not effective" if each["installed"] else "not installed"
-        style = {"effective": "green", "not effective": "yellow"}.get(state, "bright_black")
+        state = {True: "effective", None: "installed"}.get(each["effective"], "not effective")
+        state = state if each["installed"] else "not installed"
+        style = {"effective": "green", "installed": "green", "not effective": "yellow"}.get(state, "bright_black")
         line = Text(f"{each['agent']:<9} {each['scope']:<8} ") + Text(f"{state:<14}", style)
         approvals = " (with approvals)" if each["approvals"] else ""
         console.print(line + Text(f"{visible(each['file'])}{approvals}"), soft_wrap=True)
         for problem in each["problems"]:
             console.print(Text("  ! ", "yellow") + Text(visible(problem)), soft_wrap=True)
+        for condition in each["conditions"]:
+            console.print(f"  {condition}", soft_wrap=True)
 
 
 def _agent_change(verb: str, data: Any, console: Console) -> None:
