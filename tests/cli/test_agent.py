@@ -1,11 +1,14 @@
 """`shotclock agent`: the configuration of a coding agent, before and after, and the answers of its hooks."""
 
+import hashlib
 import json
 import os
+import pty
+import select
 import shlex
 import stat
 import subprocess
-import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 
 from shotclock.cli.agent_hook import quote_for_gemini
 from shotclock.cli.agent_status import codex_hash
-from tests.cli.conftest import SHOTCLOCK, SOON_S, wait_for
+from tests.cli.conftest import POLL_S, SHOTCLOCK, SOON_S, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -207,22 +210,22 @@ def test_refusals_say_what_to_do(shotclock: Any, home: Path) -> None:
 
 def answer_at_terminal(words: list[str], typed: bytes) -> tuple[int, str]:
     """Run a subcommand on a terminal, type this when it asks, and return its exit code and the screen."""
-    import pty
-
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [*SHOTCLOCK, *words])
-    screen = b""
-    while b"[y/N]" not in screen:
-        screen += os.read(terminal, 4096)
-    os.write(terminal, typed)
-    try:
-        while chunk := os.read(terminal, 4096):
-            screen += chunk
-    except OSError:
-        pass
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), screen.decode()
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*SHOTCLOCK, *words], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    screen, give_up_at = b"", time.monotonic() + SOON_S
+    while time.monotonic() < give_up_at:
+        if not select.select([ours], [], [], POLL_S)[0]:
+            continue
+        try:
+            screen += os.read(ours, 4096)
+        except OSError:  # the other side is closed
+            break
+        if typed and b"[y/N]" in screen:
+            os.write(ours, typed)
+            typed = b""
+    os.close(ours)
+    return process.wait(SOON_S), screen.decode()
 
 
 def test_a_person_sees_the_difference_and_is_asked(home: Path) -> None:
@@ -281,8 +284,6 @@ def test_the_hash_of_a_hook_is_the_one_of_codex() -> None:
         '{"event_name":"pre_tool_use","hooks":[{"async":false,"command":"/abs/hook","timeout":10,"type":"command"}],'
         '"matcher":"Bash"}'
     )
-    import hashlib
-
     assert codex_hash(group) == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
