@@ -90,8 +90,8 @@ def test_wrong_inputs_of_a_workflow_inside_another_have_the_same_shape(tmp_path:
 
 # --- every subset of the options ------------------------------------------------------------------------------
 
-# Called, these would serve, watch, start devices or stop processes of others: their words are only read.
-ONLY_READ = {"serve", "wrap", "worker", "engine", "doctor", "watch"}
+# Called, these would serve, watch, start devices, stop processes or answer an agent: their words are only read.
+ONLY_READ = {"serve", "wrap", "worker", "engine", "doctor", "watch", "hook"}
 LOADED = {name: subcommand.load(name) for name in subcommand.MODULES if name not in ("exec", "timeout")}
 
 
@@ -180,6 +180,7 @@ def test_every_subset_of_options_is_answered_by_an_envelope_and_never_by_a_trace
             env={
                 **os.environ,
                 "PYTHONPATH": str(Path(__file__).parents[2]),
+                "HOME": str(tmp_path),  # configurations of agents are there
                 "SHOTCLOCK_HOME": str(tmp_path / "home"),
                 "SHOTCLOCK_RESPONSE_TIMEOUT": "10ms",
             },
