@@ -488,7 +488,8 @@ def test_an_approval_hook_fails_closed(home: Path) -> None:
     answers = [answer_of(ask("claude", CLAUDE)), answer_of(ask("claude", CLAUDE, wait="soon"))]
     (home / ".local").unlink()
     answers += [answer_of(ask("claude", b"not json")), answer_of(ask("copilot", b"[]"))]
-    assert [answer["behavior"] for answer in answers] == ["deny"] * 4
+    answers += [answer_of(ask("claude", COPILOT)), answer_of(ask("copilot", {"toolName": "bash"}))]
+    assert [answer["behavior"] for answer in answers] == ["deny"] * 6
     assert all("could not ask" in answer["message"] for answer in answers)
 
 

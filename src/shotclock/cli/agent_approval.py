@@ -85,14 +85,15 @@ async def _ask(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
 
 
 def _read(agent: str, request: dict[str, Any], wait_ms: int) -> ProposalRequest:
-    tool = str(request.get("tool_name") or request.get("toolName") or "a tool")
-    found = request.get("tool_input") or request.get("toolInput") or {}
+    """Return the proposal of a request. Raises KeyError where it does not say what the operator has to see."""
+    names = ("tool_name", "tool_input") if agent == "claude" else ("toolName", "toolInput")
+    tool, found = (request[name] for name in names)
     arguments = found if isinstance(found, dict) else {"input": found}
     shown = arguments.get("command") or json.dumps(arguments, ensure_ascii=False)
     return ProposalRequest(
         Kind.OPERATION,
         one_line(f"{agent} {tool}: {shown}")[:TITLE_LIMIT],
-        operation=tool,
+        operation=str(tool),
         arguments=arguments,
         policy=Policy(ttl_ms=wait_ms),
         surroundings={"directory": str(request.get("cwd") or os.getcwd())},
