@@ -121,6 +121,14 @@ def test_output_input_arguments_and_exit_codes_are_those_of_bash(sh: Shell):
         assert sh.run(*words, given=given) == sh.run(*words, given=given, program=BASH), words
 
 
+def test_the_locale_of_a_command_is_that_of_the_caller(sh: Shell):
+    for name in ("LANG", "LC_ALL", "LC_CTYPE"):
+        sh.env.pop(name, None)
+    for locale in ({}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "C.UTF-8"}, {"LANG": "C"}, {"LC_ALL": "C"}):
+        words = ["-c", "env | grep ^L[AC]; x=é; echo ${#x}"]
+        assert sh.run(*words, env=locale) == sh.run(*words, env=locale, program=BASH), locale
+
+
 def test_one_argument_is_a_command_line(sh: Shell):
     assert sh.run("echo one; exit 3") == (3, b"one\n", b"")
     (sh.work / "tool").write_text("#!/bin/sh\necho ran $0\n")
@@ -263,6 +271,39 @@ def test_nothing_above_the_repository_counts(tmp_path: Path):
     (tmp_path / "shotclock.toml").write_text('timeout = "1s"')
     limits, _ = read_limits({}, str(tmp_path / "repository"), {"timeout": 5}, {})
     assert limits["timeout"].ms == 5
+
+
+def test_without_a_repository_only_the_working_directory_counts_also_without_a_home(tmp_path: Path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "shotclock.toml").write_text('timeout = "1s"')
+    for folder, expected in ((tmp_path, 1_000), (tmp_path / "below", 5_000)):
+        for home in ({}, {"HOME": ""}, {"HOME": "/nowhere"}):
+            limits, _ = read_limits(home, str(folder), {"timeout": 5_000}, {})
+            assert limits["timeout"].ms == expected, (folder, home)
+
+
+def test_a_table_in_pyproject_counts_however_it_is_written(tmp_path: Path):
+    (tmp_path / ".git").mkdir()
+    for text in (
+        '[tool.shotclock]\ntimeout = "1s"',
+        '[ tool . "shotclock" ]\ntimeout = "1s"',
+        '[tool]\nshotclock.timeout = "1s"',
+        'tool = {shotclock = {timeout = "1s"}}',
+    ):
+        (tmp_path / "pyproject.toml").write_text(text)
+        limits, mistakes = read_limits({}, str(tmp_path), {"timeout": 5_000}, {})
+        assert (limits["timeout"].ms, mistakes) == (1_000, []), text
+    (tmp_path / "pyproject.toml").write_text('[[tool.shotclock]]\ntimeout = "1s"')
+    limits, mistakes = read_limits({}, str(tmp_path), {"timeout": 5_000}, {})
+    assert (limits["timeout"].ms, len(mistakes)) == (5_000, 1)
+
+
+def test_a_file_that_cannot_be_parsed_in_time_or_at_all_holds_no_command_up(sh: Shell):
+    for text, why in (("a = " + "[" * 20_000, b"nested too deeply"), ("a." * 200_000 + "a = 1", b"too long to read")):
+        (sh.work / "shotclock.toml").write_text(text)
+        code, out, err = sh.run("-c", "echo ran")
+        assert (code, out, err.count(b"\n")) == (0, b"ran\n", 1)
+        assert why in err
 
 
 def test_a_mistake_in_a_project_is_told_and_ignored_one_of_the_user_is_refused(sh: Shell):
@@ -449,24 +490,27 @@ def test_a_server_of_an_agent_ends_with_it_as_well(sh: Shell):
     agent.stderr.close()
 
 
-def test_a_command_of_an_agent_that_is_already_gone_is_not_started(sh: Shell, tmp_path: Path):
-    made = tmp_path / "made"
+def test_a_command_of_an_agent_that_is_already_gone_is_not_started(sh: Shell):
     gone = subprocess.Popen(["true"])
     gone.wait(SOON_S)
-    # Its own parent must be process 1, and this test may run below a subreaper.
-    program = (
-        "import os, sys\n"
-        "os.getppid = lambda me=os.getpid(), real=os.getppid: 1 if os.getpid() == me else real()\n"
-        "from shotclock.process import kernel\n"
-        "kernel.ancestors = lambda pid: [1]\n"
-        "from shotclock.cli import run_shell\n"
-        f"sys.argv = ['shotclock-sh', '-c', 'touch {made}']\n"
-        "run_shell()\n"
-    )
-    for pid, code in ((gone.pid, 125), (1, 0)):  # in a container the agent may be process 1
+    # This process is in another session and has no such variable, as one that has adopted an orphan.
+    for pid, expected in ((gone.pid, (125, b"")), (1, (0, b"ran\n"))):  # in a container the agent may be process 1
         env = {"CLAUDECODE": "1", "CLAUDE_PID": str(pid)}
-        ran = sh.run("-c", program, program=sys.executable, env=env)
-        assert (ran[0], made.exists()) == (code, code == 0), ran
+        assert sh.run("-c", "echo ran", env=env, start_new_session=True)[:2] == expected
+    # A shell below the agent outlived it, as in a terminal multiplexer.
+    words = ["-c", f"{sh.path} -c 'echo ran'; exit"]
+    env = {"CLAUDECODE": "1", "CLAUDE_PID": str(gone.pid)}
+    assert sh.run(*words, program=BASH, env=env) == (0, b"ran\n", b"")
+    assert sh.run("-c", f"setsid -w {sh.path} -c 'echo ran'; exit", program=BASH, env=env) == (0, b"ran\n", b"")
+
+
+def test_it_runs_in_a_sandbox_that_hides_the_agent(sh: Shell):
+    sandbox = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*sandbox, "true"], capture_output=True, timeout=SOON_S).returncode:
+        pytest.skip("this machine permits no namespaces")
+    env = {"CLAUDECODE": "1", "CLAUDE_PID": str(os.getpid())}
+    for words in ([str(sh.path), "-c", "echo ran"], [BASH, "-c", f"setsid -w {sh.path} -c 'echo ran'; exit"]):
+        assert sh.run(*sandbox[1:], *words, program=sandbox[0], env=env) == (0, b"ran\n", b""), words
 
 
 # --- where it runs ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from ..process import spans
-from ..process.foreground import die_of, fill_standard_descriptors
+from ..process.foreground import die_of, fill_standard_descriptors, restore_locale
 from .output import flush_quietly, is_terminal, say_line
 
 GARBAGE_THRESHOLD = 10_000  # imported modules stay, and Python's own 700 new objects per search cost a tenth of a start
@@ -36,6 +36,7 @@ def _run_and_leave(run: Callable[[], int], *, keeps_stderr: bool) -> None:
     # Until a subcommand listens, Ctrl-C just ends us, without a traceback of our imports.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     fill_standard_descriptors()
+    restore_locale()
     if spans.are_wanted():
         from ..runtime.telemetry import begin_if_wanted
 

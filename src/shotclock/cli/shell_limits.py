@@ -6,8 +6,10 @@ A project's file may only shorten a limit: a cloned repository is not trusted.
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from collections.abc import Callable, Mapping
+from types import FrameType
 
 from ..core.clocks import DurationError, format_duration, parse_duration_ms
 from ..core.value_types import value
@@ -16,7 +18,8 @@ KEYS = ("timeout", "idle", "lifetime", "input_wait")
 PROJECT_FILES = ("shotclock.toml", "pyproject.toml")
 LONGEST_KEY = 40  # in a message
 LARGEST_FILE = 1024 * 1024
-_TABLE = b"tool.shotclock"  # the table in a pyproject.toml; without these bytes the file is not parsed
+PARSE_LIMIT_S = 1.0  # of CPU time; only a key of thousands of parts takes as long
+_TABLE = b"shotclock"  # in the name of our table, however a pyproject.toml writes it; other files are not parsed
 
 
 class BadSetting(Exception):
@@ -82,15 +85,21 @@ def _user_file(environ: Mapping[str, str]) -> str:
 
 
 def _read_project(folder: str, home: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]:
-    """Return the limits of the nearest project file, up to the root of the repository, never in the home directory."""
-    home = os.path.realpath(home)
-    while folder not in ("", os.sep, home):
-        for name in PROJECT_FILES:
-            if (limits := _read_file(f"{folder}/{name}", on_mistake)) is not None:
-                return limits
-        if os.path.lexists(f"{folder}/.git"):
+    """Return the limits of the nearest project file: in this folder, or above it in the same repository.
+
+    Never in the home directory, nor above it. Without a repository, a folder above may be shared, as /tmp is.
+    """
+    above, at = [], folder
+    while at not in ("", os.sep, home and os.path.realpath(home)):
+        above.append(at)
+        if os.path.lexists(f"{at}/.git"):
             break
-        folder = os.path.dirname(folder)
+        at = os.path.dirname(at)
+    else:
+        above = above[:1]
+    for at, name in ((at, name) for at in above for name in PROJECT_FILES):
+        if (limits := _read_file(f"{at}/{name}", on_mistake)) is not None:
+            return limits
     return {}
 
 
@@ -100,17 +109,18 @@ def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]
     is_shared = path.endswith("/pyproject.toml")  # with other tools
     if text is None or (is_shared and _TABLE not in text):
         return None
-    import tomllib  # takes as long as a tenth of a start
-
     try:
-        table: object = tomllib.loads(text.decode())
+        table = _parse(text)
     except ValueError as error:
         on_mistake(f"{path}: {error}")
         return {}
     for name in ("tool", "shotclock") if is_shared else ():
         table = table.get(name) if isinstance(table, dict) else None
-    if not isinstance(table, dict):
+    if table is None:
         return None
+    if not isinstance(table, dict):
+        on_mistake(f"{path}: tool.shotclock is not a table")
+        return {}
     limits = {}
     for key, written in table.items():
         if key not in KEYS:
@@ -121,6 +131,24 @@ def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]
         except DurationError as error:
             on_mistake(f"{path}: {key}: {error}")
     return limits
+
+
+def _parse(text: bytes) -> object:
+    """Return the content of a file. Raises ValueError, also if that takes too long: the command waits for it."""
+    import tomllib  # takes as long as a tenth of a start
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise ValueError("it takes too long to read")
+
+    former = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PARSE_LIMIT_S)
+    try:
+        return tomllib.loads(text.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def _read_bytes(path: str) -> bytes | None:

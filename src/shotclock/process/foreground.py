@@ -37,6 +37,8 @@ KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 # Signals that stay ignored if nohup, or the shell of a background job, had them ignored.
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # the locales that Python sets in place of C
+
 
 class TerminalSignals:
     """The stop signals and Ctrl-Z that this process receives.
@@ -145,6 +147,18 @@ def fill_standard_descriptors() -> None:
             # The lowest free number is this one. A closed stdout is opened for reading only, so that writing
             # to it fails and no output is lost unnoticed.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
+
+
+def restore_locale() -> None:
+    """Give LC_CTYPE the value that this process was started with. Python replaces the C locale in the environment."""
+    started_with = kernel.environment_of(os.getpid()) if os.environ.get("LC_CTYPE") in _COERCED else []
+    if not started_with:
+        return
+    given = [entry.partition(b"=")[2] for entry in started_with if entry.startswith(b"LC_CTYPE=")]
+    if given:
+        os.environb[b"LC_CTYPE"] = given[0]
+    else:
+        del os.environ["LC_CTYPE"]
 
 
 def die_of(number: int) -> None:
