@@ -216,9 +216,9 @@ def _is_program(path: str) -> bool:
 
 def _find_owner() -> ProcessIdentity | None:
     """Return the agent that runs this command, else the parent process. Raises Unusable if the agent is gone."""
+    if is_agent_gone():  # killed while this program started
+        raise Unusable("the agent that started this command is gone")
     for choice in ("agent", "parent"):
         with contextlib.suppress(UnknownOwner):
             return find_owner(choice)
-    if is_agent_gone():  # killed while this program started
-        raise Unusable("the agent that started this command is gone")
     return None

@@ -510,3 +510,8 @@ def _namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+def is_first_namespace() -> bool:
+    """Return whether this process sees all processes of the machine, and is in no container or sandbox."""
+    return _namespace() == "pid:[4026531836]"  # a constant of Linux

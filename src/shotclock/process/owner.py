@@ -48,11 +48,26 @@ def find_owner(choice: str | None, environ: Mapping[str, str] = os.environ) -> P
 
 
 def is_agent_gone(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process was left by an agent that has ended: it has no parent, and its variable is stale."""
-    if os.getppid() != 1:
+    """Return whether an agent has ended and left this process: its variable is stale, and the parent has adopted us.
+
+    An adopting process, such as init, is in another session and has no variable of the agent. The process 1 of a
+    sandbox has it: there the agent lives outside and is not seen.
+    """
+    parent = os.getppid()
+    stale = [name for name in _PID_VARIABLES if (pid := _read_pid(environ.get(name, ""))) and not kernel.identify(pid)]
+    if not stale or not parent or _session_of(parent) == os.getsid(0):
         return False
-    named = [pid for name in _PID_VARIABLES if (pid := _read_pid(environ.get(name, "")))]
-    return any(pid != 1 and kernel.identify(pid) is None for pid in named)  # in a container the agent may be process 1
+    inherited = kernel.environment_of(parent)
+    if not inherited and not kernel.is_first_namespace():  # it may be hidden from us
+        return False
+    return not any(entry.startswith(f"{name}=".encode()) for name in stale for entry in inherited)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def _agent(environ: Mapping[str, str]) -> ProcessIdentity | None:
