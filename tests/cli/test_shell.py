@@ -129,6 +129,13 @@ def test_the_locale_of_a_command_is_that_of_the_caller(sh: Shell):
         assert sh.run(*words, env=locale) == sh.run(*words, env=locale, program=BASH), locale
 
 
+def test_output_that_cannot_be_written_is_reported_also_if_the_command_dies_of_it(sh: Shell):
+    with open("/dev/full", "wb") as full:
+        for words in ("echo one line", "yes | head -c 1000000"):
+            ran = sh.run("-o", "pipefail", "-c", words, stdout=full, env={"SHOTCLOCK_IDLE": "20s"})
+            assert ran[0] == 125 and b"could not be written: No space left" in ran[2], ran
+
+
 def test_one_argument_is_a_command_line(sh: Shell):
     assert sh.run("echo one; exit 3") == (3, b"one\n", b"")
     (sh.work / "tool").write_text("#!/bin/sh\necho ran $0\n")

@@ -108,3 +108,15 @@ def test_lines_are_found_however_the_output_arrived(chunks: list[bytes], number:
     if all(len(line) <= shell_output.LONGEST_LINE for line in shown):
         assert found.text == b"\n".join(shown).decode("utf-8", "replace")
     output.remove_file()
+
+
+def test_a_line_that_the_full_file_cuts_is_not_shown_as_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_output, "FILE_CAP", 20_050)
+    output = output_of(home, *[b"x" * 99 + b"\n"] * 2_000)
+    assert output.lines_after(199, 5) == ("x" * 99, 200, 200)
+    assert output.lines_after(200, 1).first_line > 2_000 - END_KEPT // 100, "line 201 was not kept"
+
+
+def test_empty_lines_that_are_counted_as_shown_are_shown(home: Path) -> None:
+    shown = output_of(home, b"\n" * 50_000).excerpt()
+    assert shown.text.count("\n") + shown.lines_left_out == 50_000 + 1, "and one line about those left out"

@@ -160,7 +160,7 @@ def _judge_ending(call: Call, task: CommandTask, report: CommandReport) -> tuple
         return _explain_input_wanted(call, task, report), Ending.KILLED
     if report.fired == ClockKind.SOFT or (report.soft_rang and report.status != 0):
         return wound_down_problem(call), Ending.KILLED
-    if report.status == 0 and report.unwritten:
+    if report.unwritten and report.status in (0, -signal.SIGPIPE, 128 + signal.SIGPIPE):  # as it sees our closed end
         message = f"the command's output could not be written: {os.strerror(report.unwritten)}"
         return Problem("FILE_UNWRITABLE", message, exit_code=EX_IOERR), Ending.FINISHED
     if report.status == 0:

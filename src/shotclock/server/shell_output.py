@@ -126,7 +126,7 @@ class JobOutput:
         left_bytes = self.total - len(head) - len(tail)
         left_lines = max(0, self.lines - _count_lines(head) - _count_lines(tail))
         gap = f"… {left_lines:,} lines ({left_bytes:,} bytes) left out; {self.describe_file()}"
-        return Excerpt(f"{_decode(head).rstrip()}\n{gap}\n{_decode(tail)}", left_lines)
+        return Excerpt("\n".join((_decode(head).removesuffix("\n"), gap, _decode(tail))), left_lines)
 
     def describe_file(self) -> str:
         if not self.file_bytes:
@@ -156,7 +156,9 @@ class JobOutput:
         before_end = self.complete_lines - self._end.count(b"\n")
         is_cut = len(self._end) < self.total  # the end may begin inside a line
         if number < before_end + is_cut:
-            if number <= self._file_lines and (found := self._read_file(number, most)):
+            # A full file may end inside a line, which is then not shown as if it were whole.
+            in_file = most if self.is_file_whole else min(most, self._file_lines - number)
+            if in_file > 0 and (found := self._read_file(number, in_file)):
                 return number + 1, found
             number = before_end + is_cut
         return number + 1, _split(self._end, number - before_end, most)
