@@ -130,6 +130,19 @@ def test_a_hanging_command_is_stopped_with_a_child_that_left_its_session_and_ign
     with_shell(scene)
 
 
+def test_a_command_that_is_stopped_during_the_grace_of_its_timeout_was_stopped_by_its_timeout(tmp_path: Path) -> None:
+    async def scene(shell: Shell) -> None:
+        running = asyncio.ensure_future(shell.run(f"echo begun; {TREE.format(tmp_path)}", timeout_s=1))
+        pids = await asyncio.to_thread(pids_in, tmp_path)
+        await asyncio.wait([running], timeout=1.2)  # past the timeout, and not past the grace
+        assert (
+            "stopped after its timeout of 1s; no process of it is left" in (await shell.call("stop", job="job-1")).text
+        )
+        assert (await running).code == "TIMEOUT" and are_gone(pids)
+
+    with_shell(scene)
+
+
 def test_children_that_outlive_their_command_are_stopped_and_named(tmp_path: Path) -> None:
     async def scene(shell: Shell) -> None:
         answer = await shell.run(f"setsid sleep 300 & echo $! > {tmp_path}/pid; echo done")
@@ -286,6 +299,26 @@ def test_a_server_is_started_and_ready_then_found_listed_and_stopped() -> None:
         assert (await shell.call("wait", job="web")).code == "CANCELLED"
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1)
+
+    with_shell(scene)
+
+
+def test_a_server_in_the_background_of_its_command_is_not_reported_as_running() -> None:
+    async def scene(shell: Shell) -> None:
+        for ready in ({"ready_output": "up"}, {}):
+            answer = await shell.call("start", command="sh -c 'echo up; exec sleep 300' & exit", **ready)
+            assert answer.data["status"] == "ended" and "1 process outlived the command" in answer.text
+
+    with_shell(scene)
+
+
+def test_a_link_named_bash_in_the_path_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bash").write_text("#!/bin/sh\necho linked\n")
+    (tmp_path / "bash").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    async def scene(shell: Shell) -> None:
+        assert (await shell.run("echo real")).data["output"] == "real\n"
 
     with_shell(scene)
 

@@ -25,7 +25,7 @@ from ..runtime.call import Call, CallRequest, Outcome
 from ..runtime.command_runner import run_shielded
 from ..runtime.outcomes import failure_outcome
 from .shell_answers import JobList, JobState, answer_job, answer_lines, answer_list, answer_start, report_job, text_of
-from .shell_jobs import GRACE_MS, Job, Jobs, ShellLimits
+from .shell_jobs import CLOSE_GRACE_MS, GRACE_MS, Job, Jobs, ShellLimits
 from .tools import envelope_schema
 
 INSTRUCTIONS = (
@@ -33,7 +33,7 @@ INSTRUCTIONS = (
     "input. Processes that a command has left in the background are stopped when it ends: use `start` for "
     "those that should stay. All jobs end with this connection."
 )
-# How long `start` looks whether a command without a sign of readiness ends at once.
+# How long `start` looks whether a command ends at once.
 START_LOOK_S = 0.5
 # For the reaction to input: the first output, then a pause, and no longer than both together.
 REPLY_S, REPLY_PAUSE_S, REPLY_LIMIT_S = 1.0, 0.2, 3.0
@@ -127,8 +127,8 @@ class ShellTools:
                 await _probe(job, ready_port, min(ready_within_s, ctx.budget_s))
             elif ready_output is not None:
                 await job.until(lambda: job.has_ended or bool(job.is_ready), min(ready_within_s, ctx.budget_s))
-            else:
-                await job.until(lambda: job.has_ended, START_LOOK_S)
+            # A server behind a `&` is stopped soon, also if it was ready before that.
+            await job.until(lambda: job.has_ended, START_LOOK_S - job.running_ms / 1000)
         return answer_start(job, ctx.budget_ms)
 
     async def logs(
@@ -261,7 +261,7 @@ async def _stopped_if_cancelled(job: Job, ctx: ToolCall) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        await run_shielded(job.stop("the caller"))
+        await run_shielded(job.stop("the caller", CLOSE_GRACE_MS))  # also at the end of the connection
         ctx.call.cancellation.outcome = answer_job(job, ctx.budget_ms)
         raise
 

@@ -159,8 +159,11 @@ class Job:
                     await asyncio.wait([process.ended])  # bounded by its limits, `stop`, or the end of the connection
                 await asyncio.wait([reading], timeout=LAST_OUTPUT_S)
                 reading.cancel()
-            assert process.report is not None
-            outcome = judge(call, process.task, process.report)
+            report = process.report
+            assert report is not None
+            if report.fired is not None and not report.lost:
+                report.stopped = None  # it was stopped by a limit, and the order to stop came later
+            outcome = judge(call, process.task, report)
         except Exception as error:  # a refusal to start it, or a bug: the waiting tools still answer
             outcome = outcome_of_error(error)
         finally:
@@ -199,7 +202,8 @@ class Jobs:
 
     def __init__(self, runtime: Runtime, folder: str) -> None:
         self._runtime, self._folder = runtime, folder
-        self._shell = shutil.which("bash") or "/bin/sh"
+        # In the path, bash may be a link to `shotclock-sh`, whose limits are not ours.
+        self._shell = shutil.which("bash", path=f"/bin:/usr/bin:{os.environ.get('PATH', '')}") or "/bin/sh"
         self._jobs: dict[str, Job] = {}
         self._lives: set[asyncio.Task[None]] = set()
         self._count = 0
