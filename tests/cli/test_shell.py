@@ -368,6 +368,11 @@ def test_options_precede_variables_and_the_shell_sees_none_of_them(sh: Shell):
         assert (code, out) == (125, b"") and err.startswith(b"shotclock-sh: --")
 
 
+def test_limits_without_a_command_are_refused(sh: Shell):
+    code, out, err = sh.run("--timeout", "5s", given=b"echo not run\n")
+    assert (code, out) == (125, b"") and b"limits need a command" in err
+
+
 def test_limits_nest(sh: Shell):
     inner = f"{sh.path} -c 'echo deep; sleep 600'"
     code, out, err = sh.run("-c", f"SHOTCLOCK_TIMEOUT=1h {inner}; echo after $?", env={"SHOTCLOCK_TIMEOUT": "2s"})

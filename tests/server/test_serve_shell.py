@@ -119,6 +119,12 @@ def test_a_command_runs_in_the_folder_that_is_named_or_in_that_of_the_server(tmp
     with_shell(scene)
 
 
+def test_a_folder_that_does_not_exist_is_refused_on_stderr() -> None:
+    with served("serve", "shell", "--cwd", "nowhere") as process:
+        out, err = process.communicate(timeout=STARTED_WITHIN_S)
+    assert (process.returncode, out) == (4, b"") and b"'nowhere' is not a directory" in err
+
+
 def test_a_hanging_command_is_stopped_with_a_child_that_left_its_session_and_ignores_the_signal(tmp_path: Path) -> None:
     async def scene(shell: Shell) -> None:
         stopped = await shell.run(TREE.format(tmp_path), timeout_s=1.5)

@@ -43,11 +43,10 @@ def _serve(target: str, http: str | None, json_only: bool, **values: Any) -> Cal
 
 
 def _serve_shell(timeout: int, idle: int, budget: int, cwd: str) -> Callable[[bool], int]:
-    if not os.path.isdir(cwd):
-        raise Mistaken({"cwd": f"{cwd!r} is not a directory"})
-
     def run(as_json: bool) -> int:
         try:
+            if not os.path.isdir(cwd):  # reported on stderr: the client that started us reads the protocol on stdout
+                raise Failure("CWD_UNUSABLE", f"--cwd: {cwd!r} is not a directory")
             return serve_shell(ShellLimits(timeout, idle, budget), os.path.abspath(cwd))
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")

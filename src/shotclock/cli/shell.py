@@ -77,6 +77,8 @@ def _run(name: str, words: list[str], options: dict[str, str]) -> int:
         words = ["-c", words[0]]
     argv = [find_shell(name), *words]
     if reads_commands(words):
+        if options:
+            raise Unusable("limits need a command: -c STRING, a command line or a script")
         _become(argv)
     signals = TerminalSignals()
     owner = _find_owner()
