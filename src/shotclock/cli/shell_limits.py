@@ -19,7 +19,7 @@ PROJECT_FILES = ("shotclock.toml", "pyproject.toml")
 LONGEST_KEY = 40  # in a message
 LARGEST_FILE = 1024 * 1024
 PARSE_LIMIT_S = 1.0  # of CPU time; only a key of thousands of parts takes as long
-_TABLE = b"shotclock"  # in the name of our table, however a pyproject.toml writes it; other files are not parsed
+_TABLE = b"tool.shotclock"  # the table in a pyproject.toml; without these bytes the file is not parsed
 
 
 class BadSetting(Exception):
