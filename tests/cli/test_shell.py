@@ -172,7 +172,7 @@ def test_as_a_link_named_bash_it_is_bash_with_limits(sh: Shell):
 def test_it_never_takes_itself_for_the_shell(sh: Shell, monkeypatch: pytest.MonkeyPatch):
     links = [sh.link(name) for name in ("bash", "zsh", "sh")]
     path = f"{sh.bin}{os.pathsep}{os.environ['PATH']}"
-    for program in (sh.path, *links):
+    for program in (sh.path, links[0], links[2]):
         for own in (sh.path, *links):
             ran = sh.run("-c", "echo real", program=program, env={"PATH": path, "SHELL": str(own)})
             assert ran == (0, b"real\n", b"")
@@ -187,6 +187,10 @@ def test_it_never_takes_itself_for_the_shell(sh: Shell, monkeypatch: pytest.Monk
         shell.find_shell("bash")
     monkeypatch.setenv("PATH", f"{sh.bin}{os.pathsep}{os.pathsep}/bin")
     assert shell.find_shell("bash") == "/bin/bash"
+    monkeypatch.setenv("PATH", str(sh.home))
+    (sh.home / "bash").symlink_to(BASH)
+    with pytest.raises(shell.Unusable, match="no zsh in the path"):  # bash would read its scripts in another way
+        shell.find_shell("zsh")
 
 
 def test_the_shell_is_the_chosen_one_then_that_of_the_name_then_that_of_the_user(sh: Shell, tmp_path: Path):

@@ -190,8 +190,13 @@ def find_shell(name: str) -> str:
         return chosen
     found = next(filter(_is_program, _candidates(name)), None)
     if found is None:
-        raise Unusable(f"none of {', '.join(_SHELLS)} was found; set {SHELL_VARIABLE} to the path of your shell")
+        wanted = " or ".join(_wanted_shells(name))
+        raise Unusable(f"there is no {wanted} in the path; set {SHELL_VARIABLE} to the path of your shell")
     return found
+
+
+def _wanted_shells(name: str) -> tuple[str, ...]:
+    return (name,) if name in _SHELLS else _SHELLS
 
 
 def _candidates(name: str) -> Iterator[str]:
@@ -199,7 +204,7 @@ def _candidates(name: str) -> Iterator[str]:
     if name not in _SHELLS and os.path.basename(own) in ("bash", "zsh"):
         yield own
     folders = [*_FOLDERS, *os.environ.get("PATH", "").split(os.pathsep)]
-    for each in sorted(_SHELLS, key=lambda shell: shell != name):
+    for each in _wanted_shells(name):
         yield from (f"{folder}/{each}" for folder in folders)
 
 
