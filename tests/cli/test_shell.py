@@ -136,6 +136,15 @@ def test_output_that_cannot_be_written_is_reported_also_if_the_command_dies_of_i
             assert ran[0] == 125 and b"could not be written: No space left" in ran[2], ran
 
 
+def test_signals_that_the_caller_blocks_stay_blocked_and_the_end_is_still_noticed(sh: Shell):
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
+    try:
+        words = ["-c", "grep SigBlk /proc/self/status; exit 3"]
+        assert sh.run(*words) == sh.run(*words, program=BASH)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
 def test_one_argument_is_a_command_line(sh: Shell):
     assert sh.run("echo one; exit 3") == (3, b"one\n", b"")
     (sh.work / "tool").write_text("#!/bin/sh\necho ran $0\n")

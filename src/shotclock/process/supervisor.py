@@ -100,6 +100,8 @@ class Supervisor:
         # Handlers, not SIG_IGN, which exec would keep. Only signals ignored before, as by `nohup`, stay ignored for the
         # work.
         self._ignored = [number for number in _OUR_SIGNALS if signal.signal(number, lambda *_: None) is signal.SIG_IGN]
+        # The caller of our caller may have blocked them. The work keeps that; we would not notice its end.
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUR_SIGNALS)
         self._child_signal, _ = kernel.open_signal_pipe()
         self._caller_group = os.getpgrp() if shares_group else 0
         if shares_group:
@@ -315,7 +317,7 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 for number in (*_OUR_SIGNALS, *([signal.SIGTTOU] if self._caller_group else [])):
                     signal.signal(number, signal.SIG_IGN if number in self._ignored else signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
                 become()
             except StartFailed as failed:
                 os.write(error_in, f"{failed.step} {failed.errno}".encode())
