@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -104,6 +106,19 @@ def test_a_line_of_the_output_and_a_url_are_signs_of_readiness_too(shotclock: An
     assert start_job(shotclock, "--name", "url", "--ready-url", url, "--", *serve(port))["ready"] is True
     for name in ("line", "url"):
         job("stop", name)
+
+
+def test_a_server_on_another_address_of_the_machine_is_seen_on_its_port(shotclock: Any, job: Any) -> None:
+    port = free_port()
+    server = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.3"]
+    assert start_job(shotclock, "--name", "web", "--ready-port", str(port), "--", *server)["ready"] is True
+    job("stop", "web")
+
+
+def test_a_pattern_that_backtracks_does_not_delay_the_stop(shotclock: Any) -> None:
+    words = ["--ready-output", "^(a+)+$", "--ready-within", "1s", "--", "sh", "-c", f"echo {'a' * 50}b; exec sleep 60"]
+    ran = shotclock("exec", "--detach", *words, timeout=RAN_WITHIN_S)
+    assert ran.code == 124 and b"takes too long; write a simpler pattern" in ran.stderr
 
 
 def test_a_command_that_is_not_ready_in_time_is_stopped_and_explained_by_its_log(shotclock: Any, job: Any) -> None:
@@ -321,6 +336,18 @@ def test_a_runner_that_is_stopped_by_a_signal_still_notices_the_end_of_the_owner
     seconds_until_gone(shown["pid"])
 
 
+def test_a_command_that_stops_its_supervisor_is_gone_with_its_owner_as_well(shotclock: Any, job: Any) -> None:
+    owner = subprocess.Popen(["sleep", "60"])
+    script = "kill -STOP $PPID; echo stopped; exec sleep 60"
+    words = ["--name", "bold", "--owner", str(owner.pid), "--ready-output", "stopped"]
+    shown = start_job(shotclock, *words, "--", "sh", "-c", script)
+    owner.kill()
+    owner.wait(SOON_S)
+    seconds_until_gone(shown["pid"])
+    wait_for(lambda: job("status", "bold")["terminal"], "the end of the job")
+    assert job("status", "bold")["code"] == "CANCELLED"
+
+
 def test_the_agent_that_runs_the_command_is_its_owner(shotclock: Any, tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     command = f"env CLAUDECODE=1 {DETACH} --json -- sleep 60 > {answer}.new; mv {answer}.new {answer}; exec sleep 60"
@@ -478,7 +505,10 @@ def test_of_many_starts_under_one_name_one_wins(start: Any, job: Any) -> None:
     job("stop", "one")
 
 
-def test_words_that_are_not_utf8_reach_the_command_as_they_are(shotclock: Any) -> None:
+def test_words_that_are_not_utf8_reach_the_command_as_they_are(shotclock: Any, tmp_path: Path) -> None:
+    program = os.path.join(os.fsencode(tmp_path), b"\xff prog")
+    os.symlink("/bin/true", program)
+    start_job(shotclock, "--", program)
     shown = start_job(
         shotclock, "--name", "odd", "--env", "A=\udcfe", "--", "sh", "-c", 'printf "$A$0"; sleep 0.1', b"\xff"
     )
@@ -503,3 +533,38 @@ def test_a_job_started_in_the_shell_of_an_agent_ends_with_the_agent_and_not_befo
         agent.kill()
         agent.wait(SOON_S)
     seconds_until_gone(shown["pid"])
+
+
+# --- a store in trouble ---------------------------------------------------------------------------
+
+
+def lock_store(home: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(home / "shotclock.db", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    return connection
+
+
+@pytest.mark.slow
+def test_a_locked_store_neither_delays_the_end_with_the_owner_nor_loses_it(
+    shotclock: Any, job: Any, home: Path
+) -> None:
+    owner = subprocess.Popen(["sleep", "60"])
+    shown = start_job(shotclock, "--name", "web", "--owner", str(owner.pid), "--", "sleep", "60")
+    lock = lock_store(home)
+    time.sleep(5.5)  # the next heartbeat is due: a runner that waits for the store is waiting now
+    owner.kill()
+    owner.wait(SOON_S)
+    took_s = seconds_until_gone(shown["pid"])
+    assert took_s < GONE_WITHIN_S or os.getloadavg()[0] > (os.cpu_count() or 1), f"it took {took_s:.2f} s"
+    time.sleep(5.5)  # longer than one attempt to store the end
+    lock.close()
+    wait_for(lambda: job("status", "web")["terminal"], "the end of the job")
+    assert job("status", "web")["code"] == "CANCELLED"
+
+
+def test_a_command_is_stopped_when_its_store_is_removed(shotclock: Any, home: Path) -> None:
+    shown = start_job(shotclock, "--owner", "none", "--", "sleep", "60")
+    [entry] = (home / "runners").iterdir()
+    shutil.rmtree(home)
+    seconds_until_gone(shown["pid"])
+    seconds_until_gone(int(entry.name))

@@ -1,8 +1,10 @@
 """Signs of readiness: lines in pieces, ports and their holders, and URLs."""
 
+import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -50,9 +52,54 @@ def test_a_url_answers_below_500() -> None:
             assert (look_at_url(f"{url}?a=b", LIMIT_S) == "") is is_ready
             assert bool(find_holder(Ready(url=url))) is is_ready
     assert "refused" in look_at_url(url, LIMIT_S)
-    for text in ("localhost", "ftp://host/", "http://", "http://host:99999/"):
+    assert "label" in look_at_url(f"http://{'a' * 70}/", LIMIT_S)
+    unusable = ("localhost", "ftp://host/", "http://", "http://host:99999/", "http://host:0/")
+    for text in (*unusable, "http://host/a b", "http://host/ä", "http://ho\nst/"):
         with pytest.raises(ValueError, match="is not a URL"):
             read_url(text)
+
+
+def test_a_pattern_that_backtracks_for_years_is_given_up_and_named() -> None:
+    watch = LineWatch(r"^(a+)+$")
+    assert not watch.finds(b"a" * 60 + b"b\n")
+    assert "'^(a+)+$' takes too long" in watch.trouble
+    assert not watch.finds(b"aaa\n")
+
+
+def test_a_server_that_never_ends_its_answer_is_not_waited_for_and_holds_its_place() -> None:
+    for answer in (b"HTTP/1.1 200 OK\r\nX: ", b"", b"HTTP/1.1 "):
+        with dripping_server(answer) as url:
+            began = time.monotonic()
+            assert find_holder(Ready(url=url)) == f"{url} is answered by another process already"
+            assert time.monotonic() - began < LIMIT_S
+    with dripping_server(b"") as url:
+        assert look_at_url(url, 0.2) == f"{url} accepts the connection and does not answer"
+
+
+@contextmanager
+def dripping_server(answer: bytes) -> Iterator[str]:
+    """A server that begins with this answer and then sends a byte again and again."""
+    over = threading.Event()
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                with client, contextlib.suppress(OSError):
+                    client.sendall(answer)
+                    while not over.wait(0.05):
+                        client.sendall(b"a")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+    finally:
+        over.set()
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(LIMIT_S)
+        server.close()
 
 
 def test_the_holder_of_a_port_is_named() -> None:

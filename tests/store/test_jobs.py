@@ -569,6 +569,6 @@ def test_of_jobs_with_one_key_one_is_active(store: Store):
 
 def test_values_of_a_spec_are_changed_one_by_one(store: Store):
     begun(store, spec={"a": 1, "b": 2})
-    store.jobs.amend("job1", b=3, c=None)
-    store.jobs.amend("nothing", b=3)
+    store.jobs.amend("job1", {"b": 3, "c": None})
+    store.jobs.amend("nothing", {"b": 3})
     assert existing(store).spec == {"a": 1, "b": 3, "c": None}

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.envelope import Problem
 from ..core.value_types import replace
 from ..process import foreground, ipc, kernel
-from ..process.clock import monotonic_ns, wall_time
+from ..process.clock import monotonic_ns, pause, wall_time
 from ..process.command_task import (
     PIPE_ROOM,
     RELAY_HELD,
@@ -43,6 +44,7 @@ from ..process.unsupervised import CHANNEL
 from ..runtime.call import Call, Outcome, admit, answer
 from ..runtime.commands import assign, judge
 from ..runtime.outcomes import outcome_of_error
+from ..store.home import StoreError
 from ..store.jobs import Job
 from ..store.store import Store
 from .background_command import BackgroundCommand
@@ -57,11 +59,13 @@ BEAT_MS = 5_000
 SEND_LIMIT_S = 1.0
 # How long a caller may take to give its descriptors to a command that has ended.
 RELAY_LIMIT_MS = 30_000
+# How long the end of a job waits for a store that cannot be written to.
+STORE_LIMIT_MS = 60_000
 LOG_TAIL = 4_000
 _CHUNK = 65536
 JOB_FIELDS = ("job_id", "name", "log")  # added to the data of a command
 # Reasons of a stop, for the supervisor's report; another one is OWNER_GONE.
-NOT_READY, STOPPED = "not ready", "job stopped"
+NOT_READY, STOPPED, STORE_GONE = "not ready", "job stopped", "the store was removed"
 
 
 class Told:
@@ -110,7 +114,15 @@ def _run(store: Store, job: Job, channel: ipc.Socket) -> None:
         outcome = outcome_of_error(error)
     envelope = answer(call, outcome)
     envelope.meta["job_id"] = job.id
-    store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
+    until_ns = monotonic_ns() + STORE_LIMIT_MS * NS_PER_MS
+    while not run.is_store_gone():
+        try:
+            store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
+            break
+        except StoreError:  # it is locked by another process, or the disk is full
+            if monotonic_ns() >= until_ns:
+                raise
+            pause(LOOK_MS / 1000)
     run.tell(Told.ENDED)
 
 
@@ -134,6 +146,8 @@ class CommandRun:
         self._ready_ns = call.started_ns + spec.ready_within_ms * NS_PER_MS if self._sign.is_asked else None
         self._over_ns: int | None = None
         self._continuing = kernel.ContinuingTimer()
+        self._store_file = os.stat(store.path)
+        self._unsaved: dict[str, object] = {}
 
     def perform(self) -> Outcome:
         spec = self._spec
@@ -205,7 +219,7 @@ class CommandRun:
             while (order := signals.next_order()) is not None:
                 if order[0] in (Order.STOP, Order.KILL):
                     self._stop(control, order[0], order[1])
-            self._keep_time(control)
+            self._keep_time(control, supervisor)
             ready = self._poll(control.fileno(), signals.fd)
             if self._channel is not None and self._channel.fileno() in ready:
                 self._take_requests(control)
@@ -250,7 +264,7 @@ class CommandRun:
         if self._line_watch is not None and not self._is_ready and self._line_watch.finds(chunk):
             self._become_ready()
 
-    def _keep_time(self, control: ipc.Socket) -> None:
+    def _keep_time(self, control: ipc.Socket, supervisor: int) -> None:
         now_ns = monotonic_ns()
         if self._over_ns is not None and now_ns >= self._over_ns and not self._is_stopping:
             self._leave_caller()
@@ -264,13 +278,35 @@ class CommandRun:
             self._owner.close()
             self._owner = None
             self._stop(control, Order.STOP, OWNER_GONE, OWNER_GRACE_MS)
-        with contextlib.suppress(Exception):  # a busy store is no reason to stop
+        if kernel.is_stopped(supervisor):  # by the command
+            os.kill(supervisor, signal.SIGCONT)
+        if self.is_store_gone():  # no caller can find the job any more
+            self._stop(control, Order.STOP, STORE_GONE)
+        with contextlib.suppress(Exception):  # a busy store is no reason to stop, nor to wait
             current = self._store.jobs.get(self._job.id)
             if current is None or current.cancel_requested_at is not None:
                 self._stop(control, Order.STOP, STOPPED, None if current is None else current.spec["grace_ms"])
             if now_ns >= self._beat_ns:
                 self._beat_ns = now_ns + BEAT_MS * NS_PER_MS
-                self._store.jobs.beat(self._job.id, wall_time(), attempt=self._job.attempt)
+                self._store.jobs.beat(self._job.id, wall_time(), attempt=self._job.attempt, may_wait=False)
+            if self._unsaved:
+                self._save(may_wait=False)
+
+    def is_store_gone(self) -> bool:
+        """Return whether the store was removed or replaced."""
+        try:
+            return not os.path.samestat(os.stat(self._store.path), self._store_file)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
+    def _save(self, *, may_wait: bool = True, **changes: object) -> None:
+        """Record facts about the job in the store; if it is busy, at a later look."""
+        self._unsaved |= changes
+        with contextlib.suppress(Exception):
+            self._store.jobs.amend(self._job.id, self._unsaved, may_wait=may_wait)
+            self._unsaved = {}
 
     def _stop(self, control: ipc.Socket, kind: str, why: str, grace_ms: int | None = None) -> None:
         """Stop the command, once; a kill may follow."""
@@ -286,8 +322,7 @@ class CommandRun:
         self._give_up_ns = monotonic_ns() + (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
 
     def _note_start(self, pid: int, supervisor: int) -> None:
-        with contextlib.suppress(Exception):  # of a busy store
-            self._store.jobs.amend(self._job.id, pid=pid)
+        self._save(pid=pid)
         self.tell(Told.STARTED, pid)
         if not self._sign.is_asked:
             self._become_ready()
@@ -302,8 +337,7 @@ class CommandRun:
         if self._is_ready:
             return
         self._is_ready, self._ready_ns = True, None
-        with contextlib.suppress(Exception):
-            self._store.jobs.amend(self._job.id, ready_at_ms=wall_time().ms)
+        self._save(ready_at_ms=wall_time().ms)
         self.tell(Told.READY)
 
     def _take_requests(self, control: ipc.Socket | None) -> None:
@@ -382,7 +416,8 @@ class CommandRun:
         if report.stopped == STOPPED:
             return Problem("CANCELLED", "the job was stopped", context={"reason": STOPPED})
         if report.stopped == NOT_READY:
-            trouble = self._probe.trouble if self._probe is not None else "no line of its output matched"
+            watch = self._probe or self._line_watch
+            trouble = watch.trouble if watch is not None else ""
             message = f"{spec.label} was not ready within {format_duration(spec.ready_within_ms)}: {trouble}"
             return Problem("NOT_READY", message, context={"log_tail": read_tail(self._log_path, LOG_TAIL)})
         if report.fired == ClockKind.TIMEOUT and spec.budget_ms is None and found is not None:

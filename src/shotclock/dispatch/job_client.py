@@ -10,7 +10,6 @@ import os
 import secrets
 import shlex
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +259,7 @@ class JobClient:
     async def cancel(self, job: Job, bell: Deadline | None = None, within_ms: int | None = None) -> Job:
         """Ask its runner to stop it, and wait, bounded, until it has. `within_ms` is another grace than its own."""
         if within_ms is not None:
-            await asyncio.to_thread(partial(self._store.jobs.amend, job.id, grace_ms=within_ms))
+            await asyncio.to_thread(self._store.jobs.amend, job.id, {"grace_ms": within_ms})
         await asyncio.to_thread(self._store.jobs.request_cancel, job.id, wall_time())
         grace_ms = job.spec.get("grace_ms", 0) if within_ms is None else within_ms
         limit = Deadline.after_ms(monotonic_ns(), grace_ms + CANCEL_LIMIT_MS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
+import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from ..core.value_types import value
@@ -20,6 +22,8 @@ CONNECT_LIMIT_S = 1.0
 # A server that compiles at the first request may take this long for it.
 URL_LIMIT_S = 10.0
 LONGEST_LINE = 8_192
+# The processor time of one search for a line: a pattern that backtracks would take years.
+SEARCH_LIMIT_S = 0.25
 _LISTENING = "0A"
 
 
@@ -45,7 +49,8 @@ def read_url(text: str) -> str:
     """Return the URL. Raises ValueError unless it is one of http or https."""
     try:
         parts = urlsplit(text)
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_usable = is_usable and text.isascii() and text.isprintable() and " " not in text
     except ValueError:
         is_usable = False
     if not is_usable:
@@ -57,8 +62,10 @@ def find_holder(ready: Ready) -> str:
     """Return why the sign of readiness would come from another server, which is there already; or an empty text."""
     if ready.port is not None and answers_on(ready.port):
         return f"port {ready.port} is held by another process{name_holder(ready.port)}"
-    if ready.url is not None and not look_at_url(ready.url, CONNECT_LIMIT_S):
-        return f"{ready.url} is answered by another process already"
+    if ready.url is not None:
+        with contextlib.suppress(OSError, ValueError):
+            if _get_status(ready.url, CONNECT_LIMIT_S) < 500:  # a slow server may answer later
+                return f"{ready.url} is answered by another process already"
     return ""
 
 
@@ -99,11 +106,11 @@ class Probe(threading.Thread):
 
     def _look_at_port(self) -> str:
         port = self._ready.port or 0
+        sockets = find_listeners(port)
+        if sockets and any(_holds(pid, sockets) for pid in self._list_tree()):
+            return ""
         if not answers_on(port):
             return f"port {port} refuses connections"
-        sockets = find_listeners(port)
-        if any(_holds(pid, sockets) for pid in self._list_tree()):
-            return ""
         # A holder that /proc does not show is of another user or in a container; the port was free at the start.
         holder = name_holder(port)
         return holder and f"port {port} is held by another process{holder}"
@@ -111,20 +118,43 @@ class Probe(threading.Thread):
 
 def look_at_url(address: str, limit_s: float) -> str:
     """Return why the URL gives no sign of life; an empty text if it answers with a status below 500."""
+    try:
+        status = _get_status(address, limit_s)
+    except (OSError, ValueError) as error:
+        return f"{address}: {str(error) or type(error).__name__}"
+    if not status:
+        return f"{address} accepts the connection and does not answer"
+    return "" if status < 500 else f"{address} answers with status {status}"
+
+
+def _get_status(address: str, limit_s: float) -> int:
+    """Return the status of a GET; 0 if there is a server that gives none in time. Raises OSError or ValueError."""
     url = urlsplit(address)
     kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
     more = {}
     if url.scheme == "https":  # nothing is sent that must be secret, and servers of developers sign for themselves
         kind, more = http.client.HTTPSConnection, {"context": _trust_all()}
     connection = kind(url.hostname, url.port, timeout=limit_s, **more)
+    # The timeout of the socket begins again with every byte.
+    bound = threading.Timer(limit_s, _hang_up, [connection])
+    bound.daemon = True
+    bound.start()
     try:
-        connection.request("GET", f"{url.path or '/'}{f'?{url.query}' if url.query else ''}")
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        return f"{address}: {str(error) or type(error).__name__}"
+        connection.connect()
+        try:
+            connection.request("GET", f"{url.path or '/'}{f'?{url.query}' if url.query else ''}")
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
     finally:
+        bound.cancel()
         connection.close()
-    return "" if status < 500 else f"{address} answers with status {status}"
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError):
+        if (link := connection.sock) is not None:
+            socket.socket.shutdown(link, socket.SHUT_RDWR)
 
 
 def _trust_all() -> ssl.SSLContext:
@@ -172,14 +202,44 @@ def _holds(pid: int, sockets: set[str]) -> bool:
 
 
 class LineWatch:
-    """Search for a line in the output, also for one without an end yet."""
+    """Search for a line in the output, also for one without an end yet. Only for the main thread."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern)
         self._rest = b""
+        self.trouble = "no line of its output matched"
+        self._is_too_slow = False
 
     def finds(self, chunk: bytes) -> bool:
+        if self._is_too_slow:
+            return False
         *lines, rest = (self._rest + chunk).split(b"\n")
         self._rest = rest[-LONGEST_LINE:]
         texts = (line[-LONGEST_LINE:].rstrip(b"\r").decode("utf-8", "replace") for line in (*lines, rest))
-        return any(map(self._pattern.search, texts))
+        try:
+            with _limited_search():
+                return any(map(self._pattern.search, texts))
+        except _TooSlow:
+            self._is_too_slow = True
+            self.trouble = f"the search for {self._pattern.pattern!r} takes too long; write a simpler pattern"
+            return False
+
+
+class _TooSlow(Exception):
+    """The end of SEARCH_LIMIT_S."""
+
+
+@contextlib.contextmanager
+def _limited_search() -> Iterator[None]:
+    """Raise _TooSlow if the processor time is used up. A search can be interrupted by a signal."""
+
+    def ring(*_: object) -> None:
+        raise _TooSlow
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

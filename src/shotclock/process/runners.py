@@ -30,8 +30,9 @@ def enrol(folder: str, job_id: str, name: str) -> None:
     make_private_directory(folder)
     _prune(folder)
     fresh = f"{folder}/.{os.getpid()}"
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(f"{kernel.read_start(os.getpid())} {job_id} {name}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        entry = f"{kernel.read_start(os.getpid())} {job_id} {name}"
+        file.write(entry.encode("utf-8", "replace"))  # the name may be that of a file, with any bytes
     os.rename(fresh, f"{folder}/{os.getpid()}")  # a half-written entry is never read
 
 
@@ -51,7 +52,7 @@ def _prune(folder: str) -> None:
 def _read(folder: str, pid: int) -> dict[str, object] | None:
     """Return the job of a living runner; None if the process is none."""
     try:
-        with open(f"{folder}/{pid}", encoding="utf-8") as file:
+        with open(f"{folder}/{pid}", encoding="utf-8", errors="replace") as file:
             started, job_id, name = file.read(_LONGEST_ENTRY).split(" ", 2)
         if int(started) != kernel.read_start(pid):
             return None

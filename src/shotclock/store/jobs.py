@@ -165,9 +165,9 @@ class Jobs(Table):
         with self._database.read() as transaction:
             return _get_latest(transaction, key)
 
-    def amend(self, id: str, **changes: object) -> None:
-        """Change values in the `spec` of a job."""
-        with self._database.write(durable=False) as transaction:
+    def amend(self, id: str, changes: Mapping[str, object], *, may_wait: bool = True) -> None:
+        """Change values in the `spec` of a job. `may_wait`: see Database.write."""
+        with self._database.write(durable=False, may_wait=may_wait) as transaction:
             if (job := _get(transaction, id)) is not None:
                 text = json_text({**job.spec, **changes})
                 transaction.execute("UPDATE jobs SET spec = ? WHERE id = ?", (text, id))
@@ -235,10 +235,10 @@ class Jobs(Table):
             durable=False,
         )
 
-    def beat(self, id: str, now: WallTime, *, attempt: int | None = None) -> bool:
+    def beat(self, id: str, now: WallTime, *, attempt: int | None = None, may_wait: bool = True) -> bool:
         """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
         query = f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
-        return self._execute(query, (now, id, attempt), durable=False) > 0
+        return self._execute(query, (now, id, attempt), durable=False, may_wait=may_wait) > 0
 
     def request_cancel(self, id: str, now: WallTime) -> Job | None:
         """Record a request to cancel the job, unless it has ended, and return it. The first request counts."""
