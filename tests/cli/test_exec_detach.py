@@ -143,6 +143,8 @@ def test_a_command_that_ends_before_it_is_ready_gives_its_exit_code_and_log(shot
         assert ran.code == code
         assert f"ended with exit code {own} before it was ready" in ran.stderr.decode()
         assert ran.stderr.endswith(b"no config\n")
+    ran = shotclock("exec", "--detach", "--ready-output", "listening", "--", "true")
+    assert ran.stderr.endswith(b"before it was ready. It has written nothing\n")
 
 
 def test_without_a_sign_the_answer_comes_when_the_command_was_really_started(shotclock: Any, tmp_path: Path) -> None:
@@ -533,6 +535,40 @@ def test_a_job_started_in_the_shell_of_an_agent_ends_with_the_agent_and_not_befo
         agent.kill()
         agent.wait(SOON_S)
     seconds_until_gone(shown["pid"])
+
+
+def test_a_start_that_was_killed_holds_no_name_and_is_not_listed_as_running(
+    shotclock: Any, job: Any, home: Path
+) -> None:
+    code = (
+        "from shotclock.dispatch.background_command import BackgroundCommand\n"
+        "from shotclock.process.clock import wall_time\n"
+        "from shotclock.store.store import Store\n"
+        "job = BackgroundCommand(['sleep', '60'], '/', name='web').as_job('abc', '/dev/null', wall_time())\n"
+        "Store.open().jobs.create_unless_active(job, bool)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=RAN_WITHIN_S)
+    start_job(shotclock, "--name", "web", "--", "sleep", "60")
+    assert (job("status", "abc")["status"], job("status", "abc")["code"]) == ("failed", "JOB_LOST")
+    job("stop", "web")
+
+
+def test_no_running_job_is_missing_in_a_list_with_many_ended_ones(shotclock: Any, job: Any, home: Path) -> None:
+    start_job(shotclock, "--name", "web", "--", "sleep", "60")
+    code = (
+        "from shotclock.dispatch.background_command import BackgroundCommand\n"
+        "from shotclock.process.clock import wall_time\n"
+        "from shotclock.store.store import Store\n"
+        "store = Store.open()\n"
+        "for n in range(120):\n"
+        "    job = BackgroundCommand(['true'], '/').as_job(f'n{n}', '/dev/null', wall_time())\n"
+        "    store.jobs.create_unless_active(job, bool)\n"
+        "    store.jobs.mark_lost(job, {'ok': False, 'error': {'code': 'JOB_LOST'}}, wall_time())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=RAN_WITHIN_S)
+    listed = job("list")["jobs"]
+    assert len(listed) > 90 and [shown["command"] for shown in listed if not shown["terminal"]] == ["web"]
+    job("stop", "web")
 
 
 # --- a store in trouble ---------------------------------------------------------------------------

@@ -47,6 +47,18 @@ def test_a_reader_continues_where_it_was_and_skips_what_was_dropped(
     assert read_log(path, rest.end).content == b""
 
 
+def test_a_reader_at_the_end_of_a_page_misses_no_line_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_log, "LOG_LIMIT", 10)
+    log, path = open_log(tmp_path / "log"), str(tmp_path / "log")
+    log.write(b"a page of one line\n")
+    seen = read_log(path)
+    log.write(b"the second page\n")
+    log.write(b"the third page\n")
+    assert read_log(path, seen.end).content == b"the second page\nthe third page\n"
+
+
 def test_a_part_is_chosen_by_lines(tmp_path: Path) -> None:
     open_log(tmp_path / "log").write(b"1\n2\n3\n4\nopen")
     for number, expected in ((1, b"1\n2\n3\n4\nopen"), (4, b"4\nopen"), (5, b"open"), (9, b"")):

@@ -232,10 +232,10 @@ def explain(envelope: Envelope) -> str:
     error = envelope.error or {}
     hint = "" if envelope.code == "INCOMPLETE" or error.get("errors") else str(error["suggestion"])
     context = error.get("context")
-    log = str(context.get("log_tail", "")).rstrip("\n") if isinstance(context, dict) else ""
     line = f"shotclock: {envelope.code}: {error['message']}"
-    if log:
-        return f"{line}. The end of its log:\n{log}"
+    if isinstance(context, dict) and "log_tail" in context:
+        log = str(context["log_tail"]).rstrip("\n")
+        return f"{line}. The end of its log:\n{log}" if log else f"{line}. It has written nothing"
     return f"{line}. {hint[:1].upper()}{hint[1:]}" if hint else line
 
 

@@ -88,8 +88,8 @@ def _run(
         call = admit_call("job logs", 0 if follow else TIMEOUT_MS, tool=tool)
         body = partial(_follow if follow else _read, job_id, since, count)
         envelope = conclude(call, body)
-        if follow and envelope.ok:
-            return 0
+        if follow and (envelope.ok or envelope.code == "CANCELLED"):  # Ctrl-C is the way to leave
+            return envelope.exit_code
         return deliver(envelope, as_json, _show)
 
     return start

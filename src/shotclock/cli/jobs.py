@@ -62,7 +62,11 @@ _JOB_ID = argument(
 )
 _NO_DURATION = "missing BY: the time to add, as in `job extend JOB 30s`"
 _COMMANDS = (
-    Subcommand("list", "List the jobs, the newest first.", (flag("--active", "List only running jobs."), JSON)),
+    Subcommand(
+        "list",
+        "List the jobs, running ones first, then the newest.",
+        (flag("--active", "List only running jobs."), JSON),
+    ),
     Subcommand("status", "Show the state and the progress of a job.", (_JOB_ID, JSON)),
     Subcommand(
         "wait",

@@ -6,6 +6,7 @@ import re
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import as_dict, field, record
+from ..process.kernel import is_alive, this_process
 from ..store.jobs import Job
 from .ready import Ready
 
@@ -71,7 +72,12 @@ class BackgroundCommand:
             cwd=self.cwd,
             program={},
             tool_version="",
-            spec={"command": as_dict(self), "timeout_ms": timeout_ms, "grace_ms": self.clocks.get("grace_ms", 0)},
+            spec={
+                "command": as_dict(self),
+                "timeout_ms": timeout_ms,
+                "grace_ms": self.clocks.get("grace_ms", 0),
+                "starter": as_dict(this_process()),
+            },
             max_lifetime_ms=timeout_ms,
             idle_timeout_ms=self.clocks.get("idle_ms", 0),
             created_at=now,
@@ -95,6 +101,12 @@ def name_key(name: str) -> str:
 
 def is_command(job: Job) -> bool:
     return job.app == APP and "command" in job.spec
+
+
+def is_abandoned(job: Job) -> bool:
+    """Return whether the process that was starting the command is gone. It waits until the runner has taken charge."""
+    starter = job.spec.get("starter")
+    return starter is not None and not is_alive(ProcessIdentity(**starter))
 
 
 def describe_command(job: Job, now: WallTime) -> dict[str, object]:

@@ -127,7 +127,10 @@ def start_command(
     job_id = secrets.token_hex(8)
     log_path = store.folder(JOBS_FOLDER) / f"{job_id}.log"
     job = spec.as_job(job_id, str(log_path), wall_time())
-    if (active := store.jobs.create_unless_active(job, is_alive)) is not None:
+    active = store.jobs.create_unless_active(job, is_alive)
+    if active is not None and (current := client.look(active.id)) is not None and not current.is_active:
+        active = store.jobs.create_unless_active(job, is_alive)  # the start of the other one was killed
+    if active is not None:
         raise name_taken(active, command)
     ours, theirs = ipc.pair()
     output = create_private_file(log_path)

@@ -31,7 +31,7 @@ from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..store.home import create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import JOBS_FOLDER, Store
-from .background_command import BackgroundCommand, describe_command, is_command, name_key
+from .background_command import BackgroundCommand, describe_command, is_abandoned, is_command, name_key
 from .invocation import Invocation
 from .job_log import log_files, read_tail
 
@@ -45,6 +45,9 @@ CANCEL_LIMIT_MS = 10_000
 LOG_TAIL = 4_000
 CHECKPOINTS_KEPT_MS = 7 * 24 * 3600 * 1000
 POLL_INTERVAL_MS = 1_000
+# The most jobs in a list. Of the active ones none should be missing.
+MOST_ACTIVE = 10_000
+MOST_ENDED = 100
 
 
 class JobClient:
@@ -182,7 +185,7 @@ class JobClient:
         if not job.is_active:
             is_lost = job.envelope is None
         elif job.state is JobState.STARTING:
-            is_lost = wall_time() - job.attempt_at >= STARTING_LIMIT_MS
+            is_lost = wall_time() - job.attempt_at >= STARTING_LIMIT_MS or is_abandoned(job)
         else:
             is_lost = job.runner is None or not is_alive(job.runner)
         if not is_lost:
@@ -253,7 +256,10 @@ class JobClient:
     def list(
         self, app: str | None = None, *, active_only: bool = False, of: str | None = None
     ) -> list[dict[str, object]]:
-        found = self._store.jobs.list(app, active_only, of=of)
+        """Return the active jobs, then the newest of the ended ones."""
+        found = self._store.jobs.list(app, True, MOST_ACTIVE, of=of)
+        if not active_only:
+            found += tuple(job for job in self._store.jobs.list(app, limit=MOST_ENDED, of=of) if not job.is_active)
         return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
 
     async def cancel(self, job: Job, bell: Deadline | None = None, within_ms: int | None = None) -> Job:

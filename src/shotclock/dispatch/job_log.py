@@ -178,7 +178,7 @@ def read_log(path: str, after: int = 0, *, since: WallTime | None = None) -> Log
     if since is not None:
         marks = (entry.offset for entry in index if entry.at_ms >= since.ms - MARK_MS)
         after = max(after, next(marks, part.end))
-    if part.offset and after <= part.offset:  # the dropped page may have ended in the middle of a line
+    if after < part.offset:  # the dropped page may have ended in the middle of a line
         after = part.offset + part.content.find(b"\n") + 1
     if after > part.offset:
         part.drop(min(after, part.end) - part.offset)
