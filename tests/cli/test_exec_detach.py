@@ -262,7 +262,7 @@ def test_a_list_shows_name_age_lifetime_owner_and_readiness(shotclock: Any, job:
     assert 0 < shown["lifetime_left_ms"] <= 7_200_000 and shown["age_ms"] >= 0
     screen = on_terminal("job", "list", streams=("stdout",)).screen
     assert "web" in screen and "running" in screen and "1h59m left" in screen and f"({owner})" in screen
-    assert "ready" in screen
+    assert "ready" in screen and len(screen.rstrip("\n")) <= 80
     job("stop", "web")
 
 
@@ -278,6 +278,10 @@ def test_logs_are_read_by_lines_and_by_time_and_followed_to_the_end(shotclock: A
     assert job("logs", "five", "--since", "4")["text"] == "line 4\nline 5\n"
     assert job("logs", "five", "--since", "6")["text"] == ""
     assert job("logs", "five", "--since", "10m")["text"] == shown["text"]
+    left = start("job", "logs", "-f", "-n1", "five")
+    left.said(b"line 5\n")
+    left.signal(signal.SIGINT)
+    assert (left.ends(), left.stdout, left.stderr) == (130, b"line 5\n", b"")
     following = start("job", "logs", "-f", "-n2", "five")
     wait_for(lambda: following.stdout == b"line 4\nline 5\n", "the last lines")
     (folder / "go").write_text("on\n")
@@ -391,6 +395,7 @@ def test_a_killed_runner_takes_its_tree_along_and_the_job_is_lost(shotclock: Any
     [entry] = (home / "runners").iterdir()
     os.kill(int(entry.name), signal.SIGKILL)
     seconds_until_gone(shown["pid"])
+    assert job("list", "--active")["jobs"] == []
     lost = job("status", "web")
     assert (lost["status"], lost["code"]) == ("failed", "JOB_LOST")
     start_job(shotclock, "--name", "web", "--", "sleep", "60")  # the name is free again

@@ -260,7 +260,8 @@ def _show_jobs(envelope: Envelope) -> None:
     if not isinstance(data, dict):
         return
     if "jobs" in data:
-        text = "".join(_job_line(job) for job in data["jobs"]) or "no jobs\n"
+        widths = [max((len(job[name]) for job in data["jobs"]), default=0) for name in ("status", "command")]
+        text = "".join(_job_line(job, *widths) for job in data["jobs"]) or "no jobs\n"
     elif "job_id" in data and "status" in data:
         text = _job_line(data)
     else:
@@ -268,9 +269,9 @@ def _show_jobs(envelope: Envelope) -> None:
     write_quietly(sys.stdout, text)
 
 
-def _job_line(job: dict[str, Any]) -> str:
+def _job_line(job: dict[str, Any], status_width: int = 0, name_width: int = 0) -> str:
     if "argv" in job:
-        return _command_line(job)
+        return _command_line(job, status_width, name_width)
     progress = job.get("progress")  # a list of runs on an engine has none
     of = f"/{progress['total']}" if progress and "total" in progress else ""
     unit = f" {progress['unit']}" if progress and "unit" in progress else ""
@@ -279,18 +280,23 @@ def _job_line(job: dict[str, Any]) -> str:
     return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}{done}{code}\n"
 
 
-def _command_line(job: dict[str, Any]) -> str:
-    """Return a line about a command in the background."""
-    parts = [f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}"]
+def _command_line(job: dict[str, Any], status_width: int, name_width: int) -> str:
+    """Return a line about a command in the background. With a short name it has 80 columns at most."""
+    parts = [f"{job['job_id']}  {job['status']:<{status_width}}  {job['command']:<{name_width}}"]
     if not job["terminal"]:
         parts.append("ready" if job["ready"] else "not ready")
         parts.append(f"{_rounded(job['age_ms'])} old")
         left_ms, owner = job["lifetime_left_ms"], job["owner_process"]
         parts.append("no lifetime" if left_ms is None else f"{_rounded(left_ms)} left")
-        parts.append("no owner" if owner is None else f"owner {owner['command'][:40]} ({owner['pid']})")
+        parts.append("no owner" if owner is None else f"owner {_program(owner['command'])} ({owner['pid']})")
     elif "code" in job:
         parts.append(job["code"])
     return "  ".join(parts) + "\n"
+
+
+def _program(command: str) -> str:
+    """Return the name of the program in a command line."""
+    return command.partition(" ")[0].rpartition("/")[2][:15]
 
 
 def _rounded(ms: int) -> str:

@@ -260,7 +260,8 @@ class JobClient:
         found = self._store.jobs.list(app, True, MOST_ACTIVE, of=of)
         if not active_only:
             found += tuple(job for job in self._store.jobs.list(app, limit=MOST_ENDED, of=of) if not job.is_active)
-        return [self.describe(job) for listed in found if (job := self.look(listed.id)) is not None]
+        looked = (self.look(listed.id) for listed in found)
+        return [self.describe(job) for job in looked if job is not None and (job.is_active or not active_only)]
 
     async def cancel(self, job: Job, bell: Deadline | None = None, within_ms: int | None = None) -> Job:
         """Ask its runner to stop it, and wait, bounded, until it has. `within_ms` is another grace than its own."""
