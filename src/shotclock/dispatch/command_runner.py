@@ -36,7 +36,7 @@ from ..process.command_task import (
 from ..process.environment import without_questions
 from ..process.foreground import OWNER_GONE, OWNER_GRACE_MS, REPORT_MARGIN_MS, TerminalSignals
 from ..process.kernel import this_process
-from ..process.kill import VERIFY_LIMIT_MS
+from ..process.kill import VERIFY_LIMIT_MS, signal_process
 from ..process.owner import OwnerWatch
 from ..process.runners import runners_folder, withdraw
 from ..process.supervisor import FLUSH_LIMIT_MS, LATE_BELL_MS
@@ -279,7 +279,7 @@ class CommandRun:
             self._owner = None
             self._stop(control, Order.STOP, OWNER_GONE, OWNER_GRACE_MS)
         if kernel.is_stopped(supervisor):  # by the command
-            os.kill(supervisor, signal.SIGCONT)
+            signal_process(supervisor, signal.SIGCONT)
         if self.is_store_gone():  # no caller can find the job any more
             self._stop(control, Order.STOP, STORE_GONE)
         with contextlib.suppress(Exception):  # a busy store is no reason to stop, nor to wait
