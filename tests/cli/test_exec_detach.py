@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from shotclock.process.kernel import read_start
+
 from .conftest import SHOTCLOCK, SOON_S, is_alive, wait_for, warning_codes
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -553,6 +555,11 @@ def test_a_start_that_was_killed_holds_no_name_and_is_not_listed_as_running(
         "Store.open().jobs.create_unless_active(job, bool)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=RAN_WITHIN_S)
+    (home / "runners").mkdir()
+    entry = home / "runners" / str(os.getpid())
+    entry.write_text(f"{read_start(os.getpid())} abc web")
+    assert job("status", "abc")["status"] == "running"  # its runner has only not taken charge yet
+    entry.unlink()
     start_job(shotclock, "--name", "web", "--", "sleep", "60")
     assert (job("status", "abc")["status"], job("status", "abc")["code"]) == ("failed", "JOB_LOST")
     job("stop", "web")

@@ -104,7 +104,7 @@ def is_command(job: Job) -> bool:
 
 
 def is_abandoned(job: Job) -> bool:
-    """Return whether the process that was starting the command is gone. It waits until the runner has taken charge."""
+    """Return whether the process that was starting the command is gone. Its runner may be there all the same."""
     starter = job.spec.get("starter")
     return starter is not None and not is_alive(ProcessIdentity(**starter))
 

@@ -25,7 +25,7 @@ from ..inbox.person_wait import outcome_of
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Progress
 from ..process.kernel import is_alive
-from ..process.runners import runners_folder
+from ..process.runners import is_enrolled, runners_folder
 from ..process.unsupervised import start_detached
 from ..runtime.call import Call, Outcome, Tool, admit, answer
 from ..store.home import create_private_file
@@ -185,7 +185,8 @@ class JobClient:
         if not job.is_active:
             is_lost = job.envelope is None
         elif job.state is JobState.STARTING:
-            is_lost = wall_time() - job.attempt_at >= STARTING_LIMIT_MS or is_abandoned(job)
+            is_lost = wall_time() - job.attempt_at >= STARTING_LIMIT_MS
+            is_lost = is_lost or (is_abandoned(job) and not is_enrolled(runners_folder(str(self._store.home)), job_id))
         else:
             is_lost = job.runner is None or not is_alive(job.runner)
         if not is_lost:

@@ -41,6 +41,15 @@ def withdraw(folder: str) -> None:
         os.unlink(f"{folder}/{os.getpid()}")
 
 
+def is_enrolled(folder: str, job_id: str) -> bool:
+    """Return whether a living runner has this job."""
+    try:
+        pids = [int(name) for name in os.listdir(folder) if name.isdecimal()]
+    except OSError:
+        return False
+    return any((job := _read(folder, pid)) is not None and job["job_id"] == job_id for pid in pids)
+
+
 def _prune(folder: str) -> None:
     """Remove the entries of runners that were killed."""
     for name in os.listdir(folder):
