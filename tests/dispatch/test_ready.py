@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from shotclock.dispatch.ready import LineWatch, Ready, find_holder, find_listeners, look_at_url, read_url
+from shotclock.dispatch.ready import LineWatch, Probe, Ready, find_holder, find_listeners, look_at_url, read_url
 
 LIMIT_S = 5.0
 
@@ -100,6 +101,21 @@ def dripping_server(answer: bytes) -> Iterator[str]:
         server.shutdown(socket.SHUT_RDWR)
         thread.join(LIMIT_S)
         server.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_a_server_of_another_user_counts_only_if_the_command_has_a_process_of_that_user() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, server_pid = server.getsockname()[1], os.getpid()
+        assert list(find_listeners(port).values()) == ["0"]  # this loads the codec, too
+        for tree, is_ready in (([server_pid], True), ([], False)):
+            pid = os.fork()
+            if pid == 0:
+                os.setuid(65534)
+                probe = Probe(Ready(port=port), lambda pids=tree: pids)  # type: ignore[misc]
+                probe.start()
+                os._exit(10 + len(select.select([probe.fd], [], [], 2.0)[0]))
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 10 + is_ready
 
 
 def test_the_holder_of_a_port_is_named() -> None:

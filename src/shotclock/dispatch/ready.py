@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from urllib.parse import urlsplit
 
 from ..core.value_types import value
@@ -106,14 +106,17 @@ class Probe(threading.Thread):
 
     def _look_at_port(self) -> str:
         port = self._ready.port or 0
-        sockets = find_listeners(port)
-        if sockets and any(_holds(pid, sockets) for pid in self._list_tree()):
+        is_answered = answers_on(port)  # before the look at its holder, which may just come up
+        sockets, tree = find_listeners(port), self._list_tree()
+        if sockets and any(_holds(pid, sockets) for pid in tree):
             return ""
-        if not answers_on(port):
+        if not is_answered:
             return f"port {port} refuses connections"
-        # A holder that /proc does not show is of another user or in a container; the port was free at the start.
-        holder = name_holder(port)
-        return holder and f"port {port} is held by another process{holder}"
+        # Without a holder in /proc it is in a container, and the port was free at the start. Of a process under sudo
+        # only the user is seen.
+        if not sockets or not _hidden_users(tree).isdisjoint(sockets.values()):
+            return ""
+        return f"port {port} is held by another process{name_holder(port)}"
 
 
 def look_at_url(address: str, limit_s: float) -> str:
@@ -163,9 +166,9 @@ def _trust_all() -> ssl.SSLContext:
     return context
 
 
-def find_listeners(port: int) -> set[str]:
-    """Return the sockets that listen on a port, as /proc names them: `socket:[123]`."""
-    found = set()
+def find_listeners(port: int) -> dict[str, str]:
+    """Return the sockets that listen on a port, as /proc names them, `socket:[123]`, with the ids of their users."""
+    found = {}
     for name in ("tcp", "tcp6"):
         try:
             with open(f"/proc/net/{name}", encoding="ascii") as table:
@@ -174,7 +177,7 @@ def find_listeners(port: int) -> set[str]:
             continue
         for row in rows:
             if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{row[9]}]")
+                found[f"socket:[{row[9]}]"] = row[7]
     return found
 
 
@@ -187,7 +190,20 @@ def name_holder(port: int) -> str:
     return "" if holder is None else f": {kernel.describe(holder)['command']} (pid {holder})"
 
 
-def _holds(pid: int, sockets: set[str]) -> bool:
+def _hidden_users(pids: list[int]) -> set[str]:
+    """Return the ids of the users of the processes whose open files are hidden from us."""
+    users: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            try:
+                os.listdir(f"/proc/{pid}/fd")
+            except PermissionError:
+                with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+                    users.update(*(line.split()[1:] for line in file if line.startswith("Uid:")))
+    return users
+
+
+def _holds(pid: int, sockets: Container[str]) -> bool:
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
