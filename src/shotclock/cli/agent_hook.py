@@ -18,10 +18,18 @@ from .output import write_quietly
 
 ANCESTORS = 6  # processes above the hook that may be Copilot: a shell, node, its launcher
 RULE_DECISIONS = ("forbidden", "prompt")
+HELP = """\
+Usage: shotclock agent hook NAME SHELL [--approvals]
+
+Answer a hook of an agent, whose request is read from stdin. `shotclock agent install` writes this call.
+"""
 
 
 def main(words: list[str]) -> int:
     name, shell = (*words, "", "")[:2]
+    if name in ("--help", "-h"):
+        write_quietly(sys.stdout, HELP)
+        return 0
     if "--approvals" in words:
         from .agent_approval import decide
 
