@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.store.schema import VERSION
+from shotclock.store.store import RUNNERS_SINCE
 
 from .conftest import wait_for
 
@@ -67,7 +67,7 @@ def test_a_person_reads_what_went(
     for name in ("CI", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     seen = on_terminal("prune", streams=("stdout", "stderr"), env=env)
-    assert "deleted 0 runs and 0 proposals" in str(seen)
+    assert "deleted 0 runs, 0 proposals and 0 calls" in str(seen)
 
 
 def test_a_run_cleans_up_after_itself_once_a_day(
@@ -100,7 +100,7 @@ def test_an_older_store_is_refused_and_reset_once_nothing_runs(
     file = tmp_path / "home" / "shotclock.db"
     with sqlite3.connect(file) as connection:
         connection.execute("ALTER TABLE jobs RENAME COLUMN runner TO keeper")
-        connection.execute(f"PRAGMA user_version={VERSION - 1}")
+        connection.execute(f"PRAGMA user_version={RUNNERS_SINCE - 1}")
     connection.close()
     refused = shotclock("report", "old", env=env).json()
     assert refused["error"]["code"] == "STORE_UNUSABLE" and "shotclock prune --reset" in refused["error"]["message"]

@@ -23,6 +23,7 @@ from shotclock.store.schema import VERSION
 from shotclock.store.store import (
     DAY_MS,
     IN_PASSING,
+    RUNNERS_SINCE,
     Retention,
     Store,
     move_aside,
@@ -271,10 +272,10 @@ def test_a_store_is_moved_aside_with_its_audit_file_and_a_new_one_starts(home: P
         store.folder("jobs")
         end(store, "ended")
         begin(store, "left", holder=DEAD)
-    for version in (VERSION, VERSION - 1):
+    for version in (VERSION, RUNNERS_SINCE, RUNNERS_SINCE - 1):
         with sqlite3.connect(home / "shotclock.db") as connection:
             connection.execute(f"PRAGMA user_version={version}")
-            if version < VERSION:
+            if version < RUNNERS_SINCE:
                 connection.execute("ALTER TABLE jobs RENAME COLUMN runner TO keeper")
         connection.close()
         target = move_aside(home, NOW + version, is_alive)

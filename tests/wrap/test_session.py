@@ -82,7 +82,7 @@ def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() ->
     refused = json.loads(client.lines[0])["result"]
     assert refused["isError"] and 'is not allowed with {"all": true}' in refused["content"][0]["text"]
     assert client.lines[1] == b'{"jsonrpc":"2.0","id":2,"result":{}}\n'
-    assert [(each.tool, each.code) for each in ended] == [("delete", "NOT_ALLOWED"), ("look", None)]
+    assert [(each.tool, each.outcome) for each in ended] == [("delete", "NOT_ALLOWED"), ("look", "ok")]
 
 
 def test_a_long_call_is_refused_before_any_of_it_reaches_the_server() -> None:

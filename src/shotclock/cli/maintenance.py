@@ -73,7 +73,8 @@ def _run_prune(
     older_than: int | None, keep: int | None, max_size: int | None, dry_run: bool, reset: bool, timeout: int
 ) -> ChildWork:
     ended_ms = None if older_than is None else max(1, older_than)
-    limits = {"runs_ms": ended_ms, "proposals_ms": ended_ms, "runs": keep, "runs_bytes": max_size}
+    ages = {"runs_ms": ended_ms, "proposals_ms": ended_ms, "calls_ms": ended_ms}
+    limits = {**ages, "runs": keep, "runs_bytes": max_size}
     changes = {name: limit for name, limit in limits.items() if limit is not None}
     if reset:
         return ChildWork("prune", reset_store, timeout, mutates=True, show=show_drawn)
@@ -199,8 +200,8 @@ COMMANDS = {
         options=(
             duration(
                 "--older-than",
-                "Delete runs and proposals that ended this long ago (7d, 12h; 0: all that have ended), instead of 30d "
-                "for runs and 90d for proposals.",
+                "Delete runs, proposals and logged calls that ended this long ago (7d, 12h; 0: all that have ended), "
+                "instead of 30d, for proposals 90d.",
             ),
             option("--keep", "N", "Keep at most this many ended runs, the newest, instead of 1000.", read=parse_count),
             option(
@@ -219,7 +220,8 @@ COMMANDS = {
             timeout_option("5m"),
         ),
         run=_run_prune,
-        description="Delete runs, proposals and jobs that ended long ago. Those that run, are parked or wait are kept.",
+        description="Delete runs, proposals, jobs and logged calls that ended long ago. Those that run, are parked or "
+        "wait are kept.",
     ),
     "token": CommandTable(
         "shotclock token",

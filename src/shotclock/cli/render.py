@@ -18,12 +18,15 @@ from rich.text import Text
 from ..core.clocks import LATEST_MS, WallTime, format_duration
 from ..core.visible_text import one_line, visible
 from ..process.clock import wall_time
+from ..store.calls import SUCCEEDED
 from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
 from .output import describe_page
 
 STEPS_SHOWN = 60  # steps shown on a terminal; of a longer run only failed, running, repeated and critical ones
 NEWS_SHOWN = 10
+LONGEST_SERVER = 16
+WIDE = 100
 
 COLOURS = {
     Status.SUCCEEDED: "green",
@@ -68,6 +71,8 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _run_list(data, console)
         case "report":
             _run(data, console)
+        case "calls":
+            _calls(data, console)
         case "token list" | "token revoke":
             _tokens(data.get("tokens", data.get("revoked")), console)
         case "agent status":
@@ -99,7 +104,7 @@ def _prune(data: Any, console: Console) -> None:
     gone = data["deleted"]
     verb = "would delete" if data["dry_run"] else "deleted"
     size = f" ({decimal(gone['runs_bytes'])})" if gone["runs"] else ""
-    console.print(f"{verb} {gone['runs']} runs{size} and {gone['proposals']} proposals")
+    console.print(f"{verb} {gone['runs']} runs{size}, {gone['proposals']} proposals and {gone['calls']} calls")
     after = "" if data["dry_run"] else f", now {decimal(data['file_bytes'])}"
     console.print(f"{data['file']}: {decimal(data['file_bytes_before'])}{after}", soft_wrap=True)
 
@@ -228,6 +233,33 @@ def _run_list(data: Any, console: Console) -> None:
         table.add_row(mark, Text(WORDS[status], COLOURS[status]), f"{run['started_at'][:19]}Z", took, name)
     _wrap_only(table, 4)
     console.print(table)
+
+
+def _calls(data: Any, console: Console) -> None:
+    if not data["calls"]:
+        console.print("no calls")
+        return
+    sizes = {"sent": "request_bytes", "received": "answer_bytes"}
+    if console.width < WIDE:
+        del sizes["sent"]
+    table = _table("age", "server", "tool", "took", "outcome", *sizes)
+    for column in (table.columns[3], *table.columns[5:]):
+        column.justify = "right"
+    for call in data["calls"]:
+        is_good = call["outcome"] in SUCCEEDED
+        names = (Text(one_line(call[name], 60), no_wrap=True, overflow="ellipsis") for name in ("server", "tool"))
+        outcome = Text(call["outcome"], "green" if is_good else "red")
+        took, shown = brief(call["duration_ms"]), (_short_size(call[name]) for name in sizes.values())
+        table.add_row(_age(call["started_at"]), *names, took, outcome, *shown)
+    _wrap_only(table, 2)
+    table.columns[1].max_width = LONGEST_SERVER
+    console.print(table)
+    if data["more"]:
+        console.print("there are more: --limit", style="dim")
+
+
+def _short_size(size: int) -> str:
+    return decimal(size).replace(" bytes", " B").replace(" byte", " B")
 
 
 def _wrap_only(table: Table, place: int) -> None:

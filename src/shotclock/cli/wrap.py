@@ -11,6 +11,7 @@ from ..core.clocks import format_duration
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
+from ..wrap.call_log import CallLog, server_name
 from ..wrap.catalogue import LastCatalogue
 from ..wrap.front import Front
 from ..wrap.large_results import LARGEST_LIMIT
@@ -33,6 +34,7 @@ from .parser import ParsedLine, Subcommand, command_help, duration, flag, name_a
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
+_LOG = "Log of calls"
 
 
 def main(words: list[str]) -> int:
@@ -51,8 +53,18 @@ def main(words: list[str]) -> int:
     signals = TerminalSignals()
     server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
-    front = Front(server, limits, signals, is_lazy=line.values["lazy"], catalogue=catalogue)
+    log = None if line.values["no_log"] else CallLog(line.values["name"] or server_name(command))
+    front = Front(
+        server,
+        limits,
+        signals,
+        is_lazy=line.values["lazy"],
+        on_ended=None if log is None else log.add,
+        catalogue=catalogue,
+    )
     front.run()
+    if log is not None and (unlogged := log.close()):
+        say_line(f"shotclock wrap: {unlogged}")
     if (problem := front.life.unstartable) is not None:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
@@ -172,6 +184,8 @@ COMMAND = Subcommand(
         ),
         option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
         option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+        option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
+        flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
     ),
     rest="command",
     usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..core.proposal import Proposal, Summary
 from .audit import Entry, Token
+from .calls import LoggedCall
 from .database import Schema
 from .idempotency import Lock, Reply
 from .jobs import Checkpoint, Job
@@ -15,7 +16,7 @@ from .rows import create_table
 from .runs import StepRecord, StoredRun
 
 # To be raised with every change of the tables. 1 to 11 were never released.
-VERSION = 12
+VERSION = 13
 
 _NUMBER, _NUMBERED, _TEXT = "INTEGER NOT NULL", "INTEGER PRIMARY KEY AUTOINCREMENT", "TEXT NOT NULL"
 _RUN = "TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE"
@@ -97,6 +98,8 @@ _STATEMENTS = (
     "CREATE INDEX tokens_by_name ON tokens (name)",
     # Browser sessions that were ended before they expired. A session itself is signed and not stored.
     "CREATE TABLE ended_sessions (id TEXT NOT NULL PRIMARY KEY, expires_at INTEGER NOT NULL)",
+    create_table("calls", [LoggedCall], {"seq": _NUMBERED}),
+    "CREATE INDEX calls_started ON calls (started_at)",
     # The time of the last pruning.
     "CREATE TABLE pruned (at INTEGER NOT NULL)",
     "INSERT INTO pruned (at) VALUES (0)",

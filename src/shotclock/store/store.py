@@ -1,8 +1,8 @@
 """The store: everything that must outlive a process, as tables over one file; and its retention.
 
-Retention is how long ended runs and proposals are kept, the deletion of older ones, and the reset of a whole store.
-Runs that are under way or parked and open proposals are never deleted. The audit trail is kept whole: the entries of a
-deleted proposal stay, with one more for the deletion.
+Retention is how long ended runs, proposals and calls are kept, the deletion of older ones, and the reset of a whole
+store. Runs that are under way or parked and open proposals are never deleted. The audit trail is kept whole: the
+entries of a deleted proposal stay, with one more for the deletion.
 
 docs/design.md: R51.
 """
@@ -22,17 +22,19 @@ from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import as_dict, replace, value
 from .audit import Audit, Tokens
+from .calls import Calls
 from .database import Database, Transaction, decode_process, open_alone
 from .home import StoreBusy, StoreUnusable, make_private_directory, state_home
 from .idempotency import IdempotencyKeys, Locks
 from .jobs import Checkpoints, Jobs
 from .proposals import Proposals
 from .runs import Runs, belongs_to
-from .schema import SCHEMA, VERSION
+from .schema import SCHEMA
 
 FILE_NAME = "shotclock.db"
 AUDIT_FILE_NAME = "audit.jsonl"
 JOBS_FOLDER = "jobs"
+RUNNERS_SINCE = 12  # the version in which jobs.keeper was renamed to jobs.runner
 
 DAY_MS = 24 * 3_600_000
 # Runs and proposals that one transaction deletes, so that other writers do not wait long.
@@ -59,6 +61,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
         database = Database(home / FILE_NAME, SCHEMA)
         self._database = database
         self.audit = Audit(database)
+        self.calls = Calls(database)
         self.checkpoints = Checkpoints(database)
         self.idempotency = IdempotencyKeys(database)
         self.jobs = Jobs(database)
@@ -109,23 +112,26 @@ class Store(contextlib.AbstractContextManager["Store"]):
 
 @value
 class Retention:
-    """Limits of stored runs and proposals. 0 is no limit."""
+    """Limits of stored runs, proposals and calls. 0 is no limit."""
 
     runs_ms: int = 30 * DAY_MS
     runs: int = 1_000
     runs_bytes: int = 10**9
     proposals_ms: int = 90 * DAY_MS
+    calls_ms: int = 30 * DAY_MS
+    calls: int = 100_000
 
 
 @value
 class Pruned:
-    """Count of deleted runs and proposals, or of those that would be."""
+    """Count of deleted runs, proposals and calls, or of those that would be."""
 
     runs: int = 0
     runs_bytes: int = 0
     proposals: int = 0
     report_pages: int = 0
     """Pages that `report --open` wrote into the store's directory."""
+    calls: int = 0
     is_all: bool = True
 
     def as_data(self) -> dict[str, Any]:
@@ -139,6 +145,8 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
         "SHOTCLOCK_KEEP_RUNS": ("runs", parse_count),
         "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
+        "SHOTCLOCK_KEEP_CALLS_FOR": ("calls_ms", parse_duration_ms),
+        "SHOTCLOCK_KEEP_CALLS": ("calls", parse_count),
     }
     limits: dict[str, int] = {}
     errors = []
@@ -177,15 +185,20 @@ def prune(
     dry_run: bool = False,
     limit: int = -1,
 ) -> Pruned:
-    """Delete runs and proposals beyond the limits, at most `limit` of each. Raises Failure of the store."""
+    """Delete runs, proposals and calls beyond the limits; of runs and of proposals at most `limit`.
+
+    Raises Failure of the store.
+    """
     before = _before(now, retention.runs_ms)
     runs = store.runs.list_outdated(before, retention.runs, retention.runs_bytes)
     if before is not None:
         runs += store.runs.list_left_behind(before, is_alive)
     proposals = _list_old_proposals(store, _before(now, retention.proposals_ms))
     pages = _list_old_pages(store, before)
+    old_calls = _before(now, retention.calls_ms), retention.calls
     if dry_run:
-        return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages))
+        calls = store.calls.count_outdated(*old_calls)
+        return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages), calls)
     is_all = limit < 0 or max(len(runs), len(proposals)) <= limit
     if not is_all:
         runs, proposals = runs[:limit], proposals[:limit]
@@ -194,7 +207,8 @@ def prune(
     for page in pages:
         with contextlib.suppress(OSError):
             os.unlink(page)
-    return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), is_all)
+    calls = store.calls.forget_outdated(*old_calls)
+    return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), calls, is_all)
 
 
 def prune_in_passing(
@@ -238,7 +252,7 @@ def _list_work(transaction: Transaction, version: int, is_alive: Callable[[Proce
     """Describe the jobs and runs of living processes."""
     found = []
     for kind, table, column in (
-        ("job", "jobs", "runner" if version >= VERSION else "keeper"),
+        ("job", "jobs", "runner" if version >= RUNNERS_SINCE else "keeper"),
         ("run", "runs", "holder"),
     ):
         rows = transaction.execute(f"SELECT id, {column} FROM {table} WHERE ended_at IS NULL AND {column} IS NOT NULL")

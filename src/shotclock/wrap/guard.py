@@ -69,6 +69,8 @@ class RequestGuard:
             self.requests.remove(request)
             self.report(request, "CANCELLED")
             return True
+        if request.state is not RequestState.CANCELLED:
+            self.report(request, "CANCELLED")
         was_cancelled = request.state is RequestState.STOPPING
         request.state, request.changed_ns = RequestState.CANCELLED, monotonic_ns()
         self.requests.look_again_at(request)
@@ -164,10 +166,28 @@ class RequestGuard:
         self._client.write_line(line)
         self.report(request, failure.code, call_id)
 
-    def report(self, request: ClientRequest, code: str | None = None, call_id: str = "") -> None:
-        if self._on_ended is not None:
-            elapsed_ms = (monotonic_ns() - request.arrived_ns) // NS_PER_MS
-            self._on_ended(EndedRequest(call_id, request.method, request.tool, code, request.limits, elapsed_ms))
+    @property
+    def is_recorded(self) -> bool:
+        return self._on_ended is not None
+
+    def report(self, request: ClientRequest, outcome: str, call_id: str = "", answer_bytes: int = 0) -> None:
+        """Report the end of a request, once: a cancelled one may be answered later."""
+        if self._on_ended is None or request.state is RequestState.CANCELLED:
+            return
+        self._on_ended(
+            EndedRequest(
+                call_id,
+                request.method,
+                request.tool,
+                outcome,
+                request.limits,
+                (monotonic_ns() - request.arrived_ns) // NS_PER_MS,
+                request.size,
+                answer_bytes,
+                request.digest,
+                self._server.generation,
+            )
+        )
 
     def _send_heartbeats(self, now_ns: int) -> None:
         every_ns = self._limits.heartbeat_ms * NS_PER_MS

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from ..core.clocks import NS_PER_MS, ClockKind
+from ..core.proposal import digest
 from ..core.value_types import record, value
 from ..runtime.call import Effects
 from .limits import CallLimits
@@ -38,6 +39,8 @@ class ClientRequest:
     tool: str
     line: bytes  # empty once it is sent, unless it may be repeated
     arrived_ns: int
+    size: int = 0  # of its line, in bytes
+    digest: str | None = None  # of the arguments of a call, if calls are recorded
     limits: CallLimits = CallLimits()
     effects: Effects = Effects(mutates=False)  # of every request but a call
     token: Key | None = None
@@ -156,14 +159,18 @@ class RequestTable:
 
 @value
 class EndedRequest:
-    """A request that was answered, for those who record calls."""
+    """A request that was answered or cancelled, for the log of calls."""
 
     id: str  # ours, named in failures; empty after a success
     method: str
     tool: str
-    code: str | None  # of the failure
+    outcome: str  # of an answer of the server, see `outcome_of`; otherwise the code of our failure
     limits: CallLimits
     elapsed_ms: int
+    request_bytes: int
+    answer_bytes: int  # 0 without an answer of the server
+    digest: str | None  # of the arguments; None where they were too long to be read
+    generation: int  # of the server process: 1 until it is started again
 
 
 class CallPolicy(Protocol):
@@ -184,6 +191,25 @@ class AllowAll:
 OnEnded = Callable[[EndedRequest], None]
 
 
+def outcome_of(answer: Message) -> str:
+    """Return the outcome of a request that the server has answered. A long answer is not read for `isError`."""
+    if answer.is_error:
+        return "error"
+    if answer.is_long:
+        return "answered"
+    return "tool_error" if isinstance(answer.result, dict) and answer.result.get("isError") is True else "ok"
+
+
+def digest_of_arguments(call: Message) -> str | None:
+    """Return the SHA-256 of the arguments as canonical JSON; None if they are too long to be read."""
+    if call.is_long:
+        return None
+    try:
+        return digest(call.params.get("arguments", {}))
+    except (ValueError, TypeError):  # NaN, or nested too deep
+        return None
+
+
 def new_request(message: Message, now_ns: int) -> ClientRequest:
     """Return the open request of a message that is one."""
     if message.key is None or message.method is None:
@@ -196,6 +222,7 @@ def new_request(message: Message, now_ns: int) -> ClientRequest:
         tool=name if message.method == "tools/call" and isinstance(name, str) else "",
         line=b"" if message.is_long else message.line,  # a long line is not kept
         arrived_ns=now_ns,
+        size=len(message.line),
         token=key_of(message.meta.get("progressToken")),
         held_ns=now_ns,
         sign_ns=now_ns,

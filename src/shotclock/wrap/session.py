@@ -32,7 +32,17 @@ from .messages import (
     read_long_line,
 )
 from .replay import OWN_PREFIX, ReplayMemory
-from .requests import NEVER_NS, AllowAll, CallPolicy, ClientRequest, OnEnded, RequestState, new_request
+from .requests import (
+    NEVER_NS,
+    AllowAll,
+    CallPolicy,
+    ClientRequest,
+    OnEnded,
+    RequestState,
+    digest_of_arguments,
+    new_request,
+    outcome_of,
+)
 
 # Of a list of tools that is too long to be parsed as it passes, for the hints of its tools.
 MOST_GATHERED = 1024 * 1024
@@ -80,6 +90,7 @@ class ClientSession:
         self._asked: dict[Key, str | int] = {}
         """Open requests of the server: ids as the client sees them, with those of the server."""
         self._client_long: Message | None = None
+        self._client_size = self._server_size = 0  # of long lines
         self._drops_client_line = False
         self._server_long: Message | None = None
         self._drops_server_line = False
@@ -175,6 +186,8 @@ class ClientSession:
         hints = self._tools.get(request.tool, {})
         if request.is_call:
             request.effects = Effects(hints.get("readOnlyHint") is not True, hints.get("idempotentHint") is True)
+            request.digest = digest_of_arguments(message) if self.guard.is_recorded else None
+            request.size = self._client_size if message.is_long else request.size
         self.guard.watch(request)
         unusable = self._refuse(message) or self._server.want()
         if unusable is not None:
@@ -237,6 +250,7 @@ class ClientSession:
 
     def _begin_client_line(self, head: bytes) -> None:
         message = self._client_long = read_long_line(head)
+        self._client_size = len(head)
         self._drops_client_line = False
         if message is not None and message.is_answer and message.key is not None and self._server.generation > 1:
             server_id = self._close_question(message.key)
@@ -264,12 +278,15 @@ class ClientSession:
             self._park(part, piece)
         elif part is LinePart.END:
             self._end_client_line(piece)
-        elif not self._drops_client_line:
-            self._server.send_piece(part, piece)
+        else:
+            self._client_size += len(piece)
+            if not self._drops_client_line:
+                self._server.send_piece(part, piece)
 
     def _end_client_line(self, piece: bytes) -> None:
         """Pass the end of a long line. A request is open from now on: before, the server could not begin with it."""
         message, self._client_long = self._client_long, None
+        self._client_size += len(piece)
         if message is not None and message.key is None:
             id = id_in_tail(piece)
             message = replace(message, id=id, key=key_of(id))
@@ -354,7 +371,7 @@ class ClientSession:
         has_schema = request.tool in self._declares_output
         self._client.write_line(large.finish(request, has_schema=has_schema, is_modern=self.memory.is_modern))
 
-    def _finish(self, request: ClientRequest, message: Message) -> None:
+    def _finish(self, request: ClientRequest, message: Message, *, is_long: bool = False) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
         if self._catalogue is not None and request.line and not message.is_long:
@@ -365,7 +382,8 @@ class ClientSession:
             self.memory.note_result(request, message.result)
             if request.method == "tools/list":
                 self._learn_tools(message.result)
-        self.guard.report(request)
+        size = self._server_size if is_long else len(message.line)
+        self.guard.report(request, outcome_of(message), answer_bytes=size)
 
     def _note_older_server(self) -> None:
         if not self._is_server_older:
@@ -408,6 +426,7 @@ class ClientSession:
     def _begin_server_line(self, head: bytes) -> None:
         message = self._server_long = read_long_line(head)
         self._line_ns = self._piece_ns = monotonic_ns()
+        self._server_size = len(head)
         self._drops_server_line, self._gathered = False, None
         if message is None:
             self._drops_server_line = True
@@ -439,6 +458,7 @@ class ClientSession:
 
     def _continue_server_line(self, part: LinePart, piece: bytes) -> None:
         self._piece_ns = monotonic_ns()
+        self._server_size += len(piece)
         if self._gathered is not None:
             self._gathered += piece
             if len(self._gathered) > MOST_GATHERED:
@@ -472,7 +492,7 @@ class ClientSession:
             self._client.write_piece(LinePart.END, piece)
         if request is not None and request.state is not RequestState.HELD:
             whole = read_line(bytes(gathered)) if gathered is not None else None
-            self._finish(request, whole or message)
+            self._finish(request, whole or message, is_long=True)
         if message.is_answer:
             self.guard.answer_stopping()
 

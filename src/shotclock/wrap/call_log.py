@@ -1,0 +1,148 @@
+"""The log of calls: written to the store in batches, by a thread that lives only while there are calls to write.
+
+The loop of the front never waits for the store. What the store does not accept in time is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from ..core.clocks import WallTime
+from ..core.errors import Failure
+from ..process.clock import pause, wall_time
+from ..process.kernel import is_alive
+from .requests import EndedRequest
+
+BATCH_S = 1.0
+# So many waiting calls are written at once, without waiting for more.
+LARGE_BATCH = 500
+# A store that others keep locked for long exhausts this.
+MOST_WAITING = 4_000
+BUSY_PAUSE_S = 0.1
+# The last calls, at the end of the process.
+CLOSE_LIMIT_S = 1.0
+LONGEST_NAME = 200
+
+_STARTERS = re.compile(r"npx|bunx?|pnpm|yarn|dlx|exec|run|tool|uvx?|pipx|python[\d.]*|node|deno|docker|sh|bash|env")
+_ENDINGS = re.compile(r"\.(py|m?js|c?ts|sh)$|(?<=.)@[^@]*$")
+
+# A process that is forked during an import could never import the same module.
+_importing = threading.Lock()
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
+
+
+def server_name(argv: Sequence[str]) -> str:
+    """Return a name for a server: the first word of its command that is no option and no starter, such as npx."""
+    words = [os.path.basename(word.rstrip("/")) for word in argv if not word.startswith("-")]
+    named = [word for word in words if word and _STARTERS.fullmatch(word) is None]
+    return _ENDINGS.sub("", (named or words or ["server"])[0])[:LONGEST_NAME]
+
+
+class CallLog:
+    """The calls of one server that are to be recorded."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server[:LONGEST_NAME]
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._waiting: deque[tuple[WallTime, EndedRequest]] = deque()
+        self._writer: threading.Thread | None = None
+        self._dropped = 0
+        self._problem = ""
+
+    def add(self, ended: EndedRequest) -> None:
+        """Record a call that has ended now. Never waits for the store."""
+        if ended.method != "tools/call":
+            return
+        with self._lock:
+            if len(self._waiting) >= MOST_WAITING:
+                self._dropped += 1
+                return
+            self._waiting.append((wall_time(), ended))
+            if len(self._waiting) == LARGE_BATCH:
+                self._wake.set()
+            if self._writer is None:
+                self._start()
+
+    def _start(self) -> None:
+        writer = threading.Thread(target=self._write_all, name="call-log", daemon=True)
+        try:
+            writer.start()
+        except RuntimeError as error:  # no more threads; the next call tries again
+            self._problem = str(error)
+        else:
+            self._writer = writer
+
+    def close(self) -> str:
+        """Write the last calls, and return a note about those that were not recorded."""
+        with self._lock:
+            self._is_closing = True
+            writer = self._writer
+        self._wake.set()
+        if writer is not None:
+            writer.join(CLOSE_LIMIT_S)
+        lost = self._dropped + len(self._waiting)
+        why = f": {self._problem}" if self._problem else ""
+        return f"{lost} calls were not logged{why}" if lost else ""
+
+    def _write_all(self) -> None:
+        while True:
+            if not self._is_closing:
+                self._wake.wait(BATCH_S)
+                self._wake.clear()
+            batch = list(islice(self._waiting, MOST_WAITING))
+            is_written = self._try_to_write(batch)
+            with self._lock:
+                for _ in range(len(batch) if is_written else 0):
+                    self._waiting.popleft()
+                if not self._waiting:
+                    self._writer = None
+                    return
+            if not is_written:
+                pause(BUSY_PAUSE_S)
+
+    def _try_to_write(self, batch: list[tuple[WallTime, EndedRequest]]) -> bool:
+        """Write calls to the store. Return whether they are done with: written, or dropped because it is unusable."""
+        try:
+            with _importing:  # here: SQLite takes time and memory that a server without calls does not need
+                from ..store.calls import LoggedCall
+                from ..store.store import Store, prune_in_passing, read_retention
+            calls = [LoggedCall(**self._describe(at, ended)) for at, ended in batch]
+            with Store.open() as store:
+                store.calls.add(calls, read_retention(os.environ).calls)
+                prune_in_passing(store, os.environ, wall_time(), is_alive)
+            return True
+        except Failure as failure:
+            self._problem = str(failure)
+            if failure.code == "STORE_BUSY":
+                return False
+        except Exception as error:  # a bug of ours must not end the log
+            self._problem = f"{type(error).__name__}: {error}"
+        with self._lock:
+            self._dropped += len(batch)
+        return True
+
+    def _describe(self, at: WallTime, ended: EndedRequest) -> dict[str, Any]:
+        """Return the fields of a logged call."""
+        return {
+            "server": self._server,
+            "tool": ended.tool[:LONGEST_NAME],
+            "started_at": WallTime(max(0, at.ms - ended.elapsed_ms)),
+            "duration_ms": ended.elapsed_ms,
+            "outcome": ended.outcome,
+            "call_id": ended.id or None,
+            "timeout_ms": ended.limits.timeout_ms,
+            "idle_ms": ended.limits.idle_ms,
+            "request_bytes": ended.request_bytes,
+            "answer_bytes": ended.answer_bytes,
+            "arguments_sha256": ended.digest,
+            "generation": ended.generation,
+            "pid": os.getpid(),
+        }
