@@ -32,6 +32,7 @@ TOOLS = [
     {"name": "hang", "inputSchema": {"type": "object"}},
     {"name": "block", "inputSchema": {"type": "object"}},
     {"name": "crash", "inputSchema": {"type": "object"}},
+    {"name": "daemon", "inputSchema": {"type": "object"}},
 ]
 asked: dict[int, object] = {}  # calls that wait for an answer of the client, by the ids of our requests
 cancelled: list[object] = []

@@ -73,6 +73,8 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _run(data, console)
         case "calls":
             _calls(data, console)
+        case "tools":
+            _tools(data, console)
         case "token list" | "token revoke":
             _tokens(data.get("tokens", data.get("revoked")), console)
         case "agent status":
@@ -256,6 +258,22 @@ def _calls(data: Any, console: Console) -> None:
     console.print(table)
     if data["more"]:
         console.print("there are more: --limit", style="dim")
+
+
+def _tools(data: Any, console: Console) -> None:
+    if not data["tools"]:
+        console.print("no tools")
+    table = _table()
+    for tool in data["tools"]:
+        schema = tool.get("inputSchema") or {}
+        required = schema.get("required") or ()
+        names = " ".join(name if name in required else f"[{name}]" for name in schema.get("properties") or ())
+        about = Text(one_line(tool.get("description") or "", 200)).append(
+            f"\n{one_line(names)}" if names else "", "dim"
+        )
+        table.add_row(Text(one_line(tool["name"], 60), "bold", no_wrap=True), about)
+    if data["tools"]:
+        console.print(table)
 
 
 def _short_size(size: int) -> str:

