@@ -10,7 +10,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..core.clocks import ClockKind, Clocks, in_seconds
 from ..core.envelope import Envelope, Problem, stop_problem
@@ -64,7 +63,7 @@ def find_server(name: str | None, command: list[str] | None, config: str | None)
     return _read_server(name, servers[name])
 
 
-def _read_configuration(path: str) -> dict[str, Any]:
+def _read_configuration(path: str) -> dict[str, object]:
     try:
         if os.path.getsize(path) > LARGEST_FILE:
             raise ValueError("the file is too large")
@@ -80,7 +79,7 @@ def _read_configuration(path: str) -> dict[str, Any]:
     return found
 
 
-def _read_server(name: str, entry: Any) -> StdioServer:
+def _read_server(name: str, entry: object) -> StdioServer:
     if not isinstance(entry, dict) or not isinstance(entry.get("command"), str):
         raise Mistaken({"server": f"{name!r} has no command: only servers over stdin and stdout can be started"})
     args, env, folder = entry.get("args", []), entry.get("env", {}), entry.get("cwd", ".")
@@ -107,7 +106,7 @@ def _expand(name: str, text: str) -> str:
 
 
 async def _call_tool(
-    server: StdioServer, tool: str, arguments: dict[str, Any], call: Call, runtime: Runtime
+    server: StdioServer, tool: str, arguments: dict[str, object], call: Call, runtime: Runtime
 ) -> StepResult:
     command, *args = server.argv
     settings = {"command": command, "args": args, "method": tool, "arguments": arguments}
@@ -166,12 +165,17 @@ async def _ask(name: str, ask: Ask, timeout_ms: int) -> Envelope:
             clocks = Clocks(timeout_ms=timeout_ms)
             call = runtime.begin(name, {}, clocks, began_ns=process_began_ns(), is_command=True)
             working = asyncio.ensure_future(_answer(ask, call, runtime))
-            waits: list[asyncio.Future[Any]] = [working, stop]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the call
-            if not working.done():
-                call.cancellation.reason, call.cancellation.ending = stop_problem(stop.result()), Ending.CANCELLED
-                working.cancel()
-            return await working
+
+            def end(stopped: asyncio.Future[str]) -> None:
+                if not stopped.cancelled():
+                    call.cancellation.reason, call.cancellation.ending = (
+                        stop_problem(stopped.result()),
+                        Ending.CANCELLED,
+                    )
+                    working.cancel()
+
+            stop.add_done_callback(end)
+            return await working  # bounded by the call
 
 
 async def _answer(ask: Ask, call: Call, runtime: Runtime) -> Envelope:
@@ -189,8 +193,8 @@ def _run_call(
     command: list[str] | None,
     server: str | None,
     tool: str | None,
-    arg: list[tuple[str, Any]],
-    json_args: dict[str, Any],
+    arg: list[tuple[str, object]],
+    json_args: dict[str, object],
     config: str | None,
     timeout: int,
 ) -> Callable[[bool], int]:
@@ -213,13 +217,14 @@ def _run_tools(
 
 def _show_result(envelope: Envelope) -> None:
     """Write the texts of a result; of other content, its kind."""
-    data: Any = envelope.data
     if not envelope.ok:
         return
-    if not isinstance(data, dict) or not isinstance(data.get("content"), list):  # of a Shotclock server
+    data = envelope.data
+    content = data.get("content") if isinstance(data, dict) else None
+    if not isinstance(content, list):  # of a Shotclock server
         write_quietly(sys.stdout, visible(json.dumps(data, indent=2, ensure_ascii=False)) + "\n")
         return
-    for block in data["content"]:
+    for block in content:
         kind, text = block.get("type"), block.get("text")
         shown = (
             visible(text).rstrip("\n")
@@ -229,7 +234,7 @@ def _show_result(envelope: Envelope) -> None:
         write_quietly(sys.stdout, shown + "\n")
 
 
-def _read_argument(text: str) -> tuple[str, Any]:
+def _read_argument(text: str) -> tuple[str, object]:
     """Read `name=text` or `name:=JSON`. Raises ValueError."""
     name, written = name_and_value(text)
     if not name.endswith(":"):
@@ -240,7 +245,7 @@ def _read_argument(text: str) -> tuple[str, Any]:
         raise ValueError(f"{written[:40]!r} is not JSON ({error}); name=TEXT passes a text") from None
 
 
-def _read_arguments(text: str) -> dict[str, Any]:
+def _read_arguments(text: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except ValueError as error:

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
@@ -21,7 +20,7 @@ from .requests import EndedRequest
 
 BATCH_S = 1.0
 # So many waiting calls are written at once, without waiting for more.
-LARGE_BATCH = 500
+LARGE_BATCH = 2_000
 # A store that others keep locked for long exhausts this.
 MOST_WAITING = 4_000
 BUSY_PAUSE_S = 0.1
@@ -114,7 +113,24 @@ class CallLog:
             with _importing:  # here: SQLite takes time and memory that a server without calls does not need
                 from ..store.calls import LoggedCall
                 from ..store.store import Store, prune_in_passing, read_retention
-            calls = [LoggedCall(**self._describe(at, ended)) for at, ended in batch]
+            calls = [
+                LoggedCall(
+                    server=self._server,
+                    tool=ended.tool[:LONGEST_NAME],
+                    started_at=WallTime(max(0, at.ms - ended.elapsed_ms)),
+                    duration_ms=ended.elapsed_ms,
+                    outcome=ended.outcome,
+                    call_id=ended.id or None,
+                    timeout_ms=ended.limits.timeout_ms,
+                    idle_ms=ended.limits.idle_ms,
+                    request_bytes=ended.request_bytes,
+                    answer_bytes=ended.answer_bytes,
+                    arguments_sha256=ended.digest,
+                    generation=ended.generation,
+                    pid=os.getpid(),
+                )
+                for at, ended in batch
+            ]
             with Store.open() as store:
                 store.calls.add(calls, read_retention(os.environ).calls)
                 prune_in_passing(store, os.environ, wall_time(), is_alive)
@@ -128,21 +144,3 @@ class CallLog:
         with self._lock:
             self._dropped += len(batch)
         return True
-
-    def _describe(self, at: WallTime, ended: EndedRequest) -> dict[str, Any]:
-        """Return the fields of a logged call."""
-        return {
-            "server": self._server,
-            "tool": ended.tool[:LONGEST_NAME],
-            "started_at": WallTime(max(0, at.ms - ended.elapsed_ms)),
-            "duration_ms": ended.elapsed_ms,
-            "outcome": ended.outcome,
-            "call_id": ended.id or None,
-            "timeout_ms": ended.limits.timeout_ms,
-            "idle_ms": ended.limits.idle_ms,
-            "request_bytes": ended.request_bytes,
-            "answer_bytes": ended.answer_bytes,
-            "arguments_sha256": ended.digest,
-            "generation": ended.generation,
-            "pid": os.getpid(),
-        }
