@@ -10,7 +10,6 @@ import re
 import threading
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
@@ -26,6 +25,7 @@ MOST_WAITING = 4_000
 BUSY_PAUSE_S = 0.1
 # The last calls, at the end of the process.
 CLOSE_LIMIT_S = 1.0
+LAST_ATTEMPT_S = 0.5
 LONGEST_NAME = 200
 
 _STARTERS = re.compile(r"npx|bunx?|pnpm|yarn|dlx|exec|run|tool|uvx?|pipx|python[\d.]*|node|deno|docker|sh|bash|env")
@@ -51,6 +51,7 @@ class CallLog:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._is_closing = False
+        self._gives_up = False
         self._waiting: deque[tuple[WallTime, EndedRequest]] = deque()
         self._writer: threading.Thread | None = None
         self._dropped = 0
@@ -87,6 +88,8 @@ class CallLog:
         self._wake.set()
         if writer is not None:
             writer.join(CLOSE_LIMIT_S)
+            self._gives_up = True
+            writer.join(LAST_ATTEMPT_S)
         lost = self._dropped + len(self._waiting)
         why = f": {self._problem}" if self._problem else ""
         return f"{lost} calls were not logged{why}" if lost else ""
@@ -96,7 +99,8 @@ class CallLog:
             if not self._is_closing:
                 self._wake.wait(BATCH_S)
                 self._wake.clear()
-            batch = list(islice(self._waiting, MOST_WAITING))
+            with self._lock:
+                batch = list(self._waiting)
             is_written = self._try_to_write(batch)
             with self._lock:
                 for _ in range(len(batch) if is_written else 0):
@@ -104,6 +108,8 @@ class CallLog:
                 if not self._waiting:
                     self._writer = None
                     return
+            if self._gives_up:
+                return
             if not is_written:
                 pause(BUSY_PAUSE_S)
 
