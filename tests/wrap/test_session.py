@@ -1,17 +1,18 @@
 """Decisions of a session without processes: policy, events, restarts and limits by the name of a tool."""
 
 import json
-from collections.abc import Mapping
 
 import pytest
 
 from shotclock.core.clocks import NS_PER_MS
 from shotclock.wrap.failures import WrapFailure
+from shotclock.wrap.gate import Gate, GateSettings
 from shotclock.wrap.limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
 from shotclock.wrap.lines import LinePart, LineSplitter
 from shotclock.wrap.messages import Message, encode
 from shotclock.wrap.requests import EndedRequest
 from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
+from shotclock.wrap.rules import Rules, Verdict, rule_reader
 from shotclock.wrap.session import ClientSession
 
 
@@ -60,10 +61,8 @@ class ReadyServer:
         return "", 0
 
 
-class NoDelete:
-    def refuse(self, tool: str, arguments: object, annotations: Mapping[str, object]) -> str | None:
-        is_destructive = annotations.get("readOnlyHint") is not True
-        return f"is not allowed with {json.dumps(arguments)}" if tool == "delete" and is_destructive else None
+def no_delete() -> Gate:
+    return Gate(GateSettings(Rules((rule_reader(Verdict.DENY)("delete"),)), ["server"], "/"), None, None)
 
 
 def call(id: int, tool: str) -> bytes:
@@ -73,21 +72,21 @@ def call(id: int, tool: str) -> bytes:
 
 def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() -> None:
     client, server, ended = Lines(), ReadyServer(), list[EndedRequest]()
-    session = ClientSession(ServerLimits(), client, lambda text: None, policy=NoDelete(), on_ended=ended.append)
+    session = ClientSession(ServerLimits(), client, lambda text: None, gate=no_delete(), on_ended=ended.append)
     session.connect(server)
     session.take_from_client(LinePart.WHOLE, call(1, "delete"))
     session.take_from_client(LinePart.WHOLE, call(2, "look"))
     session.take_from_server(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
     assert server.lines == [call(2, "look")]
     refused = json.loads(client.lines[0])["result"]
-    assert refused["isError"] and 'is not allowed with {"all": true}' in refused["content"][0]["text"]
+    assert refused["isError"] and "was denied by the rule 'deny delete'" in refused["content"][0]["text"]
     assert client.lines[1] == b'{"jsonrpc":"2.0","id":2,"result":{}}\n'
     assert [(each.tool, each.outcome) for each in ended] == [("delete", "NOT_ALLOWED"), ("look", "ok")]
 
 
 def test_a_long_call_is_refused_before_any_of_it_reaches_the_server() -> None:
     client, server = Lines(), ReadyServer()
-    session = ClientSession(ServerLimits(), client, lambda text: None, policy=NoDelete())
+    session = ClientSession(ServerLimits(), client, lambda text: None, gate=no_delete())
     session.connect(server)
     params = {"name": "delete", "arguments": {"text": "x" * 200_000}}
     line = encode({"jsonrpc": "2.0", "method": "tools/call", "params": params, "id": "last"})

@@ -14,6 +14,7 @@ from ..runtime.commands import problems_with
 from ..wrap.call_log import CallLog, server_name
 from ..wrap.catalogue import LastCatalogue
 from ..wrap.front import Front
+from ..wrap.gate import DEFAULT_ASK_WAIT_MS, Gate, GateSettings, directory_of
 from ..wrap.large_results import LARGEST_LIMIT
 from ..wrap.limits import (
     DEFAULT_GRACE_MS,
@@ -26,15 +27,18 @@ from ..wrap.limits import (
     ServerLimits,
     read_tool_limits,
 )
+from ..wrap.pins import LockFile
+from ..wrap.rules import Rules, Verdict, rule_reader
 from ..wrap.server_process import ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
-from .parser import ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
+from .parser import Option, ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
 
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
 _LOG = "Log of calls"
+_POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
 
 def main(words: list[str]) -> int:
@@ -45,6 +49,7 @@ def main(words: list[str]) -> int:
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
     line.mistakes += problems_with(command, env, line.values["cwd"])
+    gate = read_gate(line, command, env)
     if line.mistakes:
         for mistake in line.mistakes:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
@@ -59,6 +64,7 @@ def main(words: list[str]) -> int:
         limits,
         signals,
         is_lazy=line.values["lazy"],
+        gate=gate,
         on_ended=None if log is None else log.add,
         catalogue=catalogue,
     )
@@ -69,6 +75,38 @@ def main(words: list[str]) -> int:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
+    """Return the policy that a command line sets, if any. Adds the mistakes to the line."""
+    values = line.values
+    rules = Rules(tuple(values["rules"]), values["read_only"])
+    if not rules.rules and not rules.is_read_only and values["lock"] is None:
+        return None
+    try:
+        lock = None if values["lock"] is None else LockFile(values["lock"])
+    except ValueError as error:
+        line.refuse("lock", str(error))
+        return None
+    asks_about_changes = values["on_change"] == "ask"
+    approvals = None
+    if rules.asks or asks_about_changes:
+        from ..wrap.approvals import Approvals  # with the store, which others need not load
+
+        approvals = Approvals(env)
+    settings = GateSettings(
+        rules=rules,
+        argv=command,
+        directory=directory_of(values["cwd"]),
+        ask_wait_ms=values["ask_wait"],
+        updates_lock=values["update_lock"],
+        asks_about_changes=asks_about_changes,
+    )
+    return Gate(settings, lock, approvals)
+
+
+def _rule(verdict: Verdict, help: str) -> Option:
+    return option(f"--{verdict}", "RULE", help, read=rule_reader(verdict), repeats=True, heading=_POLICY, key="rules")
 
 
 def read_limits(line: ParsedLine) -> ServerLimits:
@@ -163,6 +201,39 @@ COMMAND = Subcommand(
             default=_of(DEFAULT_SHUTDOWN_MS),
             heading=_SERVER,
         ),
+        _rule(
+            Verdict.ALLOW,
+            "Let such calls pass. A rule is a pattern of tools, as 'read_*', or destructive, read-only, idempotent or "
+            "open-world, and patterns of arguments, as 'write_file path=/tmp/*'.",
+        ),
+        _rule(
+            Verdict.ASK, "Ask a person in the inbox before such calls. --ask destructive covers tools without hints."
+        ),
+        _rule(Verdict.DENY, "Answer such calls with an error."),
+        flag("--read-only", "Deny every tool that does not declare readOnlyHint.", heading=_POLICY),
+        duration(
+            "--ask-wait",
+            "How long a call waits for a person. The identical call picks a later decision up.",
+            default=_of(DEFAULT_ASK_WAIT_MS),
+            heading=_POLICY,
+        ),
+        option(
+            "--lock",
+            "FILE",
+            "Pin the definitions of tools, prompts and resource templates in this file. The first start writes it; "
+            "later, other definitions are left out of lists and cannot be called.",
+            heading=_POLICY,
+        ),
+        option(
+            "--on-change",
+            "WHAT",
+            "block, or ask a person in the inbox whether a changed definition may be pinned.",
+            choices=("block", "ask"),
+            default="block",
+            needs="--lock",
+            heading=_POLICY,
+        ),
+        flag("--update-lock", "Pin the definitions anew, as the server lists them.", needs="--lock", heading=_POLICY),
         flag("--lazy", "Start the server with the first message of the client.", heading=_LIFE),
         flag(
             "--cached-catalogue",

@@ -35,6 +35,9 @@ class WrapFailure:
     survivors: Sequence[dict[str, object]] = field(default_factory=list)
     retry_after_ms: int | None = None
     note: str = ""  # a further sentence
+    advice: str = ""  # of a decision of ours, which neither the limits nor the server explain
+    data: dict[str, object] | None = None
+    is_error: bool = True
 
 
 def failure_answer(request: ClientRequest, failure: WrapFailure, *, is_modern: bool) -> tuple[Envelope, bytes]:
@@ -45,7 +48,7 @@ def failure_answer(request: ClientRequest, failure: WrapFailure, *, is_modern: b
     if request.is_call:
         content["result"] = {
             "content": [{"type": "text", "text": text}],
-            "isError": True,
+            "isError": failure.is_error,
             "_meta": {ENVELOPE_KEY: envelope.to_dict()},
             **({"resultType": "complete"} if is_modern else {}),
         }
@@ -80,7 +83,7 @@ def _envelope(request: ClientRequest, failure: WrapFailure) -> Envelope:
         suggestion=_advice(request, failure),
         retry_after_ms=failure.retry_after_ms,
     )
-    return answer(call, Outcome(failure.ending, problem, survivors=failure.survivors))
+    return answer(call, Outcome(failure.ending, problem, failure.data, survivors=failure.survivors))
 
 
 def _name(request: ClientRequest) -> str:
@@ -88,6 +91,8 @@ def _name(request: ClientRequest) -> str:
 
 
 def _advice(request: ClientRequest, failure: WrapFailure) -> str:
+    if failure.advice:
+        return failure.advice
     if failure.ending is Ending.NOT_STARTED:
         return "It did not reach the server, so it is safe to call it again"
     if not request.is_call:
@@ -100,7 +105,8 @@ def _advice(request: ClientRequest, failure: WrapFailure) -> str:
 
 
 def _sentences(request: ClientRequest, failure: WrapFailure, envelope: Envelope) -> str:
-    parts = [f"shotclock: {_name(request)} {failure.what} ({request.limits.describe()})", _advice(request, failure)]
+    limits = "" if failure.advice else f" ({request.limits.describe()})"
+    parts = [f"shotclock: {_name(request)} {failure.what}{limits}", _advice(request, failure)]
     if failure.retry_after_ms:
         parts.append(f"Wait {format_duration(failure.retry_after_ms)} before that")
     if failure.note:

@@ -10,10 +10,11 @@ from ..process.clock import monotonic_ns
 from ..process.command_task import Order
 from ..process.foreground import TerminalSignals
 from .catalogue import LastCatalogue
+from .gate import Gate
 from .lifecycle import ServerLife
 from .limits import ServerLimits
 from .lines import READ_SIZE, LineSplitter
-from .requests import CallPolicy, OnEnded
+from .requests import OnEnded
 from .server_process import ServerCommand
 from .session import ClientSession
 from .writers import LineWriter, NoteWriter
@@ -34,16 +35,18 @@ class Front:
         signals: TerminalSignals,
         *,
         is_lazy: bool = False,
-        policy: CallPolicy | None = None,
+        gate: Gate | None = None,
         on_ended: OnEnded | None = None,
         catalogue: LastCatalogue | None = None,
     ) -> None:
         self._signals = signals
+        self._gate = gate
+        self._gate_fd = None if gate is None else gate.fd
         self._is_lazy = is_lazy
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
         self._session = ClientSession(
-            limits, self._client, self._note, policy=policy, on_ended=on_ended, catalogue=catalogue
+            limits, self._client, self._note, gate=gate, on_ended=on_ended, catalogue=catalogue
         )
         self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
         self._splitter = LineSplitter()
@@ -71,6 +74,8 @@ class Front:
                 self._session.check_limits(now_ns, is_client_slow=self._client.has_unwritten)
                 self._life.check_clocks(now_ns)
         self._flush()
+        if self._gate is not None:
+            self._gate.close()
 
     def _note(self, text: str) -> None:
         self._notes.write(text.encode("utf-8", "replace") + b"\n")
@@ -78,6 +83,8 @@ class Front:
     def _watch(self) -> None:
         """Choose the descriptors to wait for. A side is not read while the other one is behind."""
         wanted = {self._signals.fd: select.POLLIN}
+        if self._gate_fd is not None:
+            wanted[self._gate_fd] = select.POLLIN
         process, writer = self._life.process, self._life.writer
         is_server_behind = writer is not None and writer.is_full
         if self._is_client_open and not is_server_behind and not self._session.is_client_paused:
@@ -120,6 +127,8 @@ class Front:
             self._notes.flush()
         elif fd == self._signals.fd:
             self._obey_signals()
+        elif self._gate is not None and fd == self._gate_fd:
+            self._gate.take_decisions()
         elif process is None:
             return
         elif fd == process.stdout_fd:

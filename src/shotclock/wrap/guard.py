@@ -6,6 +6,8 @@ it tells them apart: if nothing is answered within the grace, the server is kill
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..core.clocks import NS_PER_MS, ClockKind, format_duration
 from ..core.errors import Ending
 from ..core.value_types import replace
@@ -39,6 +41,7 @@ class RequestGuard:
         self._note = note
         self._on_ended = on_ended
         self._beat_ns = NEVER_NS
+        self.on_approved_failed: Callable[[ClientRequest, str, str], None] | None = None
 
     def connect(self, server: ServerLink) -> None:
         self._server = server
@@ -157,7 +160,8 @@ class RequestGuard:
 
     def fail(self, request: ClientRequest, failure: WrapFailure) -> None:
         """Answer a request in place of the server."""
-        failure.stderr, failure.noise_lines = self._server.describe_output()
+        if not failure.advice:
+            failure.stderr, failure.noise_lines = self._server.describe_output()
         self.requests.remove(request)
         self.requests.remember(request.key)
         envelope, line = failure_answer(request, failure, is_modern=self._memory.is_modern)
@@ -165,6 +169,8 @@ class RequestGuard:
         self._note(f"shotclock: {call_id}: {failure.code}: {request.tool or request.method} {failure.what}")
         self._client.write_line(line)
         self.report(request, failure.code, call_id)
+        if request.approval and self.on_approved_failed is not None:
+            self.on_approved_failed(request, failure.code, failure.what)
 
     @property
     def is_recorded(self) -> bool:

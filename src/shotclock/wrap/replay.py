@@ -59,6 +59,11 @@ class ReplayMemory:
     def can_probe(self) -> bool:
         return self.greeting is not None or bool(self.envelope)
 
+    @property
+    def is_greeted(self) -> bool:
+        """Return whether the client has finished its greeting, so that requests of ours may follow."""
+        return bool(self._initialized if self.greeting is not None else self.envelope)
+
     def own_id(self, purpose: str) -> str:
         self._count += 1
         return f"{OWN_PREFIX}{purpose}-{self._count}"

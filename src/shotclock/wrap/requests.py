@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
-from typing import Protocol
 
 from ..core.clocks import NS_PER_MS, ClockKind
 from ..core.proposal import digest
@@ -51,6 +50,8 @@ class ClientRequest:
     changed_ns: int = 0  # when it was stopped or cancelled
     fired: ClockKind | None = None
     is_repeated: bool = False
+    approval: str = ""  # the id of the proposal by which a person has approved this call
+    definition: str = ""  # the digest of the tool that was approved
     beats: int = 0  # heartbeats sent; -1 after the server's own progress
 
     @property
@@ -171,21 +172,6 @@ class EndedRequest:
     answer_bytes: int  # 0 without an answer of the server
     digest: str | None  # of the arguments; None where they were too long to be read
     generation: int  # of the server process: 1 until it is started again
-
-
-class CallPolicy(Protocol):
-    """The decision about a call before it reaches the server."""
-
-    def refuse(self, tool: str, arguments: object, annotations: Mapping[str, object]) -> str | None:
-        """Return why the call is refused; None lets it pass. `arguments` is None for a long line."""
-        ...
-
-
-class AllowAll:
-    """The policy without rules."""
-
-    def refuse(self, tool: str, arguments: object, annotations: Mapping[str, object]) -> str | None:
-        return None
 
 
 OnEnded = Callable[[EndedRequest], None]

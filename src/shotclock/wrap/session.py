@@ -14,6 +14,7 @@ from ..process.clock import monotonic_ns
 from ..runtime.call import Effects
 from .catalogue import LastCatalogue
 from .failures import WrapFailure
+from .gate import Gate
 from .guard import RequestGuard
 from .large_results import LargeResult
 from .limits import ServerLimits
@@ -34,8 +35,6 @@ from .messages import (
 from .replay import OWN_PREFIX, ReplayMemory
 from .requests import (
     NEVER_NS,
-    AllowAll,
-    CallPolicy,
     ClientRequest,
     OnEnded,
     RequestState,
@@ -47,6 +46,8 @@ from .requests import (
 # Of a list of tools that is too long to be parsed as it passes, for the hints of its tools.
 MOST_GATHERED = 1024 * 1024
 MOST_TOOLS = 5_000
+# Of an answer that has its id at the end, as long as it may be a list that is to be checked.
+MOST_UNDECIDED = 64 * 1024 * 1024
 # Bytes that wait for a server.
 MOST_HELD = 2 * 1024 * 1024
 # After a restart the server may announce the same change several times.
@@ -69,7 +70,7 @@ class ClientSession:
         client: ClientLink,
         note: Note,
         *,
-        policy: CallPolicy | None = None,
+        gate: Gate | None = None,
         on_ended: OnEnded | None = None,
         catalogue: LastCatalogue | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class ClientSession:
         self._limits = limits
         self._client = client
         self._note = note
-        self._policy = policy or AllowAll()
+        self._gate = gate
         self._catalogue = catalogue
         self._held: list[Message | ClientRequest] = []
         self._held_size = 0
@@ -101,10 +102,16 @@ class ClientSession:
         self._changes: set[str] = set()
         self._changes_ns = NEVER_NS
         self._is_server_older = False
+        self._unscreened: bytearray | None = None  # a long answer that may be a list
+        if gate is not None:
+            gate.connect(self.guard, client, self.memory, note, list_ms=limits.list_ms, forward=self._forward)
+            self.guard.on_approved_failed = gate.note_end
 
     def connect(self, server: ServerLink) -> None:
         self._server = server
         self.guard.connect(server)
+        if self._gate is not None:
+            self._gate.connect_server(server)
 
     @property
     def is_client_paused(self) -> bool:
@@ -141,16 +148,25 @@ class ClientSession:
         if line.lstrip()[:1] == b"[":
             text = "shotclock: batches of messages are not passed on; send each message as a line of its own"
             self._client.write_line(encode({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}))
+        elif line.strip() and self._gate is not None:
+            self._refuse_unread(None)
         elif line.strip() and self._server.accepts:
             self._server.send(line)
+
+    def _refuse_unread(self, id: object) -> None:
+        """Refuse a line that a tolerant server might take for a call."""
+        text = "shotclock: a line that is no valid message, or too long to be checked, was not passed on"
+        self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "error": {"code": -32600, "message": text}}))
 
     def _take_request(self, message: Message) -> None:
         self.memory.note_client_message(message)
         if self._answer_from_catalogue(message):
             return
         request = self._open(message)
-        if request is None:
-            return
+        if request is not None and (self._gate is None or self._gate.take(request, message)):
+            self._forward(request)
+
+    def _forward(self, request: ClientRequest) -> None:
         if self._server.accepts and not self._held:
             self._send(request)
         else:
@@ -163,7 +179,10 @@ class ClientSession:
         known = self._catalogue.find(message)
         if known is None or self._server.want() is not None:
             return False
-        self._client.write_line(encode({"jsonrpc": "2.0", "id": message.id, **known}))
+        answer = read_line(encode({"jsonrpc": "2.0", "id": message.id, **known}))
+        if answer is None:
+            return False
+        self._client.write_line(self._screen(new_request(message, monotonic_ns()), answer))
         result = known.get("result")
         if message.method == "initialize":
             self.memory.note_result(new_request(message, monotonic_ns()), result)
@@ -195,13 +214,8 @@ class ClientSession:
         return request if self._is_open(request) else None  # the start may have failed already
 
     def _refuse(self, message: Message) -> WrapFailure | None:
-        """Return why a call may not be sent. Of a long line only the start is known, often without the arguments."""
-        if message.method != "tools/call":
-            return None
-        name = message.params.get("name")
-        tool = name if isinstance(name, str) else ""
-        refusal = self._policy.refuse(tool, message.params.get("arguments"), self._tools.get(tool, {}))
-        return None if refusal is None else WrapFailure("NOT_ALLOWED", refusal, Ending.NOT_STARTED)
+        """Return why a long call may not be sent. Its arguments are not gathered."""
+        return self._gate.refuse_long(message) if self._gate is not None and message.is_long else None
 
     def _hold(self, waiting: Message | ClientRequest) -> None:
         self._held.append(waiting)
@@ -216,6 +230,9 @@ class ClientSession:
             request.line = b""  # it is not needed again, and hundreds of open calls would keep theirs
 
     def _take_client_notification(self, message: Message) -> None:
+        if self._gate is not None and self._gate.guards(message.method):
+            self._refuse_unread(None)  # a call without an id
+            return
         self.memory.note_client_message(message)
         if message.method == "notifications/cancelled":
             request = self.requests.find(key_of(message.params.get("requestId")))
@@ -226,6 +243,7 @@ class ClientSession:
                 return
         if self._server.accepts and not self._held:
             self._server.send(message.line)
+            self._list_if_stale()
         elif message.method == "notifications/initialized" and self.memory.greeting is not None:
             pass  # it follows the greeting that is being replayed
         elif self._server.want() is None:
@@ -258,7 +276,8 @@ class ClientSession:
             self._drops_client_line = changed is None
             head = changed or head
         elif message is None or message.method is None:
-            self._drops_client_line = not self._server.accepts
+            is_answer = message is not None and message.is_answer
+            self._drops_client_line = not self._server.accepts or (self._gate is not None and not is_answer)
         elif self._refuse(message) is not None or self._server.want() is not None:
             self._drops_client_line = True
         elif not self._server.accepts or self._held:
@@ -298,6 +317,8 @@ class ClientSession:
         if message is None or not message.is_request:
             if message is not None and message.is_answer:
                 self._close_question(message.key)
+            elif self._gate is not None:
+                self._refuse_unread(None if message is None else message.id)
             return
         self.memory.note_client_message(message)
         request = self._open(message)
@@ -353,7 +374,8 @@ class ClientSession:
         if message.key is None:  # an error about a line that could not be read
             self._client.write_line(message.line)
         elif isinstance(message.id, str) and message.id.startswith(OWN_PREFIX):
-            pass
+            if self._gate is not None:
+                self._gate.take_own_answer(message)
         elif request is None or request.state is RequestState.HELD:
             if not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
@@ -363,9 +385,16 @@ class ClientSession:
             self._write_large(request, large)
             self._finish(request, message)
         elif request.state is not RequestState.STOPPING or not message.is_error:
-            self._client.write_line(message.line)  # first: the client can work while we note the end
+            self._client.write_line(self._screen(request, message))  # first: the client can work while we note the end
             self._finish(request, message)
         self.guard.answer_stopping()
+
+    def _screen(self, request: ClientRequest, message: Message) -> bytes:
+        return message.line if self._gate is None else self._gate.screen(request, message)
+
+    def _list_if_stale(self) -> None:
+        if self._gate is not None:
+            self._gate.list_if_stale()
 
     def _write_large(self, request: ClientRequest, large: LargeResult) -> None:
         has_schema = request.tool in self._declares_output
@@ -374,6 +403,9 @@ class ClientSession:
     def _finish(self, request: ClientRequest, message: Message, *, is_long: bool = False) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
+        if self._gate is not None and request.approval:
+            is_failed = message.is_error or (isinstance(message.result, dict) and message.result.get("isError"))
+            self._gate.note_end(request, "TOOL_FAILED" if is_failed else None)
         if self._catalogue is not None and request.line and not message.is_long:
             self._catalogue.keep(request.line, message)
         if not message.is_error:
@@ -418,9 +450,12 @@ class ClientSession:
             self._close_question(found)
             if found is not None and found != cancelled:
                 line = notification_line(message.method, {**message.params, "requestId": found[1]})
-        elif message.method in LIST_CHANGES and self._changes_ns != NEVER_NS:
-            self._changes.add(LIST_CHANGES[message.method])
-            return
+        elif message.method in LIST_CHANGES:
+            if self._gate is not None:
+                self._gate.note_list_changed()
+            if self._changes_ns != NEVER_NS:
+                self._changes.add(LIST_CHANGES[message.method])
+                return
         self._client.write_line(line)
 
     def _begin_server_line(self, head: bytes) -> None:
@@ -431,6 +466,9 @@ class ClientSession:
         if message is None:
             self._drops_server_line = True
             self._take_noise(head[:LONGEST_NOISE] + b" (the rest of this line is left out)")
+            return
+        if self._gate is not None and self._gate.must_see(message):
+            self._unscreened = bytearray(head)
             return
         if message.is_answer and message.key is not None:
             request = self.requests.find(message.key)
@@ -459,6 +497,9 @@ class ClientSession:
     def _continue_server_line(self, part: LinePart, piece: bytes) -> None:
         self._piece_ns = monotonic_ns()
         self._server_size += len(piece)
+        if self._unscreened is not None:
+            self._continue_unscreened(self._unscreened, part, piece)
+            return
         if self._gathered is not None:
             self._gathered += piece
             if len(self._gathered) > MOST_GATHERED:
@@ -469,6 +510,29 @@ class ClientSession:
             self._large.add(piece)
         elif not self._drops_server_line:
             self._client.write_piece(part, piece)
+
+    def _continue_unscreened(self, whole: bytearray, part: LinePart, piece: bytes) -> None:
+        """Gather a long answer that may be a list. One that is too long to be checked is refused."""
+        message = self._server_long
+        if message is None:
+            return
+        most = MOST_GATHERED if message.key is not None else MOST_UNDECIDED
+        if len(whole) <= most:
+            whole += piece
+        if part is not LinePart.END:
+            return
+        self._server_long = self._unscreened = None
+        self._line_ns = self._piece_ns = NEVER_NS
+        if len(whole) <= most:
+            self.take_from_server(LinePart.WHOLE, bytes(whole))
+            return
+        id = id_in_tail(piece) if message.key is None else message.id
+        self._server.heard(message)
+        if isinstance(id, str) and id.startswith(OWN_PREFIX) and self._gate is not None:
+            self._gate.fail_list(f"a list is longer than {most} bytes")
+        elif (request := self.requests.find(key_of(id))) is not None:
+            what = f"was answered with more than {most} bytes, which cannot be checked, while lists are pinned"
+            self.guard.fail(request, WrapFailure("RESULT_TOO_LARGE", what, Ending.FINISHED))
 
     def _end_server_line(self, piece: bytes) -> None:
         message, self._server_long = self._server_long, None
@@ -500,7 +564,8 @@ class ClientSession:
 
     @property
     def next_due_ns(self) -> int:
-        return min(self.guard.next_due_ns, self._parked_ns, self._changes_ns, self._line_due_ns)
+        gate_ns = NEVER_NS if self._gate is None else self._gate.next_due_ns
+        return min(self.guard.next_due_ns, self._parked_ns, self._changes_ns, self._line_due_ns, gate_ns)
 
     @property
     def _line_due_ns(self) -> int:
@@ -512,6 +577,8 @@ class ClientSession:
         if self._server_long is not None:  # it may be the answer to any request
             self.guard.postpone(now_ns + LINE_LOOK_MS * NS_PER_MS)
         self.guard.check(now_ns)
+        if self._gate is not None:
+            self._gate.check(now_ns)
         if self._held:
             self._keep_held([each for each in self._held if isinstance(each, Message) or self._is_open(each)])
         if now_ns >= self._parked_ns:
@@ -537,9 +604,13 @@ class ClientSession:
         self._keep_held([])
         for each in held:
             if isinstance(each, ClientRequest):
-                self._send(each)
+                if self._gate is None or self._gate.take(each):  # another process may have other tools
+                    self._send(each)
             else:
                 self._server.send(each.line)
+        self._list_if_stale()
+        if self._parked and self._client_long is not None and self._refuse(self._client_long) is not None:
+            self._drop_parked()
         parked, self._parked, self._parked_ns = self._parked, [], NEVER_NS
         if parked:
             self._server.send_piece(*parked[0])
@@ -557,6 +628,9 @@ class ClientSession:
             self._client.write_line(cancellation_line(id, "the server that asked is gone"))
         self._asked.clear()
         self.guard.is_server_asking = False
+        self._unscreened = None
+        if self._gate is not None:
+            self._gate.note_lost_server()
         self._server_long, self._gathered, self._large = None, None, None
         self._line_ns = self._piece_ns = NEVER_NS
         again: list[Message | ClientRequest] = []

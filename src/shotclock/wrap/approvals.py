@@ -1,0 +1,284 @@
+"""Questions to the inbox, asked on a thread of their own: the loop before the server never waits for the disk.
+
+ask ── proposed, or found again ── decided ── used up ── news for the loop
+                                       │
+                                       └─ rejected, expired, or not decided in time: news, too
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from ..core.clocks import format_duration
+from ..core.errors import Failure
+from ..core.proposal import ActionOutcome, Kind, Policy, Proposal, ProposalRequest, Runner, canonical, refusal
+from ..core.proposal_checks import TITLE_LIMIT, problems_with
+from ..core.value_types import entity, replace, value
+from ..inbox.access import ANONYMOUS, make_id
+from ..inbox.audit_file import AuditFile
+from ..inbox.person_wait import NOT_BOUND, describe_proposal, read_inbox_limits
+from ..process.clock import monotonic_ns, wall_time
+from ..process.kernel import this_process
+from ..store.home import load_private_key, make_private_directory
+from ..store.proposals import NewProposal
+from ..store.store import Store
+from .pins import Change, digest_of
+from .requests import NEVER_NS
+
+# How often the thread looks for decisions while calls wait for them.
+LOOK_S = 0.1
+IDLE_LOOK_S = 60.0
+# The end waits this long for outcomes that are being written. A busy store exhausts this.
+CLOSE_LIMIT_S = 2.0
+LONGEST_SCHEMA = 64 * 1024
+KEY_FILE = "approvals.key"  # the same as of other approvals
+DIGITS_SHOWN = 16
+
+
+@entity
+class Question:
+    """A question to the inbox. `is_wanted` returns whether its call still waits; the thread calls it."""
+
+    ask: ProposalRequest
+    until_ns: int = NEVER_NS
+    is_wanted: Callable[[], bool] = lambda: True
+    proposal: Proposal | None = None
+
+
+@value
+class News:
+    """The end of a question: granted and used up, refused, or not decided in time."""
+
+    question: Question
+    is_granted: bool = False
+    failure: Failure | None = None  # the inbox cannot be used
+
+
+class Approvals:
+    """The thread that asks. Everything that uses the store runs on it."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        """`variables` of the server are a part of every question, by digest."""
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._variables = variables
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._news: deque[News] = deque()
+        self._waiting: list[Question] = []
+        self._store: Store | None = None
+        self._thread = threading.Thread(target=self._run, name="shotclock-wrap-inbox", daemon=True)
+
+    # --- for the loop --------------------------------------------------------------------------------------------
+
+    def ask(self, question: Question) -> None:
+        self._order(lambda: self._propose(question))
+
+    def record(self, proposal_id: str, code: str | None, message: str) -> None:
+        """Record the outcome of an approved action; without a code it succeeded."""
+        outcome = ActionOutcome(code is None, wall_time(), code, None if code is None else message)
+        self._order(lambda: self._record(proposal_id, outcome))
+
+    def read_news(self) -> list[News]:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def close(self) -> None:
+        if self._thread.ident is not None:
+            self._orders.put(None)
+            self._thread.join(CLOSE_LIMIT_S)
+
+    def _order(self, work: Callable[[], None]) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+        self._orders.put(work)
+
+    # --- on the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            try:
+                order = self._orders.get(timeout=LOOK_S if self._waiting else IDLE_LOOK_S)
+            except Empty:
+                pass
+            else:
+                if order is None:
+                    return
+                order()
+            for question in [*self._waiting]:
+                self._try(question, self._look)
+
+    def _try(self, question: Question, step: Callable[[Question], bool]) -> None:
+        """Take a step of a question, which waits if the step returns True."""
+        if question in self._waiting:
+            self._waiting.remove(question)
+        try:
+            if step(question):
+                self._waiting.append(question)
+        except Failure as failure:
+            self._tell(News(question, failure=failure))
+
+    def _tell(self, news: News) -> None:
+        self._news.append(news)
+        os.eventfd_write(self.fd, 1)
+
+    def _open(self) -> Store:
+        if self._store is None:
+            self._store = Store.open()
+        return self._store
+
+    def _propose(self, question: Question) -> None:
+        self._try(question, self._begin)
+
+    def _begin(self, question: Question) -> bool:
+        store = self._open()
+        ask = question.ask = self._with_variables(store, question.ask)
+        if problems := problems_with(ask):
+            raise refusal(problems)
+        new = NewProposal(f"p-{make_id(10)}", ask, ANONYMOUS.name)
+        found = store.proposals.attach_or_create_all([new], wall_time(), read_inbox_limits())[0]
+        if isinstance(found, Failure):
+            raise found
+        AuditFile(store).catch_up_if_possible()
+        question.proposal = found
+        return self._settle(question, found)
+
+    def _with_variables(self, store: Store, ask: ProposalRequest) -> ProposalRequest:
+        if not self._variables or "variables, by digest" in (ask.surroundings or {}):
+            return ask
+        key = load_private_key(make_private_directory(store.home) / KEY_FILE)
+        shown = {
+            name: hmac.new(key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[:DIGITS_SHOWN]
+            for name, text in self._variables.items()
+        }
+        return replace(ask, surroundings={**(ask.surroundings or {}), "variables, by digest": shown})
+
+    def _look(self, question: Question) -> bool:
+        store, known = self._open(), question.proposal
+        if known is None:
+            return False
+        proposal = store.proposals.get(known.id)
+        if proposal is not None and proposal.is_due(wall_time()):
+            store.proposals.end_due(wall_time())
+            AuditFile(store).catch_up_if_possible()
+            proposal = store.proposals.get(known.id)
+        if proposal is None:
+            raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {known.id!r}")
+        question.proposal = proposal
+        return self._settle(question, proposal)
+
+    def _settle(self, question: Question, proposal: Proposal) -> bool:
+        """Report a question whose proposal is decided or whose time is over. Return whether it still waits."""
+        if not question.is_wanted():
+            self._tell(News(question))
+            return False
+        if proposal.is_open and monotonic_ns() < question.until_ns:
+            return True
+        if proposal.status.allows:
+            try:
+                self._open().proposals.use(proposal.id, proposal.action_hash, wall_time(), Runner(this_process()))
+            except Failure as failure:
+                if failure.code == "ALREADY_DECIDED":  # by an identical call: an approval is valid for one
+                    return self._begin(question)
+                raise
+            AuditFile(self._open()).catch_up_if_possible()
+        self._tell(News(question, is_granted=proposal.status.allows))
+        return False
+
+    def _record(self, proposal_id: str, outcome: ActionOutcome) -> None:
+        with suppress(Failure):  # the action itself is done
+            store = self._open()
+            store.proposals.record_outcome(proposal_id, outcome)
+            AuditFile(store).catch_up_if_possible()
+
+
+# --- what is asked -----------------------------------------------------------------------------------------------
+
+
+def call_request(
+    argv: list[str],
+    directory: str,
+    tool: str,
+    arguments: Mapping[str, object],
+    definition: Mapping[str, object],
+) -> ProposalRequest:
+    """Return the question whether a tool may be called once, bound to the server, the arguments and the definition."""
+    schema, hints = definition.get("inputSchema"), definition.get("annotations")
+    title = " ".join([tool, *(f"{name}={_shown(arguments[name])}" for name in sorted(arguments))])
+    return ProposalRequest(
+        Kind.OPERATION,
+        _shorten(title),
+        operation=tool,
+        arguments=arguments,
+        input_schema=schema if isinstance(schema, dict) and len(canonical(schema)) <= LONGEST_SCHEMA else None,
+        policy=Policy(destructive=isinstance(hints, dict) and hints.get("destructiveHint") is True),
+        surroundings={
+            "MCP server": argv,
+            "directory": directory,
+            "definition of the tool": f"sha256 {digest_of(definition)}",
+            **NOT_BOUND,
+        },
+        dispatched=True,
+    )
+
+
+def change_request(argv: list[str], directory: str, lock: str, change: Change) -> ProposalRequest:
+    """Return the question whether a changed definition may be pinned."""
+    return ProposalRequest(
+        Kind.OPERATION,
+        _shorten(f"Accept that the {change.kind.noun} {change.name} {change.what}"),
+        "\n".join(change.lines()),
+        operation=f"pin {change.kind.noun} {change.name}",
+        surroundings={
+            "MCP server": argv,
+            "directory": directory,
+            "lock file": lock,
+            "before": None if change.before is None else f"sha256 {digest_of(change.before)}",
+            "now": None if change.now is None else f"sha256 {digest_of(change.now)}",
+            "difference": change.lines(),
+        },
+        dispatched=True,
+    )
+
+
+def refused_with(news: News, wait_ms: int) -> tuple[str, str, str, dict[str, object] | None]:
+    """Return the code, the end of a sentence, the advice and the data for a call that may not run (yet)."""
+    proposal = news.question.proposal
+    if news.failure is not None or proposal is None:
+        failure = news.failure or Failure("INTERNAL_ERROR", "there is no proposal")
+        return (
+            failure.code,
+            f"was not sent: a person has to approve it, and {failure}",
+            "Call again later",
+            None,
+        )
+    data = describe_proposal(proposal)
+    if proposal.is_open:
+        data |= {"state": "paused", "continue_command": "call the tool again with the same arguments"}
+        what = (
+            f"was not sent yet: it waits for approval as {proposal.id}, not decided within {format_duration(wait_ms)}"
+        )
+        advice = (
+            "Continue with other work, and make the identical call later: it picks the decision up. "
+            f"A person decides with: shotclock inbox approve {proposal.id}"
+        )
+        return "INCOMPLETE", what, advice, data
+    notes = f": {data['notes']}" if data["notes"] else ""
+    by = f" by {proposal.decided_by}" if proposal.decided_by else ""
+    what = f"was not sent: its approval {proposal.id} was {proposal.status}{by}{notes}"
+    return f"PROPOSAL_{proposal.status.upper()}", what, "Do not repeat it unchanged", data
+
+
+def _shown(argument: object) -> str:
+    return argument if isinstance(argument, str) else canonical(argument)
+
+
+def _shorten(title: str) -> str:
+    title = " ".join(title.split())
+    return title if len(title) <= TITLE_LIMIT else title[: TITLE_LIMIT - 1] + "…"

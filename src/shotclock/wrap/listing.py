@@ -1,0 +1,119 @@
+"""Lists of a server, read under ids of our own: all pages of all kinds, one request at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from ..core.clocks import NS_PER_MS, format_duration
+from ..process.clock import monotonic_ns
+from .messages import JsonObject, Message, request_line
+from .pins import ListKind, Objects, digest_of
+from .replay import ReplayMemory
+from .requests import NEVER_NS
+
+MOST_PAGES = 1_000
+MOST_OBJECTS = 5_000
+# Errors of servers that do not have a list.
+_NO_SUCH_METHOD = (-32601, -32602)
+
+
+class OwnLists:
+    """One reading of the lists of a server."""
+
+    def __init__(
+        self, kinds: Sequence[ListKind], memory: ReplayMemory, list_ms: int, send: Callable[[bytes], bool]
+    ) -> None:
+        self.listed: dict[str, Objects] = {}
+        self.problem = ""
+        self.due_ns = NEVER_NS
+        self._kinds = list(kinds)
+        self._memory = memory
+        self._list_ms = list_ms
+        self._send = send
+        self._own_id = ""
+        self._pages = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._own_id)
+
+    def is_answer(self, id: object) -> bool:
+        return bool(self._own_id) and id == self._own_id
+
+    def begin(self) -> None:
+        self.listed, self.problem, self._pages = {}, "", 0
+        self._next_kind()
+
+    def _next_kind(self) -> None:
+        """Ask for the next list that the server has."""
+        self._own_id, self.due_ns = "", NEVER_NS
+        for kind in self._kinds[len(self.listed) :]:
+            self.listed[kind.name] = {}
+            if self._declares(kind) is not False:
+                self._ask(kind, None)
+                return
+
+    def _declares(self, kind: ListKind) -> bool | None:
+        """Return whether the server has announced such lists; None if that is not known."""
+        capabilities = None if self._memory.greeting is None else self._memory.greeting.capabilities
+        return kind.capability in capabilities if isinstance(capabilities, dict) else None
+
+    def _ask(self, kind: ListKind, cursor: object) -> None:
+        params: JsonObject = {} if cursor is None else {"cursor": cursor}
+        if self._memory.greeting is None and self._memory.envelope:
+            params["_meta"] = self._memory.envelope
+        self._own_id = self._memory.own_id("list")
+        self.due_ns = monotonic_ns() + self._list_ms * NS_PER_MS if self._list_ms else NEVER_NS
+        self._send(request_line(self._own_id, kind.method, params))
+
+    def take_answer(self, message: Message) -> None:
+        """Note a page, and ask for the next one. `is_under_way` is false after the last."""
+        kind = self._kinds[len(self.listed) - 1]
+        if message.is_error:
+            code, text = _error_of(message)
+            if code in _NO_SUCH_METHOD and self._declares(kind) is not True:
+                self._next_kind()
+            else:
+                self.fail(f"{kind.method} failed: {text}")
+            return
+        result = message.result if isinstance(message.result, dict) else {}
+        page, objects = result.get(kind.name), self.listed[kind.name]
+        for definition in page if isinstance(page, list) else ():
+            name = name_of(kind, definition)
+            if name is None:
+                continue
+            if name in objects and digest_of(objects[name]) != digest_of(definition):
+                objects[name] = [objects[name], definition]  # two of one name: never the pinned one
+            else:
+                objects[name] = definition
+        self._pages += 1
+        cursor = result.get("nextCursor")
+        if self._pages > MOST_PAGES or len(objects) > MOST_OBJECTS:
+            self.fail(f"{kind.method} has more than {MOST_OBJECTS} objects or {MOST_PAGES} pages")
+        elif cursor is not None:
+            self._ask(kind, cursor)
+        else:
+            self._next_kind()
+
+    def fail(self, problem: str) -> None:
+        self.problem, self._own_id, self.due_ns = problem, "", NEVER_NS
+
+    def check(self, now_ns: int) -> bool:
+        """Return whether the time of a page is over."""
+        if now_ns < self.due_ns:
+            return False
+        kind = self._kinds[len(self.listed) - 1]
+        self.fail(f"{kind.method} was not answered within {format_duration(self._list_ms)}")
+        return True
+
+
+def name_of(kind: ListKind, definition: object) -> str | None:
+    name = definition.get(kind.key) if isinstance(definition, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _error_of(message: Message) -> tuple[object, str]:
+    content = json.loads(message.line)
+    error = content.get("error") if isinstance(content, dict) else None
+    return (error.get("code"), str(error.get("message"))[:200]) if isinstance(error, dict) else (None, str(error)[:200])

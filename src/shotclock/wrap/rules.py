@@ -1,0 +1,124 @@
+"""Rules for calls: which pass, which a person is asked about, and which are denied. The first match counts."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from ..core.value_types import value
+
+DESTRUCTIVE = "destructive"
+
+
+class Verdict(StrEnum):
+    ALLOW = "allow"
+    ASK = "ask"
+    DENY = "deny"
+
+
+# The defaults of the protocol: a tool that declares nothing is destructive and reaches the outside.
+_ANNOTATIONS: dict[str, Callable[[Mapping[str, object]], bool]] = {
+    DESTRUCTIVE: lambda hints: hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False,
+    "read-only": lambda hints: hints.get("readOnlyHint") is True,
+    "idempotent": lambda hints: hints.get("idempotentHint") is True,
+    "open-world": lambda hints: hints.get("openWorldHint") is not False,
+}
+
+
+@value
+class Rule:
+    """A verdict on the calls of some tools, perhaps with some arguments only."""
+
+    verdict: Verdict
+    text: str  # as it was written
+    tools: str  # a pattern of names, or the word for an annotation
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def needs_hints(self) -> bool:
+        return self.tools in _ANNOTATIONS
+
+    def matches_tool(self, tool: str, hints: Mapping[str, object]) -> bool:
+        test = _ANNOTATIONS.get(self.tools)
+        return fnmatchcase(tool, self.tools) if test is None else test(hints)
+
+    def matches_arguments(self, arguments: Mapping[str, object]) -> bool:
+        """Compare every way to write a value. To allow, all have to match; otherwise one is enough."""
+        enough = all if self.verdict is Verdict.ALLOW else any
+        for name, pattern in self.arguments:
+            texts = _texts_of(arguments[name]) if name in arguments else []
+            if not texts or not enough(fnmatchcase(text, pattern) for text in texts):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        return f"{self.verdict} {self.text}"
+
+
+def _texts_of(argument: object) -> list[str]:
+    """Return the texts that a pattern is compared with: each item of a list, and a path also in plain form."""
+    if isinstance(argument, list):
+        return [text for item in argument for text in _texts_of(item)]
+    text = argument if isinstance(argument, str) else json.dumps(argument, sort_keys=True)
+    if "/" not in text:
+        return [text]
+    plain = posixpath.normpath(text)
+    return [text, "/" + plain.lstrip("/") if plain.startswith("/") else plain]
+
+
+@value
+class Rules:
+    """The rules of one server, in their order."""
+
+    rules: Sequence[Rule] = ()
+    is_read_only: bool = False
+
+    @property
+    def asks(self) -> bool:
+        return any(rule.verdict is Verdict.ASK for rule in self.rules)
+
+    @property
+    def needs_hints(self) -> bool:
+        return self.is_read_only or any(rule.needs_hints for rule in self.rules)
+
+    def decide(self, tool: str, arguments: object, hints: Mapping[str, object]) -> tuple[Verdict, str]:
+        """Return the verdict on a call, and why, as the end of a sentence. `arguments` is None where they are unknown:
+        a rule that might match denies the call then."""
+        if self.is_read_only and hints.get("readOnlyHint") is not True:
+            return Verdict.DENY, "was denied: with --read-only, only tools that declare readOnlyHint are called"
+        for rule in self.rules:
+            if not rule.matches_tool(tool, hints):
+                continue
+            if arguments is None and (rule.verdict is Verdict.ASK or rule.arguments):
+                if rule.verdict is Verdict.ALLOW:
+                    continue
+                return Verdict.DENY, f"was denied: it is too long to be checked by the rule '{rule}'"
+            if rule.matches_arguments(arguments if isinstance(arguments, dict) else {}):
+                return rule.verdict, f"was denied by the rule '{rule}'" if rule.verdict is Verdict.DENY else str(rule)
+        return Verdict.ALLOW, ""
+
+
+def rule_reader(verdict: Verdict) -> Callable[[str], Rule]:
+    """Return a reader of rules such as `write_file path=/etc/*`, which raises ValueError."""
+
+    def read(text: str) -> Rule:
+        tools, *conditions = text.split()
+        arguments = []
+        for each in conditions:
+            name, equals, pattern = each.partition("=")
+            if not name or not equals:
+                raise ValueError(f"{each!r} should be ARGUMENT=PATTERN, as in 'write_file path=/etc/*'")
+            arguments.append((name, pattern))
+        if "=" in tools:
+            raise ValueError(f"{tools!r} should be the name of a tool, as in '* {tools}'")
+        return Rule(verdict, " ".join([tools, *conditions]), tools, tuple(arguments))
+
+    def read_some(text: str) -> Rule:
+        if not text.strip():
+            raise ValueError("name a tool, as in 'write_*', or an annotation, as in 'destructive'")
+        return read(text)
+
+    return read_some

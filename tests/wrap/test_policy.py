@@ -1,0 +1,241 @@
+"""Policy of wrapped servers: rules for calls, and approvals in the real inbox."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.wrap.rules import Rule, Rules, Verdict, rule_reader
+from tests.wrap.client import ANSWER_WITHIN_S, RawClient, failure, wrapped
+
+SERVER = str(Path(__file__).with_name("catalogue_server.py"))
+TOOLS = [
+    {"name": "read_file", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
+    {"name": "write_file", "inputSchema": {"type": "object"}},
+    {"name": "append", "inputSchema": {"type": "object"}, "annotations": {"destructiveHint": False}},
+    {
+        "name": "measure",
+        "inputSchema": {"type": "object"},
+        "outputSchema": {"type": "object"},
+    },
+]
+
+
+class Server:
+    """The command of a server, its catalogue, and the calls that have reached it."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.file, self._record = folder / "catalogue.json", folder / "record.txt"
+        self.publish(TOOLS)
+        self.command = [sys.executable, SERVER, str(self.file), "--record", str(self._record), *options]
+
+    def publish(self, tools: Any) -> None:
+        self.file.write_text(json.dumps({"tools": tools}))
+
+    @property
+    def received(self) -> list[Any]:
+        return [json.loads(line) for line in self._record.read_text().splitlines()]
+
+    def calls_of(self, tool: str) -> list[Any]:
+        calls = [each["params"] for each in self.received if each.get("method") == "tools/call"]
+        return [each["arguments"] for each in calls if each["name"] == tool]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    return Server(tmp_path)
+
+
+def inbox(*words: str) -> Any:
+    ran = subprocess.run(
+        [sys.executable, "-m", "shotclock", "inbox", *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_WITHIN_S,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout)["data"]
+
+
+def wait_for_proposal() -> str:
+    give_up_at = time.monotonic() + ANSWER_WITHIN_S
+    while time.monotonic() < give_up_at:
+        found = [each for each in inbox("list")["proposals"] if each["status"] == "pending"]
+        if found:
+            return str(found[0]["id"])
+    raise AssertionError("no proposal in time")
+
+
+def answer_to(client: RawClient, tool: str, **arguments: Any) -> str:
+    """Return "allowed" or the text of the refusal."""
+    result = client.ask(tool, **arguments)
+    return result["content"][0]["text"] if result.get("isError") else "allowed"
+
+
+def rule(verdict: Verdict, text: str) -> Rule:
+    return rule_reader(verdict)(text)
+
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    read_only, unknown = {"readOnlyHint": True}, dict[str, object]()
+    allow, ask, deny = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
+    table: list[tuple[list[tuple[Verdict, str]], str, dict[str, object], dict[str, Any], Verdict]] = [
+        ([], "delete", unknown, {}, allow),
+        ([(deny, "del*")], "delete", unknown, {}, deny),
+        ([(allow, "delete"), (deny, "*")], "delete", unknown, {}, allow),
+        ([(allow, "delete"), (deny, "*")], "other", unknown, {}, deny),
+        ([(ask, "destructive")], "delete", unknown, {}, ask),
+        ([(ask, "destructive")], "look", read_only, {}, allow),
+        ([(ask, "destructive")], "append", {"destructiveHint": False}, {}, allow),
+        ([(deny, "open-world")], "look", read_only, {}, deny),
+        ([(deny, "open-world")], "look", {"openWorldHint": False}, {}, allow),
+        ([(allow, "idempotent"), (deny, "*")], "put", {"idempotentHint": True}, {}, allow),
+        ([(deny, "write path=/etc/*")], "write", unknown, {"path": "/etc/passwd"}, deny),
+        ([(deny, "write path=/etc/*")], "write", unknown, {"path": "/tmp/../etc/passwd"}, deny),
+        ([(deny, "write path=/etc/*")], "write", unknown, {"path": "//etc//passwd"}, deny),
+        ([(deny, "write path=/etc/*")], "write", unknown, {"paths": "/etc/passwd"}, allow),
+        ([(deny, "write paths=/etc/*")], "write", unknown, {"paths": ["/tmp/a", "/etc/b"]}, deny),
+        ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/a"}, allow),
+        ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/../etc/a"}, deny),
+        ([(allow, "write paths=/tmp/*"), (deny, "*")], "write", unknown, {"paths": ["/tmp/a", "/etc/b"]}, deny),
+        ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {}, deny),
+        ([(deny, "* force=true")], "push", unknown, {"force": True}, deny),
+        ([(deny, "write path=/etc/* mode=w")], "write", unknown, {"path": "/etc/a", "mode": "r"}, allow),
+    ]
+    for rules, tool, hints, arguments, expected in table:
+        made = Rules(tuple(rule(*each) for each in rules))
+        assert made.decide(tool, arguments, hints)[0] is expected, (rules, tool, arguments)
+
+
+def test_a_rule_that_might_match_denies_a_call_whose_arguments_are_unknown() -> None:
+    deny = Rules((rule(Verdict.DENY, "write path=/etc/*"),))
+    assert deny.decide("write", None, {})[0] is Verdict.DENY
+    assert deny.decide("read", None, {})[0] is Verdict.ALLOW
+    allow = Rules((rule(Verdict.ALLOW, "write path=/tmp/*"), rule(Verdict.DENY, "*")))
+    assert allow.decide("write", None, {})[0] is Verdict.DENY
+    assert Rules((rule(Verdict.ASK, "write"),)).decide("write", None, {})[0] is Verdict.DENY
+
+
+def test_a_rule_that_cannot_be_read_is_refused_with_the_right_form() -> None:
+    for text, message in {"": "name a tool", "path=/etc/*": "name of a tool", "write path": "ARGUMENT=PATTERN"}.items():
+        with pytest.raises(ValueError, match=message):
+            rule(Verdict.DENY, text)
+
+
+def test_denied_calls_are_answered_and_the_order_of_options_counts(server: Server) -> None:
+    options = ["--allow", "write_file path=/tmp/*", "--deny", "write_*", "--allow", "*"]
+    with wrapped(*options, server=server.command) as client:
+        text, envelope = failure(client.ask("write_file", path="/etc/passwd"))
+        assert "tool write_file was denied by the rule 'deny write_*'" in text
+        assert envelope["error"]["code"] == "NOT_ALLOWED" and envelope["meta"]["ending"] == "not_started"
+        assert answer_to(client, "write_file", path="/tmp/a") == "allowed"
+        assert answer_to(client, "read_file") == "allowed"
+        client.call("write_file", text="x" * 200_000, id="long")
+        assert "was denied by the rule" in failure(client.receive("long")["result"])[0]
+    assert server.calls_of("write_file") == [{"path": "/tmp/a"}]
+
+
+def test_the_annotations_are_known_before_the_first_call_without_a_list_of_the_client(server: Server) -> None:
+    with wrapped("--read-only", server=server.command) as client:
+        assert "only tools that declare readOnlyHint" in answer_to(client, "write_file")
+        assert "only tools that declare readOnlyHint" in answer_to(client, "append")
+        assert answer_to(client, "read_file") == "allowed"
+    methods = [each["method"] for each in server.received]
+    assert methods[:3] == ["initialize", "notifications/initialized", "tools/list"]
+    assert str(server.received[2]["id"]).startswith("shotclock-")
+    assert not server.calls_of("write_file") and not server.calls_of("append")
+
+
+def test_lines_that_are_no_valid_call_do_not_pass_a_policy(server: Server) -> None:
+    with wrapped("--deny", "write_file", server=server.command) as client:
+        params = {"name": "write_file", "arguments": {}}
+        client.write(json.dumps({"id": 5, "method": "tools/call", "params": params}).encode() + b"\n")
+        client.send(method="tools/call", params=params)
+        behind = {"jsonrpc": "2.0", "id": 6, "params": {**params, "x": "x" * 100_000}, "method": "tools/call"}
+        client.write(json.dumps(behind).encode() + b"\n")
+        assert client.receive(6)["error"]["code"] == -32600
+        assert answer_to(client, "read_file") == "allowed"
+    assert not server.calls_of("write_file")
+
+
+# --- approvals ---------------------------------------------------------------------------------------------------
+
+
+def test_an_approved_call_runs_exactly_once(server: Server) -> None:
+    with wrapped("--ask", "destructive", server=server.command) as client:
+        assert answer_to(client, "read_file") == "allowed"
+        id = client.call("write_file", path="/tmp/a")
+        proposal = wait_for_proposal()
+        assert not server.calls_of("write_file")
+        shown = inbox("show", proposal)
+        assert shown["title"] == "write_file path=/tmp/a"
+        inbox("approve", proposal)
+        assert json.loads(client.receive(id)["result"]["content"][0]["text"]) == ["write_file", {"path": "/tmp/a"}]
+        assert server.calls_of("write_file") == [{"path": "/tmp/a"}]
+        again = client.call("write_file", path="/tmp/a")  # which is another call
+        other = wait_for_proposal()
+        assert other != proposal
+        inbox("reject", other, "--notes", "once is enough")
+        text, envelope = failure(client.receive(again)["result"])
+        assert "was rejected by" in text and "once is enough" in text
+        assert envelope["error"]["code"] == "PROPOSAL_REJECTED"
+    assert len(server.calls_of("write_file")) == 1
+    assert inbox("show", proposal)["run"]["state"] == "succeeded"
+
+
+def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_up(server: Server) -> None:
+    with wrapped("--ask", "*", "--ask-wait", "300ms", server=server.command) as client:
+        result = client.ask("write_file", path="/tmp/a")
+        proposal = wait_for_proposal()
+        assert not result["isError"]
+        text = result["content"][0]["text"]
+        assert f"waits for approval as {proposal}" in text and f"shotclock inbox approve {proposal}" in text
+        with_schema = client.ask("measure")
+        assert with_schema["isError"] and "waits for approval" in with_schema["content"][0]["text"]
+        inbox("approve", proposal)
+        other = client.ask("write_file", path="/tmp/b")
+        assert "waits for approval" in other["content"][0]["text"]  # the approval is for the exact arguments
+    with wrapped("--ask", "*", "--ask-wait", "300ms", server=server.command) as client:
+        assert client.text("write_file", path="/tmp/a") == '["write_file", {"path": "/tmp/a"}]'
+        assert "waits for approval" in client.ask("write_file", path="/tmp/a")["content"][0]["text"]
+    assert server.calls_of("write_file") == [{"path": "/tmp/a"}]
+
+
+def test_an_approval_is_void_when_the_tool_has_changed(server: Server) -> None:
+    with wrapped("--ask", "write_*", server=server.command) as client:
+        id = client.call("write_file", path="/tmp/a")
+        proposal = wait_for_proposal()
+        server.publish([{**tool, "description": "now it deletes"} for tool in TOOLS])
+        assert client.text("announce") == "announced"
+        assert f"has changed since {proposal} was proposed" in failure(client.receive(id)["result"])[0]
+        inbox("approve", proposal)
+        client.call("write_file", path="/tmp/a")
+        assert wait_for_proposal() != proposal
+    assert not server.calls_of("write_file")
+
+
+def test_a_cancelled_call_does_not_use_its_approval(server: Server) -> None:
+    with wrapped("--ask", "write_*", server=server.command) as client:
+        id = client.call("write_file", path="/tmp/a")
+        proposal = wait_for_proposal()
+        client.send(method="notifications/cancelled", params={"requestId": id})
+        assert answer_to(client, "read_file") == "allowed"
+        inbox("approve", proposal)
+        assert client.text("write_file", path="/tmp/a")
+    assert server.calls_of("write_file") == [{"path": "/tmp/a"}]
+
+
+def test_other_calls_pass_while_one_waits_for_a_person(server: Server) -> None:
+    with wrapped("--ask", "write_*", server=server.command) as client:
+        waiting = [client.call("write_file", path=f"/tmp/{number}") for number in range(20)]
+        assert answer_to(client, "read_file") == "allowed"
+        client.send(method="notifications/cancelled", params={"requestId": waiting[0]})
+    assert not server.calls_of("write_file")
