@@ -239,3 +239,45 @@ def test_other_calls_pass_while_one_waits_for_a_person(server: Server) -> None:
         assert answer_to(client, "read_file") == "allowed"
         client.send(method="notifications/cancelled", params={"requestId": waiting[0]})
     assert not server.calls_of("write_file")
+
+
+def test_a_modified_call_runs_with_the_arguments_of_the_operator(server: Server, tmp_path: Path) -> None:
+    edited = tmp_path / "edited.json"
+    edited.write_text('{"path": "/tmp/safe"}')
+    with wrapped("--ask", "write_*", "--deny", "* path=/etc/*", server=server.command) as client:
+        id = client.call("write_file", path="/etc/hosts")
+        inbox("modify", wait_for_proposal(), "--file", str(edited))
+        assert "/tmp/safe" in client.receive(id)["result"]["content"][0]["text"]
+    assert server.calls_of("write_file") == [{"path": "/tmp/safe"}]
+
+
+def test_a_client_without_a_greeting_is_checked_like_any_other(server: Server) -> None:
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    with wrapped("--read-only", server=server.command, greets=False) as client:
+        refused = client.receive(client.call("write_file", meta=meta))["result"]
+        assert "readOnlyHint" in failure(refused)[0] and refused["resultType"] == "complete"
+        assert "result" in client.receive(client.call("read_file", meta=meta))
+    own = server.received[0]
+    assert own["method"] == "tools/list" and own["params"]["_meta"] == meta
+
+
+def test_calls_before_the_greeting_is_answered_wait_for_the_list(server: Server) -> None:
+    with wrapped("--read-only", server=server.command, greets=False) as client:
+        client.request(
+            "initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {}}, id="hello"
+        )
+        assert "readOnlyHint" in answer_to(client, "write_file")
+        assert answer_to(client, "read_file") == "allowed"
+    assert [each["method"] for each in server.received][:2] == ["initialize", "tools/list"]
+
+
+def test_a_store_that_cannot_be_used_refuses_the_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(server.file))  # a file, not a directory
+    with wrapped("--ask", "write_*", server=server.command) as client:
+        assert "a person has to approve it, and" in failure(client.ask("write_file"))[0]
+        assert answer_to(client, "read_file") == "allowed"
+    assert not server.calls_of("write_file")

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -123,6 +124,9 @@ class Approvals:
                 self._waiting.append(question)
         except Failure as failure:
             self._tell(News(question, failure=failure))
+        except Exception as error:  # the call must be answered, and later ones asked about
+            traceback.print_exc()
+            self._tell(News(question, failure=Failure("INTERNAL_ERROR", f"the inbox failed: {error}")))
 
     def _tell(self, news: News) -> None:
         self._news.append(news)
@@ -192,7 +196,7 @@ class Approvals:
         return False
 
     def _record(self, proposal_id: str, outcome: ActionOutcome) -> None:
-        with suppress(Failure):  # the action itself is done
+        with suppress(Failure, OSError):  # the action itself is done
             store = self._open()
             store.proposals.record_outcome(proposal_id, outcome)
             AuditFile(store).catch_up_if_possible()

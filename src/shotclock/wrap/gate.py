@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_ASK_WAIT_MS = 45_000
 # A server may announce changes all the time: its lists are read this often at most.
 RELIST_MS = 300
+STORE_LIMIT_MS = 10_000
 _ASK_AGAIN = "The same call is denied again. Use another tool, or ask the user to change the rules of shotclock wrap"
 
 
@@ -119,7 +120,7 @@ class Gate:
             return True
         if self._is_stale:
             self._unchecked.append(request)
-            self.list_if_stale(is_called=True)
+            self.list_if_stale()
             return False
         message = message or read_line(request.line)
         failure = None if message is None else self._refuse(request, message)
@@ -137,7 +138,7 @@ class Gate:
         if not isinstance(name, str):
             return _denied("was denied: its name follows behind long arguments, so it cannot be checked")
         if self._is_stale:
-            self.list_if_stale(is_called=True)
+            self.list_if_stale()
             what = "was not sent: the tools of the server are not known yet"
             return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice="Call it again in a moment")
         if (change := self._change_of(kind, name)) is not None:
@@ -214,8 +215,9 @@ class Gate:
             lambda: self._guard.requests.find(request.key) is request,
         )
         self._asked[question] = AskedCall(request, request.limits, digest_of(definition))
-        # The thread watches the time of the question, and the time of the call begins with its approval.
-        request.limits = replace(request.limits, timeout_ms=0, queue_ms=0)
+        # The time of the call begins with its approval. Until then only a store that hangs reaches this limit.
+        waited_ms = (monotonic_ns() - request.arrived_ns) // NS_PER_MS
+        request.limits = replace(request.limits, timeout_ms=waited_ms + wait_ms + STORE_LIMIT_MS, queue_ms=0)
         self._approvals.ask(question)
         return True
 
@@ -273,7 +275,9 @@ class Gate:
 
     # --- lists ---------------------------------------------------------------------------------------------------
 
-    def note_list_changed(self) -> None:
+    def note_list_changed(self, capability: str) -> None:
+        if self._lock is None and capability != TOOLS.capability:
+            return
         self._changed_again = self._lists.is_under_way
         self._is_stale = self._needs_lists
         self.list_if_stale()
@@ -282,11 +286,12 @@ class Gate:
         self._lists.fail("")
         self._is_stale = self._needs_lists
 
-    def list_if_stale(self, *, is_called: bool = False) -> None:
+    def list_if_stale(self) -> None:
         """Read the lists of the server, once the client has spoken and the server has answered."""
         if not self._is_stale or self._lists.is_under_way or not self._server.accepts:
             return
-        if not (self._memory.can_probe if is_called else self._memory.is_greeted):
+        is_greeting = any(each.method == "initialize" for each in self._guard.requests)
+        if not self._memory.is_greeted and (is_greeting or not self._unchecked):
             return
         now_ns = monotonic_ns()
         if now_ns < self._not_before_ns:
@@ -316,13 +321,13 @@ class Gate:
             self._finish_lists_if_done()
         if now_ns >= self._retry_ns:
             self._retry_ns = NEVER_NS
-            self.list_if_stale(is_called=bool(self._unchecked))
+            self.list_if_stale()
 
     def _finish_lists_if_done(self) -> None:
         if self._lists.is_under_way:
             return
         if self._changed_again and not self._lists.problem:
-            self.list_if_stale(is_called=True)
+            self.list_if_stale()
             return
         unchecked = [each for each in self._unchecked if self._guard.requests.find(each.key) is each]
         self._unchecked = []

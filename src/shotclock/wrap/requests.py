@@ -61,7 +61,7 @@ class ClientRequest:
     @property
     def may_be_repeated(self) -> bool:
         """Return whether another server process may be asked again after this one died."""
-        if not 0 < len(self.line) <= LONGEST_REPEATED or self.is_repeated:
+        if not 0 < len(self.line) <= LONGEST_REPEATED or self.is_repeated or self.approval:
             return False
         if self.is_call:
             return not self.effects.mutates or self.effects.idempotent

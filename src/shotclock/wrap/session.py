@@ -412,6 +412,7 @@ class ClientSession:
             if self.memory.is_modern and isinstance(message.result, dict) and "resultType" not in message.result:
                 self._note_older_server()
             self.memory.note_result(request, message.result)
+            self._list_if_stale()  # a call may have come before the greeting was answered
             if request.method == "tools/list":
                 self._learn_tools(message.result)
         size = self._server_size if is_long else len(message.line)
@@ -452,7 +453,7 @@ class ClientSession:
                 line = notification_line(message.method, {**message.params, "requestId": found[1]})
         elif message.method in LIST_CHANGES:
             if self._gate is not None:
-                self._gate.note_list_changed()
+                self._gate.note_list_changed(LIST_CHANGES[message.method])
             if self._changes_ns != NEVER_NS:
                 self._changes.add(LIST_CHANGES[message.method])
                 return
