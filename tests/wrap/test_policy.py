@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shotclock.wrap.rules import Rule, Rules, Verdict, rule_reader
-from tests.wrap.client import ANSWER_WITHIN_S, RawClient, failure, wrapped
+from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wrapped
 
 SERVER = str(Path(__file__).with_name("catalogue_server.py"))
 TOOLS = [
@@ -191,13 +192,16 @@ def test_an_approved_call_runs_exactly_once(server: Server) -> None:
     assert inbox("show", proposal)["run"]["state"] == "succeeded"
 
 
-def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_up(server: Server) -> None:
+def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_up(
+    server: Server, validate_envelope: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
     with wrapped("--ask", "*", "--ask-wait", "300ms", server=server.command) as client:
         result = client.ask("write_file", path="/tmp/a")
         proposal = wait_for_proposal()
         assert not result["isError"]
         text = result["content"][0]["text"]
         assert f"waits for approval as {proposal}" in text and f"shotclock inbox approve {proposal}" in text
+        assert validate_envelope(result["_meta"][ENVELOPE])["data"]["proposal_id"] == proposal
         with_schema = client.ask("measure")
         assert with_schema["isError"] and "waits for approval" in with_schema["content"][0]["text"]
         inbox("approve", proposal)

@@ -48,3 +48,20 @@ def test_a_client_sees_the_same_server_and_survives_its_failures(
 
     assert asyncio.run(look(SDK_SERVER)) == asyncio.run(look([*WRAP, *SDK_SERVER]))
     asyncio.run(break_it())
+
+
+def test_pins_and_hints_hold_for_clients_of_every_revision(tmp_path: Path) -> None:
+    lock, log = tmp_path / "lock.json", tmp_path / "log.txt"
+
+    async def use(mode: str) -> None:
+        wrap = f"exec {sys.executable} -m shotclock wrap --read-only --lock {lock} -- {' '.join(SDK_SERVER)} 2>>{log}"
+        async with client_of(["sh", "-c", wrap], mode) as client:
+            added = await client.call_tool("add", {"a": 1, "b": 2})
+            assert added.structured_content == {"result": 3}
+            denied = await client.call_tool("pid", {})
+            assert denied.is_error and "readOnlyHint" in denied.content[0].text  # type: ignore[union-attr]
+            assert len((await client.list_tools()).tools) == 4
+
+    for mode in ("legacy", "2026-07-28", "auto"):
+        asyncio.run(use(mode))
+    assert log.read_text().count("pinned 4 tools") == 1 and "blocked" not in log.read_text()
