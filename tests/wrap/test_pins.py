@@ -241,3 +241,22 @@ def test_a_restarted_server_is_checked_again(pinned: Pinned) -> None:
             time.sleep(0.02)
         assert failure(client.ask("add"))[1]["error"]["code"] == "ACTION_CHANGED"
     assert pinned.calls().count("add") == 1
+
+
+def test_a_definition_that_is_nested_too_deep_is_never_pinned(pinned: Pinned) -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    pinned.publish({"tools": [*CATALOGUE["tools"], {"name": "deep", "inputSchema": deep}]})
+    pinned.pin()
+    with pinned.run() as client:
+        assert listed(client) == ["add", "other", "third"]
+        assert "lists no such tool" in failure(client.ask("deep"))[0]
+    assert "deep" not in pinned.calls()
+
+
+def test_a_lock_file_that_cannot_be_written_is_reported(pinned: Pinned) -> None:
+    pinned.lock = pinned.lock.parent / "missing" / "lock.json"
+    with pinned.run() as client:
+        assert client.text("add")
+    assert "cannot write" in pinned.log and "the pins end with this process" in pinned.log

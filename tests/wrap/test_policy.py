@@ -108,6 +108,8 @@ def test_the_first_rule_that_matches_counts() -> None:
         ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/../etc/a"}, deny),
         ([(allow, "write paths=/tmp/*"), (deny, "*")], "write", unknown, {"paths": ["/tmp/a", "/etc/b"]}, deny),
         ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {}, deny),
+        ([(deny, "write path=/etc/*")], "write", unknown, {"path": "/tmp/a", "Path": "/etc/b"}, deny),
+        ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/a", "PATH": "/etc/b"}, deny),
         ([(deny, "* force=true")], "push", unknown, {"force": True}, deny),
         ([(deny, "write path=/etc/* mode=w")], "write", unknown, {"path": "/etc/a", "mode": "r"}, allow),
     ]
@@ -283,5 +285,17 @@ def test_a_store_that_cannot_be_used_refuses_the_call(server: Server, monkeypatc
     monkeypatch.setenv("SHOTCLOCK_HOME", str(server.file))  # a file, not a directory
     with wrapped("--ask", "write_*", server=server.command) as client:
         assert "a person has to approve it, and" in failure(client.ask("write_file"))[0]
+        assert answer_to(client, "read_file") == "allowed"
+    assert not server.calls_of("write_file")
+
+
+def test_arguments_that_cannot_be_checked_or_shown_are_denied(server: Server) -> None:
+    with wrapped("--ask", "write_*", server=server.command) as client:
+        assert "cannot be shown to a person" in failure(client.ask("write_file", size=float("nan")))[0]
+        deep: Any = []
+        for _ in range(500):
+            deep = [deep]
+        assert "nested too deep" in failure(client.ask("write_file", deep=deep))[0]
+        assert "nested too deep" in failure(client.ask("read_file", deep=deep))[0]
         assert answer_to(client, "read_file") == "allowed"
     assert not server.calls_of("write_file")

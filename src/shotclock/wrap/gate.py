@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from ..core.clocks import NS_PER_MS
 from ..core.errors import Ending
+from ..core.json_values import is_deeper_than
 from ..core.value_types import record, replace, value
 from ..process.clock import monotonic_ns
 from .failures import WrapFailure
 from .guard import RequestGuard
 from .limits import CallLimits
 from .links import ClientLink, Note, ServerLink
-from .listing import OwnLists, name_of
+from .listing import DEPTH_LIMIT, OwnLists, name_of
 from .messages import LIST_CHANGES, JsonObject, Message, encode, notification_line, read_line
 from .pins import KINDS, PROMPTS, TOOLS, Change, ListKind, LockFile, Objects, digest_of
 from .replay import ReplayMemory
@@ -157,8 +158,8 @@ class Gate:
         if request.approval and request.definition != self._digest_of(name):
             return _changed_meanwhile(request.approval)
         arguments = message.params.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return _denied("was denied: its arguments are no object")
+        if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, arguments):
+            return _denied("was denied: its arguments are no object, or nested too deep to be checked")
         verdict, why = self._settings.rules.decide(name, arguments, self._hints_of(name))
         return _denied(why) if verdict is Verdict.DENY else None
 
@@ -207,7 +208,11 @@ class Gate:
         from .approvals import Question, call_request
 
         settings, definition = self._settings, self._definition_of(name)
-        ask = call_request(settings.argv, settings.directory, name, arguments, definition)
+        try:
+            ask = call_request(settings.argv, settings.directory, name, arguments, definition)
+        except ValueError as error:  # NaN, which is no JSON
+            self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
+            return True
         wait_ms = min(settings.ask_wait_ms, request.limits.timeout_ms or settings.ask_wait_ms)
         question = Question(
             ask,
@@ -358,9 +363,7 @@ class Gate:
         try:
             lock.pin_all(self._listed)
         except OSError as error:
-            self._note(
-                f"shotclock: cannot write {lock.path}: {error.strerror}; nothing is pinned, and calls are denied"
-            )
+            self._note(f"shotclock: cannot write {lock.path}: {error.strerror}; the pins end with this process")
             return
         for change in () if is_first else changes:
             self._note(f"shotclock: accepted: {change}")
@@ -421,9 +424,11 @@ class Gate:
         kept = []
         for definition in listed:
             name = name_of(kind, definition)
-            if name is None or not lock.fits(kind, name, definition):
-                self._note_change(lock.change_of(kind, name or "without a name", definition))
-                shown_to_us = self._listed.get(kind.name, {}).get(name or "")
+            if name is None:
+                self._note_change(lock.change_of(kind, "without a name, or nested too deep,", None))
+            elif not lock.fits(kind, name, definition):
+                self._note_change(lock.change_of(kind, name, definition))
+                shown_to_us = self._listed.get(kind.name, {}).get(name)
                 self._is_stale |= digest_of(shown_to_us) != digest_of(definition)
             else:
                 kept.append(definition)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from ..core.clocks import NS_PER_MS, format_duration
+from ..core.json_values import is_deeper_than
 from ..process.clock import monotonic_ns
 from .messages import JsonObject, Message, request_line
 from .pins import ListKind, Objects, digest_of
@@ -14,6 +15,7 @@ from .requests import NEVER_NS
 
 MOST_PAGES = 1_000
 MOST_OBJECTS = 5_000
+DEPTH_LIMIT = 64
 # Errors of servers that do not have a list.
 _NO_SUCH_METHOD = (-32601, -32602)
 
@@ -109,8 +111,9 @@ class OwnLists:
 
 
 def name_of(kind: ListKind, definition: object) -> str | None:
+    """Return the name of a definition; None if it has none, or is nested too deep to be written again."""
     name = definition.get(kind.key) if isinstance(definition, dict) else None
-    return name if isinstance(name, str) else None
+    return name if isinstance(name, str) and not is_deeper_than(DEPTH_LIMIT, definition) else None
 
 
 def _error_of(message: Message) -> tuple[object, str]:

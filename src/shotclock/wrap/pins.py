@@ -6,6 +6,7 @@ the protocol, and a change of any field can mislead a model.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -150,10 +151,15 @@ class LockFile:
     def _save(self) -> None:
         """Replace the file at once, so that another process reads the old or the new one."""
         draft = f"{self.path}.{os.getpid()}"
-        with open(draft, "w", encoding="utf-8") as file:
-            json.dump({"version": FORMAT_VERSION, **self._pins}, file, indent=1, sort_keys=True)
-            file.write("\n")
-        os.replace(draft, self.path)
+        try:
+            with open(draft, "w", encoding="utf-8") as file:
+                json.dump({"version": FORMAT_VERSION, **self._pins}, file, indent=1, sort_keys=True)
+                file.write("\n")
+            os.replace(draft, self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
         self.is_new = False
 
     def describe(self) -> str:

@@ -46,10 +46,12 @@ class Rule:
         return fnmatchcase(tool, self.tools) if test is None else test(hints)
 
     def matches_arguments(self, arguments: Mapping[str, object]) -> bool:
-        """Compare every way to write a value. To allow, all have to match; otherwise one is enough."""
+        """Compare every way to write a name and a value. To allow, all have to match; otherwise one is enough."""
         enough = all if self.verdict is Verdict.ALLOW else any
         for name, pattern in self.arguments:
-            texts = _texts_of(arguments[name]) if name in arguments else []
+            # Some servers do not distinguish `path` from `Path`.
+            given = [item for key, item in arguments.items() if key.casefold() == name.casefold()]
+            texts = _texts_of(given)
             if not texts or not enough(fnmatchcase(text, pattern) for text in texts):
                 return False
         return True
