@@ -41,6 +41,7 @@ CLOSE_LIMIT_S = 2.0
 LONGEST_SCHEMA = 64 * 1024
 KEY_FILE = "approvals.key"  # the same as of other approvals
 DIGITS_SHOWN = 16
+DESCRIPTION_SHOWN = 2_000
 
 
 @entity
@@ -211,6 +212,7 @@ def call_request(
     tool: str,
     arguments: Mapping[str, object],
     definition: Mapping[str, object],
+    rule: str,
 ) -> ProposalRequest:
     """Return the question whether a tool may be called once, bound to the server, the arguments and the definition."""
     schema, hints = definition.get("inputSchema"), definition.get("annotations")
@@ -218,6 +220,7 @@ def call_request(
     return ProposalRequest(
         Kind.OPERATION,
         _shorten(title),
+        f"The rule '{rule}' asks about it.{_description_of(definition)}",
         operation=tool,
         arguments=arguments,
         input_schema=schema if isinstance(schema, dict) and len(canonical(schema)) <= LONGEST_SCHEMA else None,
@@ -277,6 +280,11 @@ def refused_with(news: News, wait_ms: int) -> tuple[str, str, str, dict[str, obj
     by = f" by {proposal.decided_by}" if proposal.decided_by else ""
     what = f"was not sent: its approval {proposal.id} was {proposal.status}{by}{notes}"
     return f"PROPOSAL_{proposal.status.upper()}", what, "Do not repeat it unchanged", data
+
+
+def _description_of(definition: Mapping[str, object]) -> str:
+    text = definition.get("description")
+    return f"\n\nThe server describes the tool:\n{text[:DESCRIPTION_SHOWN]}" if isinstance(text, str) else ""
 
 
 def _shown(argument: object) -> str:

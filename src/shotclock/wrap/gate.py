@@ -203,13 +203,14 @@ class Gate:
         name, arguments = request.tool, message.params.get("arguments", {})
         if not isinstance(arguments, dict):
             return False
-        if self._settings.rules.decide(name, arguments, self._hints_of(name))[0] is not Verdict.ASK:
+        verdict, rule = self._settings.rules.decide(name, arguments, self._hints_of(name))
+        if verdict is not Verdict.ASK:
             return False
         from .approvals import Question, call_request
 
         settings, definition = self._settings, self._definition_of(name)
         try:
-            ask = call_request(settings.argv, settings.directory, name, arguments, definition)
+            ask = call_request(settings.argv, settings.directory, name, arguments, definition, rule)
         except ValueError as error:  # NaN, which is no JSON
             self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
             return True

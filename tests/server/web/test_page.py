@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
 from tests.server.web.conftest import PHONE, WITHIN_MS, shoot
 from tests.server.web.serving import Served, serving
+from tests.wrap.client import wrapped
+from tests.wrap.test_policy import SERVER as CATALOGUE_SERVER
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page, expect = playwright.Page, playwright.expect
@@ -602,3 +605,30 @@ def test_the_page_alone_works_like_that_of_an_app(tmp_path: Path, opened: Any) -
         page.get_by_role("button", name="Approve", exact=True).click()
         expect(outcome(page)).to_contain_text("Approved by you")
         assert served.result(id)["status"] == "approved"
+
+
+def test_a_destructive_tool_of_a_third_party_runs_after_its_name_was_typed(
+    tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue, record = tmp_path / "catalogue.json", tmp_path / "record.txt"
+    tool = {"name": "delete_folder", "description": "Delete a folder.", "annotations": {"destructiveHint": True}}
+    catalogue.write_text(json.dumps({"tools": [tool]}))
+    command = [sys.executable, CATALOGUE_SERVER, str(catalogue), "--record", str(record)]
+    with serving(tmp_path, words=("inbox", "serve")) as served:
+        monkeypatch.setenv("SHOTCLOCK_HOME", str(served.home))
+        page = opened(served)
+        with wrapped("--ask", "destructive", server=command) as client:
+            call = client.call("delete_folder", path="/data/old")
+            row(page, "delete_folder path=/data/old").click()
+            expect(page.locator(".action")).to_contain_text('run: "delete_folder"')
+            expect(page.locator(".action")).to_contain_text("catalogue_server.py")
+            expect(page.locator(".why")).to_contain_text("The rule 'ask destructive' asks about it.")
+            expect(page.locator(".why")).to_contain_text("Delete a folder.")
+            shoot(page, "third-party-tool")
+            page.get_by_role("button", name="Approve").click()
+            page.get_by_label("to confirm").fill("delete_folder")
+            assert '"tools/call"' not in record.read_text()
+            page.get_by_role("button", name="Approve", exact=True).click()
+            assert "delete_folder" in client.receive(call)["result"]["content"][0]["text"]
+            expect(outcome(page)).to_contain_text("Succeeded")
+    assert record.read_text().count('"tools/call"') == 1
