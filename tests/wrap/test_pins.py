@@ -14,6 +14,8 @@ import pytest
 from tests.wrap.client import ANSWER_WITHIN_S, RawClient, failure, wrapped
 from tests.wrap.test_policy import SERVER, inbox, wait_for_proposal
 
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
 CATALOGUE: dict[str, Any] = {
     "tools": [
         {
@@ -260,3 +262,16 @@ def test_a_lock_file_that_cannot_be_written_is_reported(pinned: Pinned) -> None:
     with pinned.run() as client:
         assert client.text("add")
     assert "cannot write" in pinned.log and "the pins end with this process" in pinned.log
+
+
+def test_a_list_from_the_cached_catalogue_is_checked_too(
+    pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    pinned.pin()
+    pinned.publish(MUTATIONS["description"][0])
+    for _ in range(2):  # the first run keeps the answers for the second
+        with pinned.run("--cached-catalogue") as client:
+            assert listed(client) == ["other", "third"]
+            assert failure(client.ask("add"))[1]["error"]["code"] == "ACTION_CHANGED"
+            assert client.text("other")

@@ -1,6 +1,7 @@
 """Policy of wrapped servers: rules for calls, and approvals in the real inbox."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,9 @@ import pytest
 
 from shotclock.wrap.rules import Rule, Rules, Verdict, rule_reader
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wrapped
+from tests.wrap.client import SERVER as SCRIPTED
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
 
 SERVER = str(Path(__file__).with_name("catalogue_server.py"))
 TOOLS = [
@@ -169,6 +173,14 @@ def test_lines_that_are_no_valid_call_do_not_pass_a_policy(server: Server) -> No
     assert not server.calls_of("write_file")
 
 
+def test_a_rule_that_matches_no_tool_is_reported(server: Server, tmp_path: Path) -> None:
+    with open(tmp_path / "log.txt", "w") as log:
+        with wrapped("--ask", "destructiv", "--deny", "write_*", server=server.command, stderr=log) as client:
+            assert answer_to(client, "read_file") == "allowed"
+    text = (tmp_path / "log.txt").read_text()
+    assert "no tool of the server matches the rule 'ask destructiv'" in text and "deny write_*" not in text
+
+
 # --- approvals ---------------------------------------------------------------------------------------------------
 
 
@@ -299,3 +311,34 @@ def test_arguments_that_cannot_be_checked_or_shown_are_denied(server: Server) ->
         assert "nested too deep" in failure(client.ask("read_file", deep=deep))[0]
         assert answer_to(client, "read_file") == "allowed"
     assert not server.calls_of("write_file")
+
+
+def test_one_approval_lets_one_of_two_identical_calls_run(server: Server) -> None:
+    with wrapped("--ask", "write_*", server=server.command) as client:
+        ids = [client.call("write_file", path="/tmp/a"), client.call("write_file", path="/tmp/a")]
+        first = wait_for_proposal()
+        inbox("approve", first)
+        second = wait_for_proposal()
+        assert second != first
+        inbox("reject", second)
+        results = [client.receive(id)["result"] for id in ids]
+        assert sorted(bool(each.get("isError")) for each in results) == [False, True]
+    assert server.calls_of("write_file") == [{"path": "/tmp/a"}]
+
+
+def test_an_approved_call_is_not_repeated_after_a_crash(server: Server, tmp_path: Path) -> None:
+    command = [*SCRIPTED, "--die-once", str(tmp_path / "died")]  # the tool is idempotent
+    with wrapped("--ask", "die_once", server=command) as client:
+        id = client.call("die_once")
+        proposal = wait_for_proposal()
+        inbox("approve", proposal)
+        assert failure(client.receive(id)["result"])[1]["error"]["code"] == "CONNECTION_LOST"
+    assert inbox("show", proposal)["run"]["code"] == "CONNECTION_LOST"
+
+
+def test_the_process_in_front_stays_small_with_an_inbox(server: Server) -> None:
+    with wrapped("--ask", "write_*", "--ask-wait", "0", server=server.command) as client:
+        for number in range(20):
+            assert "waits for approval" in client.ask("write_file", path=str(number))["content"][0]["text"]
+        pages = int(Path(f"/proc/{client.process.pid}/statm").read_text().split()[1])
+        assert pages * os.sysconf("SC_PAGESIZE") < 30 * 1024 * 1024

@@ -342,6 +342,9 @@ class Gate:
             for request in unchecked:
                 self._guard.fail(request, _denied(f"was denied: the server cannot be checked: {self._lists.problem}"))
             return
+        if not self._listed:
+            for rule in self._settings.rules.find_unused(self._lists.listed[TOOLS.name]):
+                self._note(f"shotclock: no tool of the server matches the rule '{rule}'")
         self._is_stale, self._listed = False, self._lists.listed
         self._compare_with_lock()
         self._drop_changed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -86,6 +86,11 @@ class Rules:
     def needs_hints(self) -> bool:
         return self.is_read_only or any(rule.needs_hints for rule in self.rules)
 
+    def find_unused(self, tools: Iterable[str]) -> list[Rule]:
+        """Return the rules whose pattern matches none of these names: most likely by mistake."""
+        by_name = [rule for rule in self.rules if not rule.needs_hints]
+        return [rule for rule in by_name if not any(rule.matches_tool(tool, {}) for tool in tools)]
+
     def decide(self, tool: str, arguments: object, hints: Mapping[str, object]) -> tuple[Verdict, str]:
         """Return the verdict on a call, and why, as the end of a sentence. `arguments` is None where they are unknown:
         a rule that might match denies the call then."""
@@ -107,7 +112,9 @@ def rule_reader(verdict: Verdict) -> Callable[[str], Rule]:
     """Return a reader of rules such as `write_file path=/etc/*`, which raises ValueError."""
 
     def read(text: str) -> Rule:
-        tools, *conditions = text.split()
+        tools, *conditions = text.split() or [""]
+        if not tools:
+            raise ValueError("name a tool, as in 'write_*', or an annotation, as in 'destructive'")
         arguments = []
         for each in conditions:
             name, equals, pattern = each.partition("=")
@@ -118,9 +125,4 @@ def rule_reader(verdict: Verdict) -> Callable[[str], Rule]:
             raise ValueError(f"{tools!r} should be the name of a tool, as in '* {tools}'")
         return Rule(verdict, " ".join([tools, *conditions]), tools, tuple(arguments))
 
-    def read_some(text: str) -> Rule:
-        if not text.strip():
-            raise ValueError("name a tool, as in 'write_*', or an annotation, as in 'destructive'")
-        return read(text)
-
-    return read_some
+    return read
