@@ -60,6 +60,7 @@ class AskedCall:
 
     request: ClientRequest
     limits: CallLimits
+    wait_ms: int
     definition: str  # the digest of the tool that was shown
 
 
@@ -157,7 +158,7 @@ class Gate:
             return None
         if request.approval and request.definition != self._digest_of(name):
             return _changed_meanwhile(request.approval)
-        arguments = message.params.get("arguments", {})
+        arguments = _arguments_of(message)
         if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, arguments):
             return _denied("was denied: its arguments are no object, or nested too deep to be checked")
         verdict, why = self._settings.rules.decide(name, arguments, self._hints_of(name))
@@ -200,7 +201,7 @@ class Gate:
         """Ask a person about a call, if a rule says so. Return whether it has to wait."""
         if request.approval or not request.is_call or self._approvals is None:
             return False
-        name, arguments = request.tool, message.params.get("arguments", {})
+        name, arguments = request.tool, _arguments_of(message)
         if not isinstance(arguments, dict):
             return False
         verdict, rule = self._settings.rules.decide(name, arguments, self._hints_of(name))
@@ -220,7 +221,7 @@ class Gate:
             monotonic_ns() + wait_ms * NS_PER_MS,
             lambda: self._guard.requests.find(request.key) is request,
         )
-        self._asked[question] = AskedCall(request, request.limits, digest_of(definition))
+        self._asked[question] = AskedCall(request, request.limits, wait_ms, digest_of(definition))
         # The time of the call begins with its approval. Until then only a store that hangs reaches this limit.
         waited_ms = (monotonic_ns() - request.arrived_ns) // NS_PER_MS
         request.limits = replace(request.limits, timeout_ms=waited_ms + wait_ms + STORE_LIMIT_MS, queue_ms=0)
@@ -247,7 +248,7 @@ class Gate:
             return
         request.limits = asked.limits
         if not news.is_granted or proposal is None:
-            code, what, advice, data = refused_with(news, self._settings.ask_wait_ms)
+            code, what, advice, data = refused_with(news, asked.wait_ms)
             is_error = code != "INCOMPLETE" or "outputSchema" in self._definition_of(request.tool)
             ending = Ending.NOT_STARTED
             failure = WrapFailure(code, what, ending, advice=advice, data=data, is_error=is_error)
@@ -256,7 +257,7 @@ class Gate:
         request.approval, request.definition = proposal.id, asked.definition
         request.arrived_ns = request.held_ns = request.sign_ns = monotonic_ns()
         self._guard.requests.look_again_at(request)
-        if proposal.arguments != proposal.ask.arguments:
+        if proposal.status == "modified":
             request.line = _with_arguments(request.line, dict(proposal.arguments or {}))
         if self.take(request):
             self._forward(request)
@@ -449,6 +450,11 @@ def _denied(what: str) -> WrapFailure:
 def _changed_meanwhile(approval: str) -> WrapFailure:
     what = f"was not sent: the definition of the tool has changed since {approval} was proposed"
     return WrapFailure("ACTION_CHANGED", what, Ending.NOT_STARTED, advice="Read the list of tools again")
+
+
+def _arguments_of(message: Message) -> object:
+    arguments = message.params.get("arguments")
+    return {} if arguments is None else arguments
 
 
 def _with_arguments(line: bytes, arguments: JsonObject) -> bytes:
