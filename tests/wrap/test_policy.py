@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.wrap.rules import Rule, Rules, Verdict, rule_reader
+from shotclock.wrap.rules import CallVerdict, Rule, Rules, rule_reader
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wrapped
 from tests.wrap.client import SERVER as SCRIPTED
 
@@ -82,7 +82,7 @@ def answer_to(client: RawClient, tool: str, **arguments: Any) -> str:
     return result["content"][0]["text"] if result.get("isError") else "allowed"
 
 
-def rule(verdict: Verdict, text: str) -> Rule:
+def rule(verdict: CallVerdict, text: str) -> Rule:
     return rule_reader(verdict)(text)
 
 
@@ -91,8 +91,8 @@ def rule(verdict: Verdict, text: str) -> Rule:
 
 def test_the_first_rule_that_matches_counts() -> None:
     read_only, unknown = {"readOnlyHint": True}, dict[str, object]()
-    allow, ask, deny = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
-    table: list[tuple[list[tuple[Verdict, str]], str, dict[str, object], dict[str, Any], Verdict]] = [
+    allow, ask, deny = CallVerdict.ALLOW, CallVerdict.ASK, CallVerdict.DENY
+    table: list[tuple[list[tuple[CallVerdict, str]], str, dict[str, object], dict[str, Any], CallVerdict]] = [
         ([], "delete", unknown, {}, allow),
         ([(deny, "del*")], "delete", unknown, {}, deny),
         ([(allow, "delete"), (deny, "*")], "delete", unknown, {}, allow),
@@ -123,18 +123,18 @@ def test_the_first_rule_that_matches_counts() -> None:
 
 
 def test_a_rule_that_might_match_denies_a_call_whose_arguments_are_unknown() -> None:
-    deny = Rules((rule(Verdict.DENY, "write path=/etc/*"),))
-    assert deny.decide("write", None, {})[0] is Verdict.DENY
-    assert deny.decide("read", None, {})[0] is Verdict.ALLOW
-    allow = Rules((rule(Verdict.ALLOW, "write path=/tmp/*"), rule(Verdict.DENY, "*")))
-    assert allow.decide("write", None, {})[0] is Verdict.DENY
-    assert Rules((rule(Verdict.ASK, "write"),)).decide("write", None, {})[0] is Verdict.DENY
+    deny = Rules((rule(CallVerdict.DENY, "write path=/etc/*"),))
+    assert deny.decide("write", None, {})[0] is CallVerdict.DENY
+    assert deny.decide("read", None, {})[0] is CallVerdict.ALLOW
+    allow = Rules((rule(CallVerdict.ALLOW, "write path=/tmp/*"), rule(CallVerdict.DENY, "*")))
+    assert allow.decide("write", None, {})[0] is CallVerdict.DENY
+    assert Rules((rule(CallVerdict.ASK, "write"),)).decide("write", None, {})[0] is CallVerdict.DENY
 
 
 def test_a_rule_that_cannot_be_read_is_refused_with_the_right_form() -> None:
     for text, message in {"": "name a tool", "path=/etc/*": "name of a tool", "write path": "ARGUMENT=PATTERN"}.items():
         with pytest.raises(ValueError, match=message):
-            rule(Verdict.DENY, text)
+            rule(CallVerdict.DENY, text)
 
 
 def test_denied_calls_are_answered_and_the_order_of_options_counts(server: Server) -> None:

@@ -12,7 +12,7 @@ from shotclock.wrap.lines import LinePart, LineSplitter
 from shotclock.wrap.messages import Message, encode
 from shotclock.wrap.requests import EndedRequest
 from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
-from shotclock.wrap.rules import Rules, Verdict, rule_reader
+from shotclock.wrap.rules import CallVerdict, Rules, rule_reader
 from shotclock.wrap.session import ClientSession
 
 
@@ -62,7 +62,7 @@ class ReadyServer:
 
 
 def no_delete() -> Gate:
-    return Gate(GateSettings(Rules((rule_reader(Verdict.DENY)("delete"),)), ["server"], "/"), None, None)
+    return Gate(GateSettings(Rules((rule_reader(CallVerdict.DENY)("delete"),)), ["server"], "/"), None, None)
 
 
 def call(id: int, tool: str) -> bytes:

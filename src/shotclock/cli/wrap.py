@@ -28,7 +28,7 @@ from ..wrap.limits import (
     read_tool_limits,
 )
 from ..wrap.pins import LockFile
-from ..wrap.rules import Rules, Verdict, rule_reader
+from ..wrap.rules import CallVerdict, Rules, rule_reader
 from ..wrap.server_process import ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
@@ -91,9 +91,9 @@ def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate
     asks_about_changes = values["on_change"] == "ask"
     approvals = None
     if rules.asks or asks_about_changes:
-        from ..wrap.approvals import Approvals  # with the store, which others need not load
+        from ..wrap.approvals import InboxThread  # with the store, which others need not load
 
-        approvals = Approvals(env)
+        approvals = InboxThread(env)
     settings = GateSettings(
         rules=rules,
         argv=command,
@@ -105,7 +105,7 @@ def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate
     return Gate(settings, lock, approvals)
 
 
-def _rule(verdict: Verdict, help: str) -> Option:
+def _rule(verdict: CallVerdict, help: str) -> Option:
     return option(f"--{verdict}", "RULE", help, read=rule_reader(verdict), repeats=True, heading=_POLICY, key="rules")
 
 
@@ -202,14 +202,15 @@ COMMAND = Subcommand(
             heading=_SERVER,
         ),
         _rule(
-            Verdict.ALLOW,
+            CallVerdict.ALLOW,
             "Let such calls pass. A rule is a pattern of tools, as 'read_*', or destructive, read-only, idempotent or "
             "open-world, and patterns of arguments, as 'write_file path=/tmp/*'.",
         ),
         _rule(
-            Verdict.ASK, "Ask a person in the inbox before such calls. --ask destructive covers tools without hints."
+            CallVerdict.ASK,
+            "Ask a person in the inbox before such calls. A tool without hints is destructive.",
         ),
-        _rule(Verdict.DENY, "Answer such calls with an error."),
+        _rule(CallVerdict.DENY, "Answer such calls with an error."),
         flag("--read-only", "Deny every tool that does not declare readOnlyHint.", heading=_POLICY),
         duration(
             "--ask-wait",

@@ -30,6 +30,7 @@ from ..process.kernel import this_process
 from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
 from ..store.store import Store
+from .gate import CallToAsk
 from .pins import Change, digest_of
 from .requests import NEVER_NS
 
@@ -45,7 +46,7 @@ DESCRIPTION_SHOWN = 2_000
 
 
 @entity
-class Question:
+class InboxQuestion:
     """A question to the inbox. `is_wanted` returns whether its call still waits; the thread calls it."""
 
     ask: ProposalRequest
@@ -55,15 +56,41 @@ class Question:
 
 
 @value
-class News:
+class QuestionEnd:
     """The end of a question: granted and used up, refused, or not decided in time."""
 
-    question: Question
+    question: InboxQuestion
     is_granted: bool = False
     failure: Failure | None = None  # the inbox cannot be used
 
+    def explain(self, wait_ms: int) -> tuple[str, str, str, dict[str, object] | None]:
+        """Return the code, the end of a sentence, the advice and the data for a call that may not run (yet)."""
+        proposal = self.question.proposal
+        if self.failure is not None or proposal is None:
+            failure = self.failure or Failure("INTERNAL_ERROR", "there is no proposal")
+            return (
+                failure.code,
+                f"was not sent: a person has to approve it, and {failure}",
+                "Call again later",
+                None,
+            )
+        data = describe_proposal(proposal)
+        if proposal.is_open:
+            data |= {"state": "paused", "continue_command": "call the tool again with the same arguments"}
+            waited = f"not decided within {format_duration(wait_ms)}"
+            what = f"was not sent yet: it waits for approval as {proposal.id}, {waited}"
+            advice = (
+                "Continue with other work, and make the identical call later: it picks the decision up. "
+                f"A person decides with: shotclock inbox approve {proposal.id}"
+            )
+            return "INCOMPLETE", what, advice, data
+        notes = f": {data['notes']}" if data["notes"] else ""
+        by = f" by {proposal.decided_by}" if proposal.decided_by else ""
+        what = f"was not sent: its approval {proposal.id} was {proposal.status}{by}{notes}"
+        return f"PROPOSAL_{proposal.status.upper()}", what, "Do not repeat it unchanged", data
 
-class Approvals:
+
+class InboxThread:
     """The thread that asks. Everything that uses the store runs on it."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -71,22 +98,33 @@ class Approvals:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._variables = variables
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._news: deque[News] = deque()
-        self._waiting: list[Question] = []
+        self._news: deque[QuestionEnd] = deque()
+        self._waiting: list[InboxQuestion] = []
         self._store: Store | None = None
         self._thread = threading.Thread(target=self._run, name="shotclock-wrap-inbox", daemon=True)
 
     # --- for the loop --------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question) -> None:
+    def ask_about_call(
+        self, argv: list[str], directory: str, call: CallToAsk, until_ns: int, is_wanted: Callable[[], bool]
+    ) -> InboxQuestion:
+        """Ask whether a tool may be called once. Raises ValueError if the call cannot be shown."""
+        return self._ask(InboxQuestion(_call_request(argv, directory, call), until_ns, is_wanted))
+
+    def ask_about_change(self, argv: list[str], directory: str, lock: str, change: Change) -> InboxQuestion:
+        """Ask whether a changed definition may be pinned."""
+        return self._ask(InboxQuestion(_change_request(argv, directory, lock, change)))
+
+    def _ask(self, question: InboxQuestion) -> InboxQuestion:
         self._order(lambda: self._propose(question))
+        return question
 
     def record(self, proposal_id: str, code: str | None, message: str) -> None:
         """Record the outcome of an approved action; without a code it succeeded."""
         outcome = ActionOutcome(code is None, wall_time(), code, None if code is None else message)
         self._order(lambda: self._record(proposal_id, outcome))
 
-    def read_news(self) -> list[News]:
+    def read_news(self) -> list[QuestionEnd]:
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         return [self._news.popleft() for _ in range(len(self._news))]
@@ -116,7 +154,7 @@ class Approvals:
             for question in [*self._waiting]:
                 self._try(question, self._look)
 
-    def _try(self, question: Question, step: Callable[[Question], bool]) -> None:
+    def _try(self, question: InboxQuestion, step: Callable[[InboxQuestion], bool]) -> None:
         """Take a step of a question, which waits if the step returns True."""
         if question in self._waiting:
             self._waiting.remove(question)
@@ -124,12 +162,12 @@ class Approvals:
             if step(question):
                 self._waiting.append(question)
         except Failure as failure:
-            self._tell(News(question, failure=failure))
+            self._tell(QuestionEnd(question, failure=failure))
         except Exception as error:  # the call must be answered, and later ones asked about
             traceback.print_exc()
-            self._tell(News(question, failure=Failure("INTERNAL_ERROR", f"the inbox failed: {error}")))
+            self._tell(QuestionEnd(question, failure=Failure("INTERNAL_ERROR", f"the inbox failed: {error}")))
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: QuestionEnd) -> None:
         self._news.append(news)
         os.eventfd_write(self.fd, 1)
 
@@ -138,10 +176,10 @@ class Approvals:
             self._store = Store.open()
         return self._store
 
-    def _propose(self, question: Question) -> None:
+    def _propose(self, question: InboxQuestion) -> None:
         self._try(question, self._begin)
 
-    def _begin(self, question: Question) -> bool:
+    def _begin(self, question: InboxQuestion) -> bool:
         store = self._open()
         ask = question.ask = self._with_variables(store, question.ask)
         if problems := problems_with(ask):
@@ -164,7 +202,7 @@ class Approvals:
         }
         return replace(ask, surroundings={**(ask.surroundings or {}), "variables, by digest": shown})
 
-    def _look(self, question: Question) -> bool:
+    def _look(self, question: InboxQuestion) -> bool:
         store, known = self._open(), question.proposal
         if known is None:
             return False
@@ -178,10 +216,10 @@ class Approvals:
         question.proposal = proposal
         return self._settle(question, proposal)
 
-    def _settle(self, question: Question, proposal: Proposal) -> bool:
+    def _settle(self, question: InboxQuestion, proposal: Proposal) -> bool:
         """Report a question whose proposal is decided or whose time is over. Return whether it still waits."""
         if not question.is_wanted():
-            self._tell(News(question))
+            self._tell(QuestionEnd(question))
             return False
         if proposal.is_open and monotonic_ns() < question.until_ns:
             return True
@@ -193,7 +231,7 @@ class Approvals:
                     return self._begin(question)
                 raise
             AuditFile(self._open()).catch_up_if_possible()
-        self._tell(News(question, is_granted=proposal.status.allows))
+        self._tell(QuestionEnd(question, is_granted=proposal.status.allows))
         return False
 
     def _record(self, proposal_id: str, outcome: ActionOutcome) -> None:
@@ -206,21 +244,15 @@ class Approvals:
 # --- what is asked -----------------------------------------------------------------------------------------------
 
 
-def call_request(
-    argv: list[str],
-    directory: str,
-    tool: str,
-    arguments: Mapping[str, object],
-    definition: Mapping[str, object],
-    rule: str,
-) -> ProposalRequest:
+def _call_request(argv: list[str], directory: str, call: CallToAsk) -> ProposalRequest:
     """Return the question whether a tool may be called once, bound to the server, the arguments and the definition."""
+    tool, arguments, definition = call.tool, call.arguments, call.definition
     schema, hints = definition.get("inputSchema"), definition.get("annotations")
     title = " ".join([tool, *(f"{name}={_shown(arguments[name])}" for name in sorted(arguments))])
     return ProposalRequest(
         Kind.OPERATION,
         _shorten(title),
-        f"The rule '{rule}' asks about it.{_description_of(definition)}",
+        f"The rule '{call.rule}' asks about it.{_description_of(definition)}",
         operation=tool,
         arguments=arguments,
         input_schema=schema if isinstance(schema, dict) and len(canonical(schema)) <= LONGEST_SCHEMA else None,
@@ -235,7 +267,7 @@ def call_request(
     )
 
 
-def change_request(argv: list[str], directory: str, lock: str, change: Change) -> ProposalRequest:
+def _change_request(argv: list[str], directory: str, lock: str, change: Change) -> ProposalRequest:
     """Return the question whether a changed definition may be pinned."""
     return ProposalRequest(
         Kind.OPERATION,
@@ -252,34 +284,6 @@ def change_request(argv: list[str], directory: str, lock: str, change: Change) -
         },
         dispatched=True,
     )
-
-
-def refused_with(news: News, wait_ms: int) -> tuple[str, str, str, dict[str, object] | None]:
-    """Return the code, the end of a sentence, the advice and the data for a call that may not run (yet)."""
-    proposal = news.question.proposal
-    if news.failure is not None or proposal is None:
-        failure = news.failure or Failure("INTERNAL_ERROR", "there is no proposal")
-        return (
-            failure.code,
-            f"was not sent: a person has to approve it, and {failure}",
-            "Call again later",
-            None,
-        )
-    data = describe_proposal(proposal)
-    if proposal.is_open:
-        data |= {"state": "paused", "continue_command": "call the tool again with the same arguments"}
-        what = (
-            f"was not sent yet: it waits for approval as {proposal.id}, not decided within {format_duration(wait_ms)}"
-        )
-        advice = (
-            "Continue with other work, and make the identical call later: it picks the decision up. "
-            f"A person decides with: shotclock inbox approve {proposal.id}"
-        )
-        return "INCOMPLETE", what, advice, data
-    notes = f": {data['notes']}" if data["notes"] else ""
-    by = f" by {proposal.decided_by}" if proposal.decided_by else ""
-    what = f"was not sent: its approval {proposal.id} was {proposal.status}{by}{notes}"
-    return f"PROPOSAL_{proposal.status.upper()}", what, "Do not repeat it unchanged", data
 
 
 def _description_of(definition: Mapping[str, object]) -> str:

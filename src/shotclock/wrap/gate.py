@@ -29,10 +29,10 @@ from .messages import LIST_CHANGES, JsonObject, Message, encode, notification_li
 from .pins import KINDS, PROMPTS, TOOLS, Change, ListKind, LockFile, Objects, digest_of
 from .replay import ReplayMemory
 from .requests import NEVER_NS, ClientRequest
-from .rules import Rules, Verdict
+from .rules import CallVerdict, Rules
 
 if TYPE_CHECKING:
-    from .approvals import Approvals, News, Question
+    from .approvals import InboxQuestion, InboxThread, QuestionEnd
 
 # Clients give up after 60 s by default.
 DEFAULT_ASK_WAIT_MS = 45_000
@@ -54,6 +54,16 @@ class GateSettings:
     asks_about_changes: bool = False
 
 
+@value
+class CallToAsk:
+    """A call as a person is asked about it."""
+
+    tool: str
+    arguments: JsonObject
+    definition: JsonObject
+    rule: str  # that asks
+
+
 @record
 class AskedCall:
     """A call that waits for a person."""
@@ -67,7 +77,7 @@ class AskedCall:
 class Gate:
     """The decision about each call before it reaches the server."""
 
-    def __init__(self, settings: GateSettings, lock: LockFile | None, approvals: Approvals | None) -> None:
+    def __init__(self, settings: GateSettings, lock: LockFile | None, approvals: InboxThread | None) -> None:
         self._settings = settings
         self._lock = lock
         self._approvals = approvals
@@ -80,8 +90,8 @@ class Gate:
         self._retry_ns = NEVER_NS
         self._listed: dict[str, Objects] = {}
         self._unchecked: list[ClientRequest] = []
-        self._asked: dict[Question, AskedCall] = {}
-        self._changes_asked: dict[Question, Change] = {}
+        self._asked: dict[InboxQuestion, AskedCall] = {}
+        self._changes_asked: dict[InboxQuestion, Change] = {}
         self._noted: set[str] = set()
 
     def connect(
@@ -146,7 +156,7 @@ class Gate:
         if (change := self._change_of(kind, name)) is not None:
             return self._blocked(change)
         verdict, why = self._settings.rules.decide(name, None, self._hints_of(name))
-        return _denied(why) if kind is TOOLS and verdict is Verdict.DENY else None
+        return _denied(why) if kind is TOOLS and verdict is CallVerdict.DENY else None
 
     def _refuse(self, request: ClientRequest, message: Message) -> WrapFailure | None:
         kind, name = self._methods[request.method], message.params.get("name")
@@ -162,7 +172,7 @@ class Gate:
         if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, arguments):
             return _denied("was denied: its arguments are no object, or nested too deep to be checked")
         verdict, why = self._settings.rules.decide(name, arguments, self._hints_of(name))
-        return _denied(why) if verdict is Verdict.DENY else None
+        return _denied(why) if verdict is CallVerdict.DENY else None
 
     def _change_of(self, kind: ListKind, name: str) -> Change | None:
         """Return how an object differs from its pin."""
@@ -205,27 +215,25 @@ class Gate:
         if not isinstance(arguments, dict):
             return False
         verdict, rule = self._settings.rules.decide(name, arguments, self._hints_of(name))
-        if verdict is not Verdict.ASK:
+        if verdict is not CallVerdict.ASK:
             return False
-        from .approvals import Question, call_request
-
         settings, definition = self._settings, self._definition_of(name)
+        wait_ms = min(settings.ask_wait_ms, request.limits.timeout_ms or settings.ask_wait_ms)
         try:
-            ask = call_request(settings.argv, settings.directory, name, arguments, definition, rule)
+            question = self._approvals.ask_about_call(
+                settings.argv,
+                settings.directory,
+                CallToAsk(name, arguments, definition, rule),
+                monotonic_ns() + wait_ms * NS_PER_MS,
+                lambda: self._guard.requests.find(request.key) is request,
+            )
         except ValueError as error:  # NaN, which is no JSON
             self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
             return True
-        wait_ms = min(settings.ask_wait_ms, request.limits.timeout_ms or settings.ask_wait_ms)
-        question = Question(
-            ask,
-            monotonic_ns() + wait_ms * NS_PER_MS,
-            lambda: self._guard.requests.find(request.key) is request,
-        )
         self._asked[question] = AskedCall(request, request.limits, wait_ms, digest_of(definition))
         # The time of the call begins with its approval. Until then only a store that hangs reaches this limit.
         waited_ms = (monotonic_ns() - request.arrived_ns) // NS_PER_MS
         request.limits = replace(request.limits, timeout_ms=waited_ms + wait_ms + STORE_LIMIT_MS, queue_ms=0)
-        self._approvals.ask(question)
         return True
 
     def take_decisions(self) -> None:
@@ -238,9 +246,7 @@ class Gate:
             elif news.is_granted:  # its call was answered in the same moment
                 self._record(news, "CANCELLED", "the call was given up before it was sent")
 
-    def _settle_call(self, news: News, asked: AskedCall) -> None:
-        from .approvals import refused_with
-
+    def _settle_call(self, news: QuestionEnd, asked: AskedCall) -> None:
         request, proposal = asked.request, news.question.proposal
         if self._guard.requests.find(request.key) is not request:
             if news.is_granted:
@@ -248,7 +254,7 @@ class Gate:
             return
         request.limits = asked.limits
         if not news.is_granted or proposal is None:
-            code, what, advice, data = refused_with(news, asked.wait_ms)
+            code, what, advice, data = news.explain(asked.wait_ms)
             is_error = code != "INCOMPLETE" or "outputSchema" in self._definition_of(request.tool)
             ending = Ending.NOT_STARTED
             failure = WrapFailure(code, what, ending, advice=advice, data=data, is_error=is_error)
@@ -267,7 +273,7 @@ class Gate:
         if self._approvals is not None and request.approval:
             self._approvals.record(request.approval, code, message)
 
-    def _record(self, news: News, code: str | None, message: str = "") -> None:
+    def _record(self, news: QuestionEnd, code: str | None, message: str = "") -> None:
         if self._approvals is not None and news.question.proposal is not None:
             self._approvals.record(news.question.proposal.id, code, message)
 
@@ -382,14 +388,11 @@ class Gate:
         self._noted.add(seen)
         self._note(f"shotclock: blocked: {change}. Compare with {self._lock.path}")
         if self._approvals is not None and self._settings.asks_about_changes:
-            from .approvals import Question, change_request
-
-            ask = change_request(self._settings.argv, self._settings.directory, self._lock.path, change)
-            question = Question(ask)
+            settings = self._settings
+            question = self._approvals.ask_about_change(settings.argv, settings.directory, self._lock.path, change)
             self._changes_asked[question] = change
-            self._approvals.ask(question)
 
-    def _settle_change(self, news: News, change: Change) -> None:
+    def _settle_change(self, news: QuestionEnd, change: Change) -> None:
         proposal = news.question.proposal
         if not news.is_granted or self._lock is None:
             why = str(news.failure) if proposal is None else f"{proposal.id} was {proposal.status}"

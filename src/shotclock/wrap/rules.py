@@ -13,7 +13,7 @@ from ..core.value_types import value
 DESTRUCTIVE = "destructive"
 
 
-class Verdict(StrEnum):
+class CallVerdict(StrEnum):
     ALLOW = "allow"
     ASK = "ask"
     DENY = "deny"
@@ -32,7 +32,7 @@ _ANNOTATIONS: dict[str, Callable[[Mapping[str, object]], bool]] = {
 class Rule:
     """A verdict on the calls of some tools, perhaps with some arguments only."""
 
-    verdict: Verdict
+    verdict: CallVerdict
     text: str  # as it was written
     tools: str  # a pattern of names, or the word for an annotation
     arguments: tuple[tuple[str, str], ...] = ()
@@ -47,7 +47,7 @@ class Rule:
 
     def matches_arguments(self, arguments: Mapping[str, object]) -> bool:
         """Compare every way to write a name and a value. To allow, all have to match; otherwise one is enough."""
-        enough = all if self.verdict is Verdict.ALLOW else any
+        enough = all if self.verdict is CallVerdict.ALLOW else any
         for name, pattern in self.arguments:
             # Some servers do not distinguish `path` from `Path`.
             given = [item for key, item in arguments.items() if key.casefold() == name.casefold()]
@@ -80,7 +80,7 @@ class Rules:
 
     @property
     def asks(self) -> bool:
-        return any(rule.verdict is Verdict.ASK for rule in self.rules)
+        return any(rule.verdict is CallVerdict.ASK for rule in self.rules)
 
     @property
     def needs_hints(self) -> bool:
@@ -91,24 +91,26 @@ class Rules:
         by_name = [rule for rule in self.rules if not rule.needs_hints]
         return [rule for rule in by_name if not any(rule.matches_tool(tool, {}) for tool in tools)]
 
-    def decide(self, tool: str, arguments: object, hints: Mapping[str, object]) -> tuple[Verdict, str]:
+    def decide(self, tool: str, arguments: object, hints: Mapping[str, object]) -> tuple[CallVerdict, str]:
         """Return the verdict on a call, and why, as the end of a sentence. `arguments` is None where they are unknown:
         a rule that might match denies the call then."""
         if self.is_read_only and hints.get("readOnlyHint") is not True:
-            return Verdict.DENY, "was denied: with --read-only, only tools that declare readOnlyHint are called"
+            return CallVerdict.DENY, "was denied: with --read-only, only tools that declare readOnlyHint are called"
         for rule in self.rules:
             if not rule.matches_tool(tool, hints):
                 continue
-            if arguments is None and (rule.verdict is Verdict.ASK or rule.arguments):
-                if rule.verdict is Verdict.ALLOW:
+            if arguments is None and (rule.verdict is CallVerdict.ASK or rule.arguments):
+                if rule.verdict is CallVerdict.ALLOW:
                     continue
-                return Verdict.DENY, f"was denied: it is too long to be checked by the rule '{rule}'"
+                return CallVerdict.DENY, f"was denied: it is too long to be checked by the rule '{rule}'"
             if rule.matches_arguments(arguments if isinstance(arguments, dict) else {}):
-                return rule.verdict, f"was denied by the rule '{rule}'" if rule.verdict is Verdict.DENY else str(rule)
-        return Verdict.ALLOW, ""
+                return rule.verdict, f"was denied by the rule '{rule}'" if rule.verdict is CallVerdict.DENY else str(
+                    rule
+                )
+        return CallVerdict.ALLOW, ""
 
 
-def rule_reader(verdict: Verdict) -> Callable[[str], Rule]:
+def rule_reader(verdict: CallVerdict) -> Callable[[str], Rule]:
     """Return a reader of rules such as `write_file path=/etc/*`, which raises ValueError."""
 
     def read(text: str) -> Rule:
