@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.cli import agent_hook
 from shotclock.cli.agent_hook import quote_for_gemini
 from shotclock.cli.agent_status import codex_hash
 from tests.cli.conftest import POLL_S, SHOTCLOCK, SOON_S, wait_for
@@ -373,10 +374,40 @@ def test_commands_with_a_word_of_a_codex_rule_are_left_to_the_rule(hook: Any, ho
         ("echo $(git push)", False),
         ("(rm x)", False),
         ("/bin/rm x", False),
-        ("'rm' x; r\\m x", False),
+        ("'rm' x", False),
+        ("r\\m x", False),
+        ('r"m" x; true', False),
+        ("r''m x", False),
+        ("r\\\nm x", False),
+        ("echo 'a' \"b\"", True),
     ):
         request = {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": str(home / "project")}
         assert (hook("codex", request) is not None) == is_wrapped, command
+
+
+def test_rules_of_an_administrator_of_codex_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_hook, "CODEX_SYSTEM", str(tmp_path))
+    rule = '{ pattern = [{ any_of = ["rm", "dd"] }], decision = "forbidden" }'
+    (tmp_path / "requirements.toml").write_text(f"[rules]\nprefix_rules = [{rule}]\n")
+    for command, is_wrapped in (("ls", True), ("dd if=x", False)):
+        request = {"tool_name": "Bash", "tool_input": {"command": command}}
+        assert (agent_hook.rewrite_codex(request, "/bin/sh") is not None) == is_wrapped
+
+
+def test_the_locale_of_a_hook_does_not_change_the_command(hook: Any) -> None:
+    text = json.dumps({"tool_name": "run_shell_command", "tool_input": {"command": "echo é"}}, ensure_ascii=False)
+    for encoding in ("latin-1", "ascii"):
+        answer = hook("gemini", text.encode(), PYTHONIOENCODING=encoding)
+        assert "echo é" in answer["hookSpecificOutput"]["tool_input"]["command"]
+
+
+def test_a_command_that_would_be_too_long_with_its_quotes_is_left_alone(hook: Any) -> None:
+    """Linux starts no program with a word of 128 KiB."""
+    command = "cat > /dev/null <<'E'\n" + "it's\n" * 20_000 + "E\n"
+    assert len(command) < 128 * 1024
+    assert hook("copilot", {"toolName": "bash", "toolArgs": {"command": command}}) is None
+    command = command.replace("'", "$")
+    assert hook("gemini", {"tool_name": "run_shell_command", "tool_input": {"command": command * 3}}) is None
 
 
 def test_where_copilot_has_deny_rules_commands_are_left_alone(tmp_path: Path, home: Path) -> None:

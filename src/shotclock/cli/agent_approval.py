@@ -33,7 +33,7 @@ LOOK_S = 1  # between two looks at the agent
 def decide(agent: str) -> int:
     """Read a permission request, wait for the decision of an operator, and print the answer for the agent."""
     try:
-        request = json.load(sys.stdin)
+        request = json.loads(sys.stdin.buffer.read())
         refusal = asyncio.run(_ask_while_wanted(agent, request, _read_wait_ms()))
     except Exception as error:  # fails closed
         refusal = f"shotclock could not ask an operator: {str(error) or type(error).__name__}"

@@ -23,6 +23,8 @@ Usage: shotclock agent hook NAME SHELL [--approvals]
 
 Answer a hook of an agent, whose request is read from stdin. `shotclock agent install` writes this call.
 """
+CODEX_SYSTEM = "/etc/codex"
+LONGEST_WORD = 120_000  # bytes of a rewritten command; Linux starts nothing with a word of 128 KiB
 
 
 def main(words: list[str]) -> int:
@@ -35,7 +37,7 @@ def main(words: list[str]) -> int:
 
         return decide(name)
     try:
-        answer = REWRITES[name](json.load(sys.stdin), shell)
+        answer = REWRITES[name](json.loads(sys.stdin.buffer.read()), shell)
         if answer is not None and os.access(shell, os.X_OK):
             write_quietly(sys.stdout, json.dumps(answer) + "\n")
     except Exception:  # an agent's command must run, with or without us
@@ -57,7 +59,7 @@ def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None
     if request["tool_name"] != "run_shell_command" or _is_wrapped(request["tool_input"], shell):
         return None
     # Gemini removes a shell around the whole command before it runs it, and inside braces only to check its rules.
-    command = f"{{ {shell} -c {quote_for_gemini(request['tool_input']['command'])}; }}"
+    command = _checked(f"{{ {shell} -c {quote_for_gemini(request['tool_input']['command'])}; }}")
     changed = {**request["tool_input"], "command": command}
     return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": changed}}
 
@@ -93,7 +95,14 @@ REWRITES: dict[str, Callable[[dict[str, Any], str], dict[str, Any] | None]] = {
 
 
 def _wrap(shell: str, command: str) -> str:
-    return f"{shell} -c {shlex.quote(command)}"
+    return _checked(f"{shell} -c {shlex.quote(command)}")
+
+
+def _checked(command: str) -> str:
+    """Return the command. Raises ValueError where its quotes have made it too long to run."""
+    if len(command.encode("utf-8", "surrogatepass")) > LONGEST_WORD:
+        raise ValueError("too long")
+    return command
 
 
 def _is_wrapped(arguments: dict[str, Any], shell: str) -> bool:
@@ -102,25 +111,28 @@ def _is_wrapped(arguments: dict[str, Any], shell: str) -> bool:
 
 def _words(text: str) -> set[str]:
     """Return the words of a command, and the names of the programs that it gives by their paths."""
-    words = re.findall(r"[^\s;&|()<>`$\"'\\]+", text)
+    joined = re.sub(r"\\\n|[\"'\\]", "", text)  # `r"m"` is `rm` for Codex, too
+    words = re.findall(r"[^\s;&|()<>`$\"'\\]+", f"{text} {joined}")
     return {*words, *map(os.path.basename, words)}
 
 
 def _ruled_words(folder: str) -> set[str]:
     """Return the words of all rules of Codex that forbid or ask, for the user and for the folders above this one."""
     home = os.environ.get("CODEX_HOME") or os.path.expanduser("~/.codex")
-    places = [home, "/etc/codex"]
+    places = [home, CODEX_SYSTEM]
     while folder != os.path.dirname(folder):
         places.append(os.path.join(folder, ".codex"))
         folder = os.path.dirname(folder)
+    files = [os.path.join(CODEX_SYSTEM, "requirements.toml")]
+    for rules in (os.path.join(place, "rules") for place in places):
+        names = os.listdir(rules) if os.path.isdir(rules) else ()
+        files += [os.path.join(rules, name) for name in names if name.endswith(".rules")]
     found: set[str] = set()
-    for place in places:
-        rules = os.path.join(place, "rules")
-        for name in os.listdir(rules) if os.path.isdir(rules) else ():
-            with open(os.path.join(rules, name), encoding="utf-8") as file:
-                text = file.read()
-            if name.endswith(".rules") and any(decision in text for decision in RULE_DECISIONS):
-                found.update(*(match.split() for match in re.findall(r"[\"']([^\"'\n]*)[\"']", text)))
+    for path in filter(os.path.exists, files):
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        if any(decision in text for decision in RULE_DECISIONS):
+            found.update(*(match.split() for match in re.findall(r"[\"']([^\"'\n]*)[\"']", text)))
     return found
 
 
