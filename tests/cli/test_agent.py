@@ -163,6 +163,64 @@ def test_a_link_stays_a_link_and_the_mode_stays(shotclock: Any, home: Path) -> N
     assert (file.is_symlink(), real.read_text()) == (True, "{}\n")
 
 
+def test_a_file_keeps_its_owner_and_a_new_one_obeys_the_umask(shotclock: Any, home: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    file = home / ".claude/settings.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    os.chown(file, 12345, 12346)
+    install(shotclock, "claude")
+    assert (file.stat().st_uid, file.stat().st_gid) == (12345, 12346)
+    words = [*SHOTCLOCK, "agent", "install", "gemini", "--yes"]
+    subprocess.run(words, umask=0o077, check=True, capture_output=True, timeout=SOON_S)
+    assert stat.S_IMODE((home / ".gemini/settings.json").stat().st_mode) == 0o600
+
+
+def test_a_damaged_record_is_not_restored(shotclock: Any, home: Path) -> None:
+    file = home / ".claude/settings.json"
+    file.parent.mkdir()
+    for damage in (b"", b"[]", b"{", b"\xff", b'{"before": 3, "after": "x"}'):
+        file.write_text(SETTINGS)
+        install(shotclock, "claude")
+        records = [path for path in (home / ".local").rglob("*") if path.is_file()]
+        assert len(records) == 1, "one file, so that it is replaced at once"
+        records[0].write_bytes(damage)
+        ran = shotclock("agent", "remove", "claude", "--yes")
+        assert (ran.code, file.read_text()) == (0, SETTINGS), damage
+
+
+def test_hooks_of_the_user_beside_ours_are_kept(shotclock: Any, home: Path) -> None:
+    file = home / ".gemini/settings.json"
+    mine = {"type": "command", "command": "echo shotclock agent hook"}
+    for place in (0, 1):
+        install(shotclock, "gemini")
+        settings = json.loads(file.read_text())
+        group = settings["hooks"]["BeforeTool"][0]
+        ours = group["hooks"][0]
+        group["hooks"].insert(place, mine)
+        settings["hooks"]["BeforeTool"].append({"hooks": [mine]})
+        file.write_text(json.dumps(settings))
+        assert install(shotclock, "gemini").json()["data"]["changed"] is False
+        ours["timeout"] = 1
+        file.write_text(json.dumps(settings))
+        assert install(shotclock, "gemini").json()["data"]["changed"] is True
+        assert mine in json.loads(file.read_text())["hooks"]["BeforeTool"][0]["hooks"]
+        assert status_of(shotclock, "gemini")["problems"] == []
+        shotclock("agent", "remove", "gemini", "--yes")
+        group["hooks"].remove(ours)
+        assert json.loads(file.read_text()) == settings
+        file.unlink()
+
+
+def test_a_changed_plugin_is_not_overwritten(shotclock: Any, home: Path) -> None:
+    install(shotclock, "opencode")
+    plugin = home / FILES["opencode"][0]
+    plugin.write_text(plugin.read_text() + "// mine\n")
+    assert install(shotclock, "opencode").json()["error"]["code"] == "CONFLICT"
+    assert plugin.read_text().endswith("// mine\n")
+
+
 def test_the_kept_text_is_private(shotclock: Any, home: Path) -> None:
     file = home / ".claude/settings.json"
     file.parent.mkdir()
@@ -261,6 +319,27 @@ def test_status_tells_what_is_installed_and_what_is_in_its_way(shotclock: Any, h
         (project / name).unlink()
     (home / ".claude/settings.json").write_text('{"env": {"CLAUDE_CODE_SHELL_PREFIX": "/gone/shotclock-sh"}}')
     assert "/gone/shotclock-sh is not there" in status_of(shotclock, "claude")["problems"][0]
+
+
+def test_status_looks_at_the_interpreter_and_the_matcher(shotclock: Any, home: Path, tmp_path: Path) -> None:
+    install(shotclock, "claude")
+    file = home / ".claude/settings.json"
+    moved, folder = tmp_path / "moved" / "shotclock-sh", tmp_path / "folder" / "shotclock-sh"
+    moved.parent.mkdir()
+    moved.write_text("#! /gone/venv/bin/python -I\n")
+    moved.chmod(0o755)
+    folder.mkdir(parents=True)
+    for program in (moved, folder):
+        file.write_text(json.dumps({"env": {"CLAUDE_CODE_SHELL_PREFIX": str(program)}}))
+        found = status_of(shotclock, "claude")
+        assert (found["effective"], f"{program} is not there" in found["problems"][0]) == (False, True)
+    install(shotclock, "codex")
+    file = home / ".codex/hooks.json"
+    file.write_text(file.read_text().replace('"Bash"', '"Write"'))
+    assert "its matcher is 'Write' instead of 'Bash'" in status_of(shotclock, "codex")["problems"][0]
+    for text in ("features = 3", "hooks = 3", "[hooks]\nstate = [1]"):
+        (home / ".codex/config.toml").write_text(text)
+        assert "has a value where Codex has a table" in status_of(shotclock, "codex")["problems"][-1]
 
 
 def test_status_compares_the_trust_of_codex(shotclock: Any, home: Path) -> None:

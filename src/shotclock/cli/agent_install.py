@@ -12,17 +12,19 @@ import json
 import os
 import shlex
 import shutil
+import stat
 import sys
 from pathlib import Path
 
 from ..core.errors import Ending, Failure
 from ..core.value_types import replace, value
 from ..runtime.call import Outcome
-from ..store.home import create_private_file, make_private_directory, state_home
+from ..store.home import FILE_MODE, make_private_directory, state_home
 from .agent_status import every_entry
 from .coding_agents import AGENTS, CodingAgent, ConfigScope, Programs, drop_entry, put_entry
 
 FOLDER = "agents"
+NEW_FILE_MODE = 0o666  # less the umask
 WRITTEN_BY = "Written by `shotclock agent install"
 
 
@@ -62,30 +64,29 @@ class ConfigChange:
 class KeptText:
     """The text of a file before an installation, and the digest of the text after it."""
 
-    folder: Path
+    path: Path
     before: str | None
     after_digest: str
 
     @classmethod
     def read(cls, agent: CodingAgent, file: Path) -> KeptText | None:
-        folder = _record_folder(agent, file)
+        """Return the record of an installation, or None where it is missing or damaged."""
+        path = _record_file(agent, file)
         try:
-            kept = json.loads((folder / "record.json").read_text("utf-8"))
-            before = _read_text(folder / "before") if kept["existed"] else None
-            return None if kept["existed"] and before is None else cls(folder, before, kept["after"])
-        except (OSError, ValueError, KeyError):
+            kept = json.loads(path.read_bytes())
+            before, after = kept["before"], kept["after"]
+        except (OSError, ValueError, KeyError, TypeError):
             return None
+        return cls(path, before, after) if isinstance(before, str | None) else None
 
     def describes(self, text: str | None) -> bool:
         """Return whether this is the text that the installation wrote."""
         return text is not None and _digest(text) == self.after_digest
 
     def write(self, file: Path) -> None:
-        make_private_directory(self.folder)
-        if self.before is not None:
-            _write_private(self.folder / "before", self.before)
-        content = {"file": str(file), "existed": self.before is not None, "after": self.after_digest}
-        _write_private(self.folder / "record.json", json.dumps(content, indent=2) + "\n")
+        make_private_directory(self.path.parent)
+        content = {"file": str(file), "before": self.before, "after": self.after_digest}
+        _replace_file(self.path, json.dumps(content, indent=2) + "\n", FILE_MODE)
 
 
 def find_programs() -> Programs:
@@ -116,6 +117,8 @@ def plan_install(agent: CodingAgent, scope: ConfigScope, *, approvals: bool) -> 
     if agent.plugin is not None:
         if before is not None and WRITTEN_BY not in before:
             raise Failure("CONFLICT", f"{file} exists and is not ours", suggestion="move it away first")
+        if before is not None and record is not None and not record.describes(before):
+            raise _changed_plugin(file)
         return replace(plan, after=agent.plugin(programs), original=None)
     after = _check(file, before if before is not None and before.strip() else agent.fresh)
     if record is not None and record.describes(before):
@@ -140,10 +143,14 @@ def plan_remove(agent: CodingAgent, scope: ConfigScope) -> ConfigChange:
     if agent.plugin is not None:
         if WRITTEN_BY in before and record is None:
             return replace(plan, after=None)
-        raise Failure("CONFLICT", f"{file} was changed since its installation", suggestion=f"delete {file} yourself")
+        raise _changed_plugin(file)
     after = _without_ours(agent, _check(file, before))
     note = "The file was changed since its installation: only the entries of shotclock are removed."
     return replace(plan, after=after, notes=(note,) if after != before else ())
+
+
+def _changed_plugin(file: Path) -> Failure:
+    return Failure("CONFLICT", f"{file} was changed since its installation", suggestion=f"delete {file} yourself")
 
 
 def _without_ours(agent: CodingAgent, text: str) -> str:
@@ -155,16 +162,16 @@ def _without_ours(agent: CodingAgent, text: str) -> str:
 def write_plan(plan: ConfigChange) -> Outcome:
     """Write the file and what `remove` needs. Raises Failure where the file was changed since the plan."""
     file = Path(plan.file)
-    folder = _record_folder(AGENTS[plan.agent], file)
+    record = _record_file(AGENTS[plan.agent], file)
     if _read_text(file) != plan.before:
         raise Failure("CONFLICT", f"{file} was changed meanwhile; nothing was written", suggestion="try again")
     try:
         if plan.installs and plan.after is not None:
             _link_bash(plan.after)
-            KeptText(folder, plan.original, _digest(plan.after)).write(file)
+            KeptText(record, plan.original, _digest(plan.after)).write(file)
         _replace_file(file, plan.after)
         if not plan.installs:
-            shutil.rmtree(folder, ignore_errors=True)
+            record.unlink(missing_ok=True)
     except OSError as error:
         raise Failure("FILE_UNWRITABLE", f"{error.filename or file}: {error.strerror}") from None
     return Outcome(Ending.FINISHED, data=plan.as_data(changed=True))
@@ -205,33 +212,33 @@ def _check(file: Path, text: str) -> str:
     raise Failure("CONFLICT", f"{file} is not JSON and was left as it is: {problem}", suggestion=hint)
 
 
-def _replace_file(file: Path, text: str | None) -> None:
-    """Write a file at once as a whole, or delete it. A link stays a link, and the mode stays."""
+def _replace_file(file: Path, text: str | None, mode: int = NEW_FILE_MODE) -> None:
+    """Write a file at once as a whole, or delete it. A link stays a link, and the mode and the owner stay."""
     target = Path(os.path.realpath(file))
     if text is None:
         target.unlink(missing_ok=True)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    old = target.stat() if target.exists() else None
     fresh = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    mode = target.stat().st_mode & 0o7777 if target.exists() else None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        _write_private(fresh, text)
-        os.chmod(fresh, 0o644 if mode is None else mode)
+        with os.fdopen(os.open(fresh, flags, FILE_MODE if old is not None else mode), "wb") as opened:
+            if old is not None:
+                own = os.fstat(opened.fileno())
+                if (own.st_uid, own.st_gid) != (old.st_uid, old.st_gid):
+                    os.fchown(opened.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(opened.fileno(), stat.S_IMODE(old.st_mode))
+            opened.write(text.encode("utf-8"))
+            opened.flush()
+            os.fsync(opened.fileno())
         os.replace(fresh, target)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with os.fdopen(create_private_file(path), "wb") as file:
-        file.write(text.encode("utf-8"))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _record_folder(agent: CodingAgent, file: Path) -> Path:
-    return state_home(os.environ) / FOLDER / f"{agent.name}-{_digest(os.path.abspath(file))[:16]}"
+def _record_file(agent: CodingAgent, file: Path) -> Path:
+    return state_home(os.environ) / FOLDER / f"{agent.name}-{_digest(os.path.realpath(file))[:16]}.json"
 
 
 def _digest(text: str) -> str:

@@ -18,6 +18,7 @@ from .coding_agents import AGENTS, HOOK_NAME, PREFIX, CodingAgent, ConfigEntry, 
 
 CLAUDE_MANAGED = Path("/etc/claude-code/managed-settings.json")
 GEMINI_SYSTEM = Path("/etc/gemini-cli/settings.json")
+FIRST_LINE = 4096  # bytes
 PLACES = Programs("shotclock", "shotclock-sh", "bash")  # only the places of the entries count
 
 
@@ -95,6 +96,9 @@ def _read_entries(status: AgentStatus, agent: CodingAgent, text: str) -> None:
             continue
         found = json_text.read(text, path)
         words = [found] if isinstance(found, str) else _hook_words(found)
+        matcher = entry.content.get("matcher") if entry.in_list else None
+        if matcher is not None and (own := _group_of(text, entry, path).get("matcher")) != matcher:
+            status.problems.append(f"its matcher is {own!r} instead of {matcher!r}: correct it")
         for program in words[:1] if isinstance(found, str) else (words[0], words[4]):
             _check_program(status, program)
         if entry in approvals:
@@ -111,10 +115,30 @@ def _hook_words(hook: Any) -> list[str]:
     return [*words, *[""] * 5]
 
 
+def _group_of(text: str, entry: ConfigEntry, path: json_text.Path) -> dict[str, Any]:
+    """Return the group of our hook, as if it were the only one in it."""
+    group: dict[str, Any] = json_text.read(text, path[: len(entry.path) + 1])
+    return {**group, "hooks": [json_text.read(text, path)]} if len(path) > len(entry.path) + 1 else group
+
+
 def _check_program(status: AgentStatus, program: str) -> None:
     problem = f"{program} is not there or cannot be executed: install it again, or remove this"
-    if not os.access(program, os.X_OK) and problem not in status.problems:
+    if not _can_run(program) and problem not in status.problems:
         status.problems.append(problem)
+
+
+def _can_run(program: str) -> bool:
+    """Return whether a program and its interpreter are there. It is not started: a project's file may name it."""
+    if not (os.path.isfile(program) and os.access(program, os.X_OK)):
+        return False
+    try:
+        with open(program, "rb") as file:
+            first = file.readline(FIRST_LINE).split()
+    except OSError:  # it can be executed, but not read
+        return True
+    words = [first[0][2:], *first[1:]] if first and first[0].startswith(b"#!") else []
+    interpreter = next(filter(None, words), b"")
+    return not interpreter or os.access(interpreter, os.X_OK)
 
 
 def _read_json(file: Path, *path: str) -> Any:
@@ -145,11 +169,15 @@ def _check_codex(status: AgentStatus, environ: Mapping[str, str], project: Path)
     except (OSError, ValueError) as error:
         status.problems.append(f"{config} cannot be read: {error}")
         return
-    if settings.get("features", {}).get("hooks") is False:
-        status.problems.append(f"{config} sets features.hooks to false")
-    if status.scope is ConfigScope.PROJECT and _trust_level(settings, project) != "trusted":
-        status.problems.append("Codex reads the hooks of a project only where it trusts the project")
-    status.trusted = _is_trusted(Path(status.file), settings)
+    try:
+        if settings.get("features", {}).get("hooks") is False:
+            status.problems.append(f"{config} sets features.hooks to false")
+        if status.scope is ConfigScope.PROJECT and _trust_level(settings, project) != "trusted":
+            status.problems.append("Codex reads the hooks of a project only where it trusts the project")
+        status.trusted = _is_trusted(Path(status.file), settings)
+    except (AttributeError, TypeError):
+        status.problems.append(f"{config} has a value where Codex has a table")
+        return
     if not status.trusted:
         status.problems.append("not trusted: run /hooks in Codex")
 
@@ -163,17 +191,19 @@ def _trust_level(settings: dict[str, Any], project: Path) -> object:
 def _is_trusted(file: Path, settings: dict[str, Any]) -> bool:
     """Return whether Codex has the hash of our hook as it is now."""
     text = file.read_text("utf-8")
-    path = next(path for entry in every_entry(AGENTS["codex"]) if (path := find_ours(text, entry)) is not None)
-    group = json_text.read(text, path)
+    (entry,) = every_entry(AGENTS["codex"])
+    path = find_ours(text, entry) or ()
+    place, hook = (*path[len(entry.path) :: 2], 0)[:2]
     states = settings.get("hooks", {}).get("state", {})
-    state = states.get(f"{os.path.abspath(file)}:pre_tool_use:{path[-1]}:0", {})
-    return state.get("enabled", True) is not False and state.get("trusted_hash") == codex_hash(group)
+    state = states.get(f"{os.path.abspath(file)}:pre_tool_use:{place}:{hook}", {})
+    wanted = codex_hash(_group_of(text, entry, path))
+    return state.get("enabled", True) is not False and state.get("trusted_hash") == wanted
 
 
 def codex_hash(group: dict[str, Any]) -> str:
     """Return the hash by which Codex remembers that a hook was reviewed."""
     hooks = [{"async": False, **hook} for hook in group["hooks"]]
-    content = {"event_name": "pre_tool_use", "hooks": hooks, "matcher": group["matcher"]}
+    content = {"event_name": "pre_tool_use", "hooks": hooks, "matcher": group.get("matcher")}
     compact = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f"sha256:{hashlib.sha256(compact.encode()).hexdigest()}"
 

@@ -83,22 +83,29 @@ def hook_command(programs: Programs, name: str, shell: str, *more: str) -> str:
     return shlex.join([programs.shotclock, "agent", "hook", name, shell, *more])
 
 
-def is_ours(content: object) -> bool:
-    """Return whether a value of a configuration file is an entry of ours, perhaps of another installation."""
-    if isinstance(content, str):
-        return os.path.basename(content) == "shotclock-sh"
-    return " agent hook " in json.dumps(content) and "shotclock" in json.dumps(content)
+def _is_our_hook(hook: object) -> bool:
+    """Return whether a hook runs `shotclock agent hook`, perhaps of another installation."""
+    command = (hook.get("command") or hook.get("bash")) if isinstance(hook, dict) else None
+    try:
+        words = shlex.split(command) if isinstance(command, str) else []
+    except ValueError:
+        return False
+    return words[1:3] == ["agent", "hook"] and os.path.basename(words[0]) == "shotclock"
 
 
 def find_ours(text: str, entry: ConfigEntry) -> json_text.Path | None:
-    """Return the path of our entry of this kind, or None."""
+    """Return the path of our entry of this kind, or None. In a group with hooks of the user it is the hook alone."""
     found = json_text.read(text, entry.path)
     if not entry.in_list:
-        return entry.path if found is not None and is_ours(found) else None
-    if not isinstance(found, list):
-        return None
-    places = [place for place, each in enumerate(found) if is_ours(each)]
-    return (*entry.path, places[-1]) if places else None
+        return entry.path if isinstance(found, str) and os.path.basename(found) == "shotclock-sh" else None
+    for place, each in reversed(list(enumerate(found if isinstance(found, list) else ()))):
+        if _is_our_hook(each):
+            return (*entry.path, place)
+        hooks = each.get("hooks") if isinstance(each, dict) else None
+        ours = [at for at, hook in enumerate(hooks if isinstance(hooks, list) else ()) if _is_our_hook(hook)]
+        if ours:
+            return (*entry.path, place) if len(each["hooks"]) == 1 else (*entry.path, place, "hooks", ours[-1])
+    return None
 
 
 def put_entry(text: str, entry: ConfigEntry) -> str:
@@ -108,19 +115,22 @@ def put_entry(text: str, entry: ConfigEntry) -> str:
     if path is None and not entry.in_list and found is not None:
         name = ".".join(entry.path)
         raise Failure("CONFLICT", f"{name} is {found!r} already", suggestion=f"remove {name} first")
-    if path is not None and json_text.read(text, path) == entry.content:
+    is_inside = path is not None and len(path) > len(entry.path) + 1
+    content = entry.content["hooks"][0] if is_inside else entry.content
+    if path is not None and json_text.read(text, path) == content:
         return text
     if path is None:
         path = (*entry.path, len(found) if isinstance(found, list) else 0) if entry.in_list else entry.path
     try:
-        return json_text.put(text, path, entry.content)
+        return json_text.put(text, path, content)
     except ValueError as error:
         raise Failure("CONFLICT", str(error), suggestion="correct the file first") from None
 
 
 def drop_entry(text: str, entry: ConfigEntry) -> str:
-    path = find_ours(text, entry)
-    return text if path is None else json_text.drop(text, path)
+    while (path := find_ours(text, entry)) is not None:
+        text = json_text.drop(text, path)
+    return text
 
 
 def _group(command: str, **more: object) -> dict[str, object]:
