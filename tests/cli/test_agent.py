@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import shlex
+import signal
 import stat
 import subprocess
 import time
@@ -591,6 +592,28 @@ def test_a_request_of_an_agent_that_was_killed_is_withdrawn(shotclock: Any, tmp_
     wait_for(lambda: not shotclock("inbox", "list").json()["data"]["proposals"], "the withdrawal")
     listed = shotclock("inbox", "list", "--all").json()["data"]["proposals"]
     assert [each["status"] for each in listed] == ["withdrawn"]
+
+
+def test_a_request_that_the_agent_stops_is_denied_and_withdrawn(shotclock: Any) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asking = ask("claude", CLAUDE)
+        proposal = open_proposal(shotclock)
+        asking.send_signal(number)
+        assert answer_of(asking) == {"behavior": "deny", "message": "the agent has stopped this request"}
+        assert shotclock("inbox", "show", proposal["id"]).json()["data"]["status"] == "withdrawn"
+
+
+def test_a_title_shows_that_there_is_more_than_one_line_and_that_it_was_cut(shotclock: Any) -> None:
+    for command, shown in (
+        ("ls # harmless\nrm -r ~", "claude Bash: ls # harmless \\n rm -r ~"),
+        ("echo " + "a" * 300 + "; rm -r ~", "claude Bash: echo " + "a" * 181 + "…"),
+        ("ls \x1b[2K\u202e~", "claude Bash: ls <U+001B>[2K<U+202E>~"),
+    ):
+        asking = ask("claude", {**CLAUDE, "tool_input": {"command": command}})
+        proposal = open_proposal(shotclock)
+        assert proposal["title"] == shown
+        shotclock("inbox", "reject", proposal["id"])
+        assert answer_of(asking)["behavior"] == "deny"
 
 
 def test_an_approval_hook_fails_closed(home: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -42,12 +43,14 @@ def decide(agent: str) -> int:
 
 
 async def _ask_while_wanted(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
-    """Ask, but not for longer than the agent lives: its proposal is withdrawn then."""
+    """Ask, but not for longer than the agent lives or wants to know: its proposal is withdrawn then."""
     asking, parent = asyncio.ensure_future(_ask(agent, request, wait_ms)), os.getppid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, asking.cancel)
     looks = int(wait_ms / 1000 + STORE_LIMIT_S) // LOOK_S + 1
     for _ in range(looks):
         if (await asyncio.wait([asking], timeout=LOOK_S))[0]:
-            return asking.result()
+            return "the agent has stopped this request" if asking.cancelled() else asking.result()
         if os.getppid() != parent:
             break
     asking.cancel()
@@ -92,7 +95,7 @@ def _read(agent: str, request: dict[str, Any], wait_ms: int) -> ProposalRequest:
     shown = arguments.get("command") or json.dumps(arguments, ensure_ascii=False)
     return ProposalRequest(
         Kind.OPERATION,
-        one_line(f"{agent} {tool}: {shown}")[:TITLE_LIMIT],
+        one_line(f"{agent} {tool}: {shown}".replace("\n", " \\n "), TITLE_LIMIT),  # a line may end a comment
         operation=str(tool),
         arguments=arguments,
         policy=Policy(ttl_ms=wait_ms),
