@@ -134,6 +134,7 @@ def test_a_file_that_is_not_json_is_refused_with_its_mistake_and_left_as_it_is(s
         ('{"a": 1,}', "line 1"),
         ("{\n  // a comment\n}", "line 2"),
         ("[]", "not an object"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
         ('{"env": 3}', "env should be an object"),
         ('{"env": {"CLAUDE_CODE_SHELL_PREFIX": "/mine"}}', "'/mine' already"),
     ):
@@ -141,6 +142,7 @@ def test_a_file_that_is_not_json_is_refused_with_its_mistake_and_left_as_it_is(s
         ran = install(shotclock, "claude")
         assert (ran.code, file.read_text()) == (6, text)
         assert mistake in ran.json()["error"]["message"]
+        assert shotclock("agent", "status", "claude").code == 0
     file.write_bytes(b'{"a": "\xff"}')
     assert install(shotclock, "claude").code == 6
     plugin = home / FILES["opencode"][0]
@@ -334,6 +336,10 @@ def test_status_looks_at_the_interpreter_and_the_matcher(shotclock: Any, home: P
         file.write_text(json.dumps({"env": {"CLAUDE_CODE_SHELL_PREFIX": str(program)}}))
         found = status_of(shotclock, "claude")
         assert (found["effective"], f"{program} is not there" in found["problems"][0]) == (False, True)
+    install(shotclock, "gemini")
+    (home / "project/.gemini").mkdir()
+    (home / "project/.gemini/settings.json").write_text('{"hooksConfig": {"disabled": 3}}')
+    assert status_of(shotclock, "gemini")["problems"] == []
     install(shotclock, "codex")
     file = home / ".codex/hooks.json"
     file.write_text(file.read_text().replace('"Bash"', '"Write"'))

@@ -206,7 +206,7 @@ def _check(file: Path, text: str) -> str:
         if isinstance(json.loads(text), dict):
             return text
         problem = "it is not an object"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = str(error)
     hint = "correct it first; a file with comments has to be changed by hand, see the page on agents"
     raise Failure("CONFLICT", f"{file} is not JSON and was left as it is: {problem}", suggestion=hint)

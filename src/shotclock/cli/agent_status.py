@@ -72,7 +72,7 @@ def describe(agent: CodingAgent, scope: ConfigScope, environ: Mapping[str, str],
             _read_entries(status, agent, text)
     except FileNotFoundError:
         return status
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         status.problems.append(f"{file} cannot be read: {error}")
         return status
     if status.installed:
@@ -144,7 +144,7 @@ def _can_run(program: str) -> bool:
 def _read_json(file: Path, *path: str) -> Any:
     try:
         return json_text.read(file.read_text("utf-8"), path)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -214,7 +214,8 @@ def _check_gemini(status: AgentStatus, environ: Mapping[str, str], project: Path
     for file in dict.fromkeys((Path(status.file), project / ".gemini" / "settings.json", system)):
         if _read_json(file, "hooksConfig", "enabled") is False:
             status.problems.append(f"{file} sets hooksConfig.enabled to false")
-        if HOOK_NAME in (_read_json(file, "hooksConfig", "disabled") or ()):
+        disabled = _read_json(file, "hooksConfig", "disabled")
+        if isinstance(disabled, list) and HOOK_NAME in disabled:
             status.problems.append(f"{file} has {HOOK_NAME} in hooksConfig.disabled")
 
 
