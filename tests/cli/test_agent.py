@@ -426,6 +426,12 @@ def test_quoting_for_gemini_is_plain_double_quotes_around_any_text() -> None:
         assert (quoted[0], quoted[-1]) == ('"', '"')
 
 
+def test_gemini_finds_the_command_after_an_escaped_backquote() -> None:
+    """The reader of Gemini CLI 0.61.0 takes the quote of `"\\\\"` for text where a word goes on, and does not look further."""
+    assert quote_for_gemini("echo \\`; touch x") == '"echo "\'\\`\'"; touch x"'
+    assert quote_for_gemini("a\\\\`$x") == '"a"\'\\\\`\'"\\$x"'
+
+
 def test_a_hook_with_a_surprising_input_prints_nothing(hook: Any, shotclock: Any) -> None:
     for agent in ("gemini", "copilot", "codex"):
         for request in (b"", b"not json", b"\xff", [], {}, {"tool_name": "run_shell_command"}, {"toolName": "bash"}):

@@ -48,11 +48,13 @@ def main(words: list[str]) -> int:
 def quote_for_gemini(text: str) -> str:
     """Quote a word so that Gemini's reader of `bash -c` finds the same text as the shell.
 
-    It removes single quotes without reading what is between them, and reads double quotes, except for the backslash
-    before a backquote.
+    It reads double quotes, except for a backslash before a backquote, and takes a quote after two backslashes for text.
+    So a backquote is in single quotes, together with the backslashes before it.
     """
-    escaped = re.sub(r'[\\"$]', lambda match: "\\" + match[0], text)
-    return '"' + escaped.replace("`", "\"'`'\"") + '"'
+    pieces = re.split(r"(\\*`)", text)
+    for place, piece in enumerate(pieces):
+        pieces[place] = f"\"'{piece}'\"" if place % 2 else re.sub(r'[\\"$]', r"\\\g<0>", piece)
+    return f'"{"".join(pieces)}"'
 
 
 def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
