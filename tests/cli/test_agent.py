@@ -427,7 +427,7 @@ def test_quoting_for_gemini_is_plain_double_quotes_around_any_text() -> None:
 
 
 def test_gemini_finds_the_command_after_an_escaped_backquote() -> None:
-    """The reader of Gemini CLI 0.61.0 takes the quote of `"\\\\"` for text where a word goes on, and does not look further."""
+    """Gemini CLI 0.61.0 reads no further where a quote follows two backslashes."""
     assert quote_for_gemini("echo \\`; touch x") == '"echo "\'\\`\'"; touch x"'
     assert quote_for_gemini("a\\\\`$x") == '"a"\'\\\\`\'"\\$x"'
 
