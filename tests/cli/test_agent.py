@@ -628,6 +628,14 @@ def test_a_title_shows_that_there_is_more_than_one_line_and_that_it_was_cut(shot
         assert answer_of(asking)["behavior"] == "deny"
 
 
+def test_a_title_names_all_arguments_of_a_tool_that_is_no_shell(shotclock: Any) -> None:
+    asking = ask("claude", {**CLAUDE, "tool_name": "mcp__x", "tool_input": {"command": "ls", "path": "/etc"}})
+    proposal = open_proposal(shotclock)
+    assert proposal["title"] == 'claude mcp__x: {"command": "ls", "path": "/etc"}'
+    shotclock("inbox", "reject", proposal["id"])
+    assert answer_of(asking)["behavior"] == "deny"
+
+
 def test_an_approval_hook_fails_closed(home: Path) -> None:
     (home / ".local").write_text("a file, where the store's folder should be")
     answers = [answer_of(ask("claude", CLAUDE)), answer_of(ask("claude", CLAUDE, wait="soon"))]

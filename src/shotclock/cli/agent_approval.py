@@ -28,6 +28,7 @@ from .output import write_quietly
 
 LONGEST_WAIT_MS = (APPROVAL_TIMEOUT_S - 20) * 1000  # the rest is for the start, the store and the answer
 STORE_LIMIT_S = 5.0  # of opening and closing the store; a stuck disk exhausts it
+SHELL_TOOLS = ("Bash", "bash")
 LOOK_S = 1  # between two looks at the agent
 
 
@@ -92,7 +93,8 @@ def _read(agent: str, request: dict[str, Any], wait_ms: int) -> ProposalRequest:
     names = ("tool_name", "tool_input") if agent == "claude" else ("toolName", "toolInput")
     tool, found = (request[name] for name in names)
     arguments = found if isinstance(found, dict) else {"input": found}
-    shown = arguments.get("command") or json.dumps(arguments, ensure_ascii=False)
+    command = arguments.get("command") if tool in SHELL_TOOLS else None
+    shown = command or json.dumps(arguments, ensure_ascii=False)
     return ProposalRequest(
         Kind.OPERATION,
         one_line(f"{agent} {tool}: {shown}".replace("\n", " \\n "), TITLE_LIMIT),  # a line may end a comment

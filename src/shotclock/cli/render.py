@@ -80,7 +80,7 @@ def _draw(name: str, data: Any, console: Console) -> None:
         case "agent status":
             _agents(data, console)
         case "agent install" | "agent remove" if "diff" in data:
-            _agent_change("wrote" if name == "agent install" else "restored", data, console)
+            _agent_change("wrote" if name == "agent install" else "removed from", data, console)
         case "inbox list" if "proposals" in data:
             _list(data, console)
         case "inbox show" if "history" in data:
