@@ -324,7 +324,7 @@ def test_status_tells_what_is_installed_and_what_is_in_its_way(shotclock: Any, h
     assert "/gone/shotclock-sh is not there" in status_of(shotclock, "claude")["problems"][0]
 
 
-def test_status_looks_at_the_interpreter_and_the_matcher(shotclock: Any, home: Path, tmp_path: Path) -> None:
+def test_status_sees_moved_programs_and_changed_settings(shotclock: Any, home: Path, tmp_path: Path) -> None:
     install(shotclock, "claude")
     file = home / ".claude/settings.json"
     moved, folder = tmp_path / "moved" / "shotclock-sh", tmp_path / "folder" / "shotclock-sh"
@@ -336,6 +336,9 @@ def test_status_looks_at_the_interpreter_and_the_matcher(shotclock: Any, home: P
         file.write_text(json.dumps({"env": {"CLAUDE_CODE_SHELL_PREFIX": str(program)}}))
         found = status_of(shotclock, "claude")
         assert (found["effective"], f"{program} is not there" in found["problems"][0]) == (False, True)
+    install(shotclock, "copilot")
+    (home / ".copilot/settings.json").write_text('{"disableAllHooks": true}')
+    assert "settings.json sets disableAllHooks" in status_of(shotclock, "copilot")["problems"][0]
     install(shotclock, "gemini")
     (home / "project/.gemini").mkdir()
     (home / "project/.gemini/settings.json").write_text('{"hooksConfig": {"disabled": 3}}')
@@ -514,6 +517,7 @@ def test_where_copilot_has_deny_rules_commands_are_left_alone(tmp_path: Path, ho
         (("--deny-tool=shell",), "{}", False),
         (("--deny-url", "example.org"), "{}", False),
         ((), '{"deniedUrls": ["example.org"]}', False),
+        ((), '{"denied_urls": ["example.org"]}', False),
         ((), '// managed\n{\n  "deniedUrls": [\n    "example.org"]}', False),
         ((), '{"deniedUrls": [ ], "allowedUrls": ["example.org"]}', True),
         (("--allow-tool", "shell(rm)"), "{}", True),

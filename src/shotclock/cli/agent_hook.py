@@ -152,7 +152,7 @@ def _denies_urls(file: str) -> bool:
     if not os.path.exists(file):
         return False
     with open(file, encoding="utf-8") as opened:
-        return re.search(r'"deniedUrls"\s*:\s*\[\s*[^\s\]]', opened.read()) is not None
+        return re.search(r'"denied(?:Urls|_urls)"\s*:\s*\[\s*[^\s\]]', opened.read()) is not None
 
 
 def _was_started_with_denials(pid: int) -> bool:

@@ -14,7 +14,17 @@ from typing import Any
 
 from ..core.value_types import field, record
 from . import json_text
-from .coding_agents import AGENTS, HOOK_NAME, PREFIX, CodingAgent, ConfigEntry, ConfigScope, Programs, find_ours
+from .coding_agents import (
+    AGENTS,
+    HOOK_NAME,
+    PREFIX,
+    CodingAgent,
+    ConfigEntry,
+    ConfigScope,
+    Programs,
+    find_ours,
+    home_of,
+)
 
 CLAUDE_MANAGED = Path("/etc/claude-code/managed-settings.json")
 GEMINI_SYSTEM = Path("/etc/gemini-cli/settings.json")
@@ -229,8 +239,11 @@ def _check_opencode(status: AgentStatus, environ: Mapping[str, str], project: Pa
 def _check_copilot(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
     if status.scope is ConfigScope.PROJECT:
         status.conditions.append("Copilot reads the hooks of a project only where it trusts the folder")
-    if _read_json(Path(status.file), "disableAllHooks") is True:
-        status.problems.append(f"{status.file} sets disableAllHooks")
+    home = home_of(environ, "COPILOT_HOME", ".copilot")
+    settings = project / ".github" / "copilot" / "settings.json"
+    for file in (Path(status.file), home / "settings.json", home / "config.json", settings):
+        if _read_json(file, "disableAllHooks") is True:
+            status.problems.append(f"{file} sets disableAllHooks")
 
 
 _CHECKS = {
