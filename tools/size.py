@@ -128,12 +128,13 @@ def measurements() -> list[tuple[str, float, float]]:
                 modules_of_class[node.name].add(path)
     source_texts = [text for path in files for text in python_texts(path)]
     docs_texts = [text for path in DOCS for text in markdown_texts(path)]
-    # The limits of 0.2 were 52,000 lines, 170 files and 75,000 words. Capabilities since then raised them by what they
-    # need: waiting for input, `shotclock.run` and `shotclock timeout` by 1,800 lines.
+    # The limits of 0.2 were 52,000 lines, 170 files, 75,000 words and 1,000 times `Any`. Capabilities since then raised
+    # them by their lines: waiting for input, `run` and `timeout` 1,800; background commands 2,100; `shotclock-sh` 550;
+    # `agent` 1,400; `serve shell` 1,150; `wrap` with its policy and log 5,200.
     return [
-        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 54_000),
-        ("files in src", len(files), 176),
-        ("words of docstrings, comments and messages", word_count(source_texts), 78_500),
+        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 64_500),
+        ("files in src", len(files), 225),
+        ("words of docstrings, comments and messages", word_count(source_texts), 94_000),
         ("clauses for nouns per 1,000 words, src", clauses_per_thousand(source_texts), 1.5),
         ("clauses for nouns per 1,000 words, docs and README", clauses_per_thousand(docs_texts), 1.5),
         ("imports inside functions", sum(map(inner_imports, trees.values())), 150),
@@ -144,7 +145,7 @@ def measurements() -> list[tuple[str, float, float]]:
             sum(isinstance(node, Function) and parameter_count(node) > 9 for node in nodes),
             3,
         ),
-        ("Any", sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes), 1_000),
+        ("Any", sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes), 1_050),
         ("asserts", sum(isinstance(node, ast.Assert) for node in nodes), 40),
         ("words of docs/design.md", len((ROOT / "docs/design.md").read_text().split()), 5_000),
     ]
