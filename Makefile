@@ -79,7 +79,7 @@ PYTEST = $(SCRATCH) $(BIN)/python -m pytest -q --ask-again 2
 COVER = $(shell $(BIN)/python -c 'import sys; print("--cov=shotclock --cov-report=" if sys.version_info >= (3, 12) else "")')
 test: export COVERAGE_CORE = sysmon
 test: $(STAMP) browser adb ## the whole suite, with coverage on Python 3.12 and later
-	$(PYTEST) $(COVER) -n 6 --dist worksteal --durations=25 -m "not soak and not alone"
+	$(PYTEST) $(COVER) -n 7 --dist worksteal --durations=25 -m "not soak and not alone"
 	@[ -z "$(COVER)" ] || $(BIN)/coverage report --skip-covered --sort=cover
 	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
