@@ -196,11 +196,11 @@ def test_a_command_has_the_terminal(shell: Shell):
 
 
 def test_what_a_command_on_a_terminal_leaves_behind_is_stopped(shell: Shell, no_survivors: Any):
-    script = "trap '' TERM; setsid sleep 300 & sleep 301 & echo $PPID $$; sleep 302"
+    script = "trap '' TERM; setsid sleep 7301 & sleep 7302 & echo $PPID $$; sleep 7303"
     shell.type(f'{EXEC} --timeout 1s --grace 300ms -- sh -c "{script}"\n')
     assert b"TIMEOUT: stopped after 1s" in shell.shows(PROMPT)
     assert shell.exit_code() == 124
-    assert not any(word in below(1) for word in (b"sleep\x00300", b"sleep\x00301", b"sleep\x00302"))
+    assert not any(word in below(1) for word in (b"sleep\x007301", b"sleep\x007302", b"sleep\x007303"))
 
 
 @pytest.mark.parametrize("way", ["", "--idle 1s ", "--json ", "--overtime 1m "])
