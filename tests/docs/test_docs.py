@@ -119,9 +119,11 @@ def run(argv: list[str], scratch: Path, *, terminal: bool = False) -> tuple[int,
     ours = theirs = -1
     if terminal:
         ours, theirs = pty.openpty()
+    # GNU timeout ends a page whose test was killed: in a session of its own, nothing else would.
+    bounded = ["timeout", "--foreground", "-k", "5", str(BLOCK_LIMIT_S + 10), *argv]
     with open(output, "wb") as file:
         process = subprocess.Popen(
-            argv,
+            bounded,
             cwd=scratch,
             env=environment(scratch),
             stdin=subprocess.DEVNULL,
