@@ -224,12 +224,9 @@ class ServerLife:
         """Read once. Return whether there was anything."""
         if self.process is None or self.process.stdout_fd < 0:
             return False
-        try:
-            chunk = os.read(self.process.stdout_fd, READ_SIZE)
-        except BlockingIOError:
+        chunk = _read(self.process.stdout_fd)
+        if chunk is None:
             return False
-        except OSError:
-            chunk = b""
         if not chunk:
             self.process.close_stdout()
             if not self._is_closing:
@@ -242,12 +239,9 @@ class ServerLife:
     def read_stderr(self) -> bool:
         if self.process is None or self.process.stderr_fd < 0:
             return False
-        try:
-            chunk = os.read(self.process.stderr_fd, READ_SIZE)
-        except BlockingIOError:
+        chunk = _read(self.process.stderr_fd)
+        if chunk is None:
             return False
-        except OSError:
-            chunk = b""
         if not chunk:
             self.process.close_stderr()
             return False
@@ -428,3 +422,13 @@ class ServerLife:
 
     def note(self, text: str) -> None:
         self._notes.write(f"shotclock: {text}\n".encode("utf-8", "replace"))
+
+
+def _read(fd: int) -> bytes | None:
+    """Read once. None: there is nothing yet; empty: the stream has ended."""
+    try:
+        return os.read(fd, READ_SIZE)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
