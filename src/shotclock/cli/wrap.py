@@ -5,9 +5,12 @@ One such process runs before every server of every client, so it imports only wh
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 from ..core.clocks import format_duration
+from ..core.errors import Failure
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
@@ -32,11 +35,24 @@ from ..wrap.rules import CallVerdict, Rules, rule_reader
 from ..wrap.server_process import ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
-from .parser import Option, ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
+from .parser import (
+    Option,
+    ParsedLine,
+    Subcommand,
+    command_help,
+    duration,
+    flag,
+    is_option,
+    name_and_value,
+    number_between,
+    option,
+    read,
+)
 
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
+_HTTP = "Over HTTP"
 _LOG = "Log of calls"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
@@ -49,11 +65,14 @@ def main(words: list[str]) -> int:
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
     line.mistakes += problems_with(command, env, line.values["cwd"])
-    gate = read_gate(line, command, env)
+    is_over_http = line.values["http"] is not None
+    gate = None if is_over_http else read_gate(line, command, env)
     if line.mistakes:
         for mistake in line.mistakes:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
         return NOT_DONE
+    if is_over_http:
+        return offer_over_http(line, words, command)
     limits = read_limits(line)
     signals = TerminalSignals()
     server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
@@ -75,6 +94,53 @@ def main(words: list[str]) -> int:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def offer_over_http(line: ParsedLine, words: list[str], command: list[str]) -> int:
+    """Serve HTTP clients, each with a `wrap` process of its own, and return the exit code."""
+    from ..process.addresses import Site, check_reach, listen_on
+    from ..wrap.http_access import Tokens, has_tokens
+    from ..wrap.http_front import HttpFront
+    from ..wrap.http_sessions import FrontSettings
+
+    values, limits = line.values, read_limits(line)
+    try:
+        check_reach(values["http"], has_tokens, require_token=values["require_token"])
+        sock = listen_on(values["http"])
+    except (ValueError, Failure) as error:
+        say_line(f"shotclock wrap: http: {error}")
+        return NOT_DONE
+    settings = FrontSettings(
+        child_argv=(sys.executable, "-P", "-m", "shotclock", "wrap", *words_of_child(words)),
+        most_sessions=values["max_sessions"],
+        idle_ms=values["session_idle"],
+        end_within_ms=limits.shutdown_ms + limits.grace_ms,
+    )
+    signals = TerminalSignals()
+    site = Site.at(sock.getsockname()[:2], os.environ, require_token=values["require_token"])
+    front = HttpFront(sock, site, settings, Tokens().owner_of, signals)
+    front.run(values["name"] or (server_name(command) if command else "servers"))
+    return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def words_of_child(words: list[str]) -> list[str]:
+    """Return the words of a command line without the options of the HTTP front."""
+    options = {each.name: each for each in COMMAND.options}
+    rest, kept = list(words), list[str]()
+    while rest and rest[0] != "--" and is_option(rest[0]):
+        name, equals, _ = rest[0].partition("=")
+        found = options.get(name)
+        count = 2 if found is not None and found.metavar and not equals else 1
+        if found is None or found.heading != _HTTP:
+            kept += rest[:count]
+        rest = rest[count:]
+    return kept + rest
+
+
+def _read_http_address(text: str) -> tuple[str, int]:
+    from ..process.addresses import parse_address
+
+    return parse_address(text if ":" in text else f":{text}")
 
 
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
@@ -256,6 +322,30 @@ COMMAND = Subcommand(
         ),
         option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
         option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+        option(
+            "--http",
+            "[HOST:]PORT",
+            "Offer the server over HTTP on this address instead of stdin and stdout; port 0 is any free port.",
+            read=_read_http_address,
+            heading=_HTTP,
+        ),
+        flag("--require-token", "Require an access token, also from this machine.", needs="--http", heading=_HTTP),
+        duration(
+            "--session-idle",
+            "End a session, with its server, after this time without a request.",
+            default="30m",
+            needs="--http",
+            heading=_HTTP,
+        ),
+        option(
+            "--max-sessions",
+            "N",
+            "Refuse more sessions than this. Each has a server of its own.",
+            default="32",
+            read=number_between(1, 1_000),
+            needs="--http",
+            heading=_HTTP,
+        ),
         option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
         flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
     ),
