@@ -12,7 +12,8 @@ from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
 from ..process.piped_child import READ_SIZE, PipedChild
 from .lines import LinePart, LineSplitter
-from .payloads import Members, Payload
+from .members import Members
+from .payloads import Payload
 from .writers import NoteWriter
 
 # A child does not read while its server is starting. Only a server that reads nothing exhausts this.

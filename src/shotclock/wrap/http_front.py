@@ -45,8 +45,9 @@ from .http_headers import (
 )
 from .http_sessions import FrontSettings, Refusal, Session, Sessions, SharedSession, error_payload
 from .http_streams import Event, StreamReader
+from .members import Members
 from .messages import LISTEN, REVISION_KEY
-from .payloads import PIECE, Members, Payload
+from .payloads import PIECE, Payload
 
 MCP_PATH = "/mcp"
 MOST_CONNECTIONS = 512

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from email.message import Message as Headers
 
+from .members import Members
 from .messages import REVISION_KEY
-from .payloads import Members
 
 REVISION = "mcp-protocol-version"
 SESSION_ID = "mcp-session-id"

@@ -15,8 +15,9 @@ from ..core.value_types import entity, value
 from ..process.clock import monotonic_ns
 from .http_children import Notes, WrapChild
 from .http_streams import Stream
+from .members import Members
 from .messages import LIST_CHANGES, LISTEN, Key, cancellation_line, encode, key_of
-from .payloads import Members, Payload
+from .payloads import Payload
 
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
