@@ -15,7 +15,7 @@ import mcp_types as types
 import pytest
 from mcp import Client, StdioServerParameters
 
-from tests.wrap.client import ANSWER_WITHIN_S, SERVER
+from tests.wrap.client import ANSWER_WITHIN_S, GREETING, SERVER
 from tests.wrap.http_client import (
     ENVELOPE_OF_PROTOCOL,
     MODERN,
@@ -162,12 +162,17 @@ def test_an_idle_session_ends_also_while_its_stream_is_open() -> None:
         wait_until(lambda: not children_of(served.process.pid))
 
 
-def test_more_sessions_than_allowed_are_refused_until_one_has_ended() -> None:
+def test_more_sessions_than_allowed_displace_an_unused_one_or_are_refused() -> None:
     with front("--max-sessions", "1") as served, session(served) as first, HttpClient(served) as second:
-        refused = second.request("initialize", {})
-        assert refused.status == 503 and "retry-after" in refused.headers
-        first.delete()
-        second.greet()
+        with HttpClient(served) as listener:
+            listener.headers = dict(first.headers)
+            assert listener.get().status == 200
+            refused = second.request("initialize", {})
+            assert refused.status == 503 and "retry-after" in refused.headers
+        wait_until(
+            lambda: second.request("initialize", GREETING).status == 200
+        )  # until the listener is seen to be gone
+        assert first.request("ping").status == 404
 
 
 def test_a_client_that_takes_no_events_gets_json() -> None:
@@ -189,7 +194,8 @@ def test_a_call_runs_on_without_its_client_and_can_be_resumed() -> None:
         messages = [json.loads(event["data"]) for event in events]
         assert [each.get("params", {}).get("progress") for each in messages] == [1, 2, 3, 4, None]
         assert messages[-1]["id"] == "long"
-        assert client.get(Last_Event_ID="99-1").status == 400
+        for unknown in ("99-1", "x", last_id.partition("-")[0] + "-5"):
+            assert Answer(client.get(Last_Event_ID=unknown)).status == 400
 
 
 def test_messages_that_belong_to_no_call_come_on_the_stream_of_the_client() -> None:
@@ -260,6 +266,8 @@ def test_headers_have_to_match_the_message() -> None:
         assert without.status == 400 and without.json["error"]["code"] == -32602
         unknown = client.post(client.message("x/y", {"_meta": ENVELOPE_OF_PROTOCOL}), **{**good, "Mcp_Method": "x/y"})
         assert unknown.status == 404 and unknown.json["error"]["code"] == -32601
+        greeting = client.message("initialize", {"_meta": ENVELOPE_OF_PROTOCOL})
+        assert client.post(greeting, **{**good, "Mcp_Method": " initialize "}).status == 404
         assert client.get(MCP_Protocol_Version=MODERN).status == 405
 
 

@@ -10,8 +10,8 @@ from shotclock.wrap.members import find_members
 from shotclock.wrap.payloads import MOST_IN_MEMORY, Payload
 
 MESSAGES = [
-    {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "x", "arguments": {"id": 1, "a": [{"b": []}]}}},
-    {"result": {"content": ['"', "\\", '\\"', "}{", "é\u2028😀", ""], "_meta": {"k": {"n": None}}}, "id": "a\"b", "jsonrpc": "2.0"},
+    {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "x", "arguments": {"id": 1, "a": [{}]}}},
+    {"result": {"content": ['"', "\\", '\\"', "}{", "é\u2028😀", ""], "_meta": {"k": {"n": None}}}, "id": "a\"b"},
     {"params": {"_meta": {"progressToken": -1.5e3, "other": [True, {}]}, "name": "\n"}, "method": "m", "id": None},
     {},
 ]  # fmt: skip

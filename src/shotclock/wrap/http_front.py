@@ -31,6 +31,7 @@ from .http_children import Notes
 from .http_headers import (
     EVENT_TYPE,
     FIRST_RESUMABLE,
+    HEADER_MISMATCH,
     INVALID_PARAMS,
     JSON_TYPE,
     LAST_EVENT_ID,
@@ -39,11 +40,12 @@ from .http_headers import (
     SESSION_ID,
     STATUS_OF_ERROR,
     accepted_types,
+    header,
     is_json,
     problem_with_headers,
     problem_with_revision,
 )
-from .http_sessions import FrontSettings, Refusal, Session, Sessions, SharedSession, error_payload
+from .http_sessions import METHOD_NOT_FOUND, FrontSettings, Refusal, Session, Sessions, SharedSession, error_payload
 from .http_streams import Event, StreamReader
 from .members import Members
 from .messages import LISTEN, REVISION_KEY
@@ -58,14 +60,16 @@ SLOWEST_BODY = 128 * 1024  # bytes in a second
 LONGEST_BODY = 64 * 1024 * 1024
 LONGEST_DISCARDED = 256 * 1024  # of a body that is refused; the connection can be used again then
 TAKEN_WITHIN_S = 60.0
+LINGER_MS = 2_000  # for a refused client to read our answer
 PING_MS = 15_000
-# An answer that comes first, and this soon, is sent as JSON. The first one of a server may take longer.
-ANSWER_WITHIN_MS = 2_000
-FIRST_ANSWER_WITHIN_MS = 15_000
+# An answer that comes first, and this soon, is sent as JSON: it has a status, and clients limit the size of events.
+ANSWER_WITHIN_MS = 15_000
 LOOK_S = 1.0
 LOOK_MS = 1_000
 ACCEPT_AGAIN_S = 0.1
-FAREWELL_S = 1.0  # for connections to send their last answers
+SHORT_LOOK_MS = 20
+FAREWELL_MS = 1_000  # for connections to send their last answers
+GIVE_UP_MS = 15_000
 RETRY_MS = 1_000
 
 PARSE_ERROR = -32700
@@ -125,12 +129,14 @@ class HttpFront:
         self.sessions.stop(signal.Signals[name], f"this server was stopped by {name}")
         poller = select.poll()
         poller.register(self._signals.fd, select.POLLIN)
-        while self.sessions.has_children:  # each is killed by its own thread at the end of its limits
-            poller.poll(20)
+        # Each child is killed by its own thread at the end of its limits, so that this is never exhausted.
+        give_up_ns = monotonic_ns() + (self._settings.end_within_ms + GIVE_UP_MS) * NS_PER_MS
+        while self.sessions.has_children and monotonic_ns() < give_up_ns:
+            poller.poll(SHORT_LOOK_MS)
             self._obey_signals()
-        give_up_ns = monotonic_ns() + int(FAREWELL_S * 1e9)
+        give_up_ns = monotonic_ns() + FAREWELL_MS * NS_PER_MS
         while any(each.is_answering for each in self._all()) and monotonic_ns() < give_up_ns:
-            poller.poll(20)
+            pause(SHORT_LOOK_MS / 1000)
 
     def _accept(self) -> None:
         try:
@@ -194,6 +200,7 @@ class Connection(BaseHTTPRequestHandler):
         self.due_ns: int | None = None
         self.is_answering = False
         self._unread = 0  # of the body
+        self._lingers = False
         super().__init__(request, address, cast("Any", front))
 
     # --- the connection --------------------------------------------------------------------------------------------
@@ -204,8 +211,21 @@ class Connection(BaseHTTPRequestHandler):
         self.front.add(self)
 
     def finish(self) -> None:
-        self.front.remove(self)
-        super().finish()
+        try:
+            if self._lingers:
+                self._linger()
+            super().finish()
+        finally:
+            self.front.remove(self)
+            self._stream.close()
+
+    def _linger(self) -> None:
+        """Read on for a moment: a client that is still sending would otherwise lose our answer."""
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_WR)
+        self._expect(LINGER_MS)
+        while self.connection.recv(PIECE):
+            pass
 
     def drop(self) -> None:
         """Break the connection. Its thread then ends."""
@@ -302,18 +322,18 @@ class Connection(BaseHTTPRequestHandler):
     def _read_length(self) -> None:
         lengths = self.headers.get_all("content-length", [])
         if "transfer-encoding" in self.headers or len(lengths) > 1 or (self.command == "POST" and not lengths):
-            self.close_connection = True
+            self.close_connection = self._lingers = True
             raise Refusal(411, "send the body with one Content-Length")
         length = lengths[0].strip() if lengths else "0"
         if not (length.isascii() and length.isdecimal()) or int(length[:20]) > LONGEST_BODY:
-            self.close_connection = True
+            self.close_connection = self._lingers = True
             raise Refusal(413, f"a body may have {LONGEST_BODY} bytes here")
         self._unread = int(length)
 
     def _discard_body(self) -> None:
         """Read the rest of a short body, so that the connection can be used again."""
         if self._unread > LONGEST_DISCARDED:
-            self.close_connection = True
+            self.close_connection = self._lingers = True
         elif self._unread:
             self._stream.read(self._unread)
         self._unread = 0
@@ -351,7 +371,7 @@ class Connection(BaseHTTPRequestHandler):
         if not members.is_message or (("id",) in members and members.key is None and members.method is not None):
             payload.close()
             raise Refusal(400, "the body must be one JSON-RPC message")
-        revision = self.headers.get(REVISION)
+        revision = header(self.headers, REVISION)
         has_envelope = ("params", "_meta", REVISION_KEY) in members and SESSION_ID not in self.headers
         if has_envelope or (revision is not None and revision not in REVISIONS_WITH_SESSIONS):
             self._post_without_session(payload, members, takes_events)
@@ -367,20 +387,22 @@ class Connection(BaseHTTPRequestHandler):
             return
         stream = session.request(payload, members, only_answer=not takes_events)
         reader = stream.attach()
-        revision = members.read("params", "protocolVersion") if is_greeting else self.headers.get(REVISION)
+        revision = members.read("params", "protocolVersion") if is_greeting else header(self.headers, REVISION)
         answer = _StreamAnswer(self, reader, session, is_resumable=revision == FIRST_RESUMABLE)
         try:
-            first = answer.wait(FIRST_ANSWER_WITHIN_MS if is_greeting else ANSWER_WITHIN_MS, takes_events=takes_events)
+            first = answer.wait(takes_events=takes_events)
             if is_greeting and first is not None and first.error_code is not None:
                 self._answer_json(first)
-                session.end("its greeting has failed")
             else:
                 answer.send(first)
+                is_greeting = False
         finally:
             reader.leave()
+            if is_greeting:
+                session.end("its greeting has failed")
 
     def _find_session(self, owner: str) -> Session:
-        id = self.headers.get(SESSION_ID)
+        id = header(self.headers, SESSION_ID)
         if id is None:
             raise Refusal(400, "Bad Request: Missing session ID")
         session = self.front.sessions.find(id, owner)
@@ -392,7 +414,7 @@ class Connection(BaseHTTPRequestHandler):
         if members.method is None:
             raise Refusal(400, "the body must be one request or notification")
         if ("id",) not in members:
-            problem = problem_with_revision(self.headers.get(REVISION, ""))
+            problem = problem_with_revision(header(self.headers, REVISION) or "")
         else:
             problem = problem_with_headers(self.headers, members)
         id_text = members.texts.get(("id",), b"null")
@@ -405,17 +427,33 @@ class Connection(BaseHTTPRequestHandler):
             payload.close()
             self._answer(202)  # clients of this revision have none to send: closing the connection cancels
             return
+        if members.method == "initialize":  # it would fix a server of both generations to the other one
+            payload.close()
+            self._answer_json_payload(error_payload(id_text, METHOD_NOT_FOUND, "Method not found"), 404)
+            return
         if members.method == LISTEN and not takes_events:
             payload.close()
             raise Refusal(406, f"accept {EVENT_TYPE}")
         shared = self.front.sessions.shared()
+        self._check_param_headers(shared, members)
         stream = shared.request(payload, members, only_answer=not takes_events)
         reader = stream.attach()
         answer = _StreamAnswer(self, reader, None, is_resumable=False)
         try:
-            answer.send(answer.wait(FIRST_ANSWER_WITHIN_MS, takes_events=takes_events))
+            answer.send(answer.wait(takes_events=takes_events))
         finally:
             self._leave_shared(shared, reader)
+
+    def _check_param_headers(self, shared: SharedSession, members: Members) -> None:
+        tool = members.read("params", "name")
+        if members.method != "tools/call" or not shared.param_headers.declares(tool):
+            return
+        path = ("params", "arguments")
+        if path in members and path not in members.texts:
+            raise Refusal(400, "the arguments are too long to be compared with headers", code=HEADER_MISMATCH)
+        problem = shared.param_headers.problem_with(tool, members.read(*path), self.headers)
+        if problem is not None:
+            raise Refusal(400, problem, code=HEADER_MISMATCH)
 
     @staticmethod
     def _leave_shared(shared: SharedSession, reader: StreamReader) -> None:
@@ -425,17 +463,18 @@ class Connection(BaseHTTPRequestHandler):
 
     def _get(self, owner: str) -> None:
         self._discard_body()
-        revision = self.headers.get(REVISION)
+        revision = header(self.headers, REVISION)
         if revision is not None and revision not in REVISIONS_WITH_SESSIONS:
             raise Refusal(405, "there are no sessions in this revision", headers=[("Allow", "POST")])
         if not accepted_types(self.headers)[1]:
             raise Refusal(406, f"accept {EVENT_TYPE}")
         session = self._find_session(owner)
         stream, after = session.other_messages, None
-        if (last := self.headers.get(LAST_EVENT_ID)) is not None:
+        if (last := header(self.headers, LAST_EVENT_ID)) is not None:
             number, _, event = last.partition("-")
             found = session.find_stream(int(number)) if number.isdecimal() and len(number) < 10 else None
-            if found is None or not event.isdecimal() or len(event) > 15:
+            is_known = found is not None and event.isdecimal() and len(event) < 16 and found.can_resume(int(event))
+            if found is None or not is_known:
                 raise Refusal(400, "this event is not known any more", code=INVALID_PARAMS)
             stream, after = found, int(event)
         self._expect(None)
@@ -448,7 +487,7 @@ class Connection(BaseHTTPRequestHandler):
 
     def _delete(self, owner: str) -> None:
         self._discard_body()
-        revision = self.headers.get(REVISION)
+        revision = header(self.headers, REVISION)
         if revision is not None and revision not in REVISIONS_WITH_SESSIONS:
             raise Refusal(405, "there are no sessions in this revision", headers=[("Allow", "POST")])
         self._find_session(owner).end("the client has ended the session")
@@ -499,9 +538,9 @@ class _StreamAnswer:
         self._is_resumable = is_resumable
         self._is_chunked = connection.request_version >= "HTTP/1.1"
 
-    def wait(self, within_ms: int, *, takes_events: bool) -> Event | None:
+    def wait(self, *, takes_events: bool) -> Event | None:
         """Return the answer if it comes first and in time. A client that takes no events waits for it."""
-        give_up_ns = monotonic_ns() + within_ms * NS_PER_MS
+        give_up_ns = monotonic_ns() + ANSWER_WITHIN_MS * NS_PER_MS
         while True:
             left_s = (give_up_ns - monotonic_ns()) / 1e9
             events = self._reader.take(LOOK_S if not takes_events else max(0.0, min(LOOK_S, left_s)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 from collections.abc import Sequence
 from email.message import Message as Headers
 
 from .members import Members
 from .messages import REVISION_KEY
+from .param_headers import decode_header
 
 REVISION = "mcp-protocol-version"
 SESSION_ID = "mcp-session-id"
@@ -39,7 +37,12 @@ STATUS_OF_ERROR = {
 }
 
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-_ENCODED = re.compile(r"=\?base64\?(.*)\?=")
+
+
+def header(headers: Headers, name: str) -> str | None:
+    """Return a header without the white space around it."""
+    text = headers.get(name)
+    return None if text is None else str(text).strip(" \t")
 
 
 def accepted_types(headers: Headers) -> tuple[bool, bool]:
@@ -65,14 +68,14 @@ def problem_with_headers(headers: Headers, members: Members) -> tuple[int, str, 
     missing = [key for key in (REVISION_KEY, CAPABILITIES_KEY) if ("params", "_meta", key) not in members]
     if missing:
         return INVALID_PARAMS, f"params._meta is missing the required envelope key(s): {', '.join(missing)}", None
-    if headers.get(REVISION) is None or headers.get(REVISION) != revision:
+    if header(headers, REVISION) is None or header(headers, REVISION) != revision:
         return HEADER_MISMATCH, f"{REVISION} header does not match the protocol version of the request", None
-    if headers.get(METHOD) != members.method:
+    if header(headers, METHOD) != members.method:
         return HEADER_MISMATCH, f"{METHOD} header does not match the method of the request", None
     named = _NAMED.get(members.method or "")
     if named is not None and ("params", named) in members:
         value = members.read("params", named)
-        if value is not None and decode_header(headers.get(NAME)) != value:
+        if value is not None and decode_header(header(headers, NAME)) != value:
             return HEADER_MISMATCH, f"{NAME} header does not match the {named!r} of the request", None
     return problem_with_revision(str(revision))
 
@@ -83,15 +86,3 @@ def problem_with_revision(
     if revision in supported:
         return None
     return UNSUPPORTED_REVISION, "Unsupported protocol version", {"supported": list(supported), "requested": revision}
-
-
-def decode_header(text: str | None) -> str | None:
-    """Return the value of a header that may be encoded; None if it is absent or malformed."""
-    found = None if text is None else _ENCODED.fullmatch(text)
-    if found is None:
-        return text
-    try:
-        decoded = base64.b64decode(found[1], validate=True)
-        return decoded.decode() if base64.b64encode(decoded).decode() == found[1] else None
-    except (binascii.Error, ValueError):
-        return None

@@ -17,6 +17,7 @@ from .http_children import Notes, WrapChild
 from .http_streams import Stream
 from .members import Members
 from .messages import LIST_CHANGES, LISTEN, Key, cancellation_line, encode, key_of
+from .param_headers import ParamHeaders
 from .payloads import Payload
 
 INVALID_REQUEST = -32600
@@ -27,6 +28,7 @@ SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
 # Ended streams of a session, for clients that resume.
 MOST_RECENT = 16
 MOST_RECENT_SIZE = 64 * 1024 * 1024
+LONGEST_LIST = 1024 * 1024  # of tools, whose declarations are read
 _UNRELATED = frozenset({*LIST_CHANGES, "notifications/resources/updated"})
 
 
@@ -95,6 +97,11 @@ class Session:
     @property
     def is_idle(self) -> bool:
         return not self._open
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether a client is connected to the stream of other messages."""
+        return self.other_messages.is_read
 
     def request(self, payload: Payload, members: Members, *, only_answer: bool) -> Stream:
         """Send a request to the server and return the stream of its answer. Raises Refusal."""
@@ -176,6 +183,7 @@ class Session:
         """End the child. Open requests are answered with the text."""
         self.end_text = self.end_text or text
         self._registry.forget(self)
+        self.other_messages.close()
         self.child.stop(signal_number)
 
     def child_ended(self, code: int, stderr: str) -> None:
@@ -203,7 +211,10 @@ class SharedSession(Session):
     A message that nothing connects with one call is dropped while several are open: it may be for one client only.
     """
 
-    _has_result = False
+    def __init__(self, registry: Sessions) -> None:
+        self.param_headers = ParamHeaders()
+        self._has_result = False
+        super().__init__("", "", registry)
 
     def request(self, payload: Payload, members: Members, *, only_answer: bool) -> Stream:
         token_path = ("params", "_meta", "progressToken")
@@ -251,6 +262,8 @@ class SharedSession(Session):
             return
         payload.replace(members.spans[("id",)], request.id_text)
         error_code = _error_code(members)
+        if request.method == "tools/list" and payload.size <= LONGEST_LIST:
+            self.param_headers.learn(b"".join(payload.pieces()))
         self._has_result = self._has_result or error_code is None
         self._restore(payload, members, request, "result")
         request.stream.put(payload, is_last=True, error_code=error_code)
@@ -293,13 +306,23 @@ class Sessions:
         """Start a child for a new session. Raises Refusal."""
         with self._lock:
             most = self._settings.most_sessions
+            displaced = self._find_unused(owner) if len(self._by_id) >= most else None
+            if displaced is not None:
+                self._remove(displaced)
             # Children that are still ending count, too, but not for the first ones to take their places.
             if self._is_stopping or len(self._by_id) >= most or len(self._children) > 2 * most:
                 raise Refusal(503, f"all {most} sessions are in use", code=SERVER_GONE, headers=[("Retry-After", "5")])
             session = Session(secrets.token_urlsafe(24), owner, self)
             self._by_id[session.id] = session
         session.child.start_reading()
+        if displaced is not None:
+            displaced.end("a newer session has taken its place")
         return session
+
+    def _find_unused(self, owner: str) -> Session | None:
+        """Return the longest idle session of this owner that no client is connected to: many clients never end one."""
+        unused = [each for each in self._by_id.values() if each.owner == owner and each.is_idle and not each.is_read]
+        return min(unused, key=lambda each: each.used_ns, default=None)
 
     def find(self, id: str, owner: str) -> Session | None:
         """Return a session of this owner. A session of another one does not exist for them."""
@@ -318,7 +341,7 @@ class Sessions:
             if self._shared is not None:
                 self._shared.used_ns = monotonic_ns()
                 return self._shared
-            session = self._shared = SharedSession("", "", self)
+            session = self._shared = SharedSession(self)
         session.child.start_reading()
         return session
 

@@ -75,6 +75,10 @@ class Stream:
             self._changed.notify_all()
 
     @property
+    def is_read(self) -> bool:
+        return self._reader is not None
+
+    @property
     def size(self) -> int:
         return self._waiting_size + self._kept_size
 
@@ -85,6 +89,13 @@ class Stream:
             self._reader = StreamReader(self, sent if after is None else min(after, self._last_number))
             self._changed.notify_all()
             return self._reader
+
+    def can_resume(self, after: int) -> bool:
+        """Return whether all later events of a call are still here. Other messages may have been lost."""
+        with self._changed:
+            oldest = next(iter((*self._kept, *self._waiting)), None)
+            is_complete = oldest is not None and oldest.number <= after + 1 <= self._last_number
+            return self.number == 0 or is_complete or (after == self._last_number and not self.is_ended)
 
     def close(self) -> None:
         """End the stream and drop all events."""
