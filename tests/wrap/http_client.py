@@ -2,15 +2,16 @@
 
 import http.client
 import json
+import os
 import re
-import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from tests.wrap.client import ANSWER_WITHIN_S, GREETING, SERVER
 
@@ -45,22 +46,25 @@ class Front:
 def front(*options: str, server: list[str] | None = None, at: str = "127.0.0.1:0") -> Iterator[Front]:
     """`shotclock wrap --http OPTIONS -- SERVER`, until the test is over."""
     argv = [sys.executable, "-m", "shotclock", "wrap", "--http", at, *options, "--", *(server or SERVER)]
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        assert select.select([process.stderr], [], [], ANSWER_WITHIN_S)[0], "no line in time"
-        line = process.stderr.readline().decode()
-        found = re.search(r"serving \S+ on http://\S+:(\d+)/mcp$", line.strip())
-        assert found is not None, line
-        yield Front(process, int(found[1]))
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
         try:
-            process.wait(ENDED_WITHIN_S)
+            wait_until(lambda: read_log(log).endswith("/mcp\n") or process.poll() is not None)
+            found = re.search(r"serving \S+ on http://\S+:(\d+)/mcp$", read_log(log).strip())
+            assert found is not None, read_log(log)
+            yield Front(process, int(found[1]))
         finally:
-            process.kill()
-            process.wait(ENDED_WITHIN_S)
-            process.stderr.close()
+            process.terminate()
+            try:
+                process.wait(ENDED_WITHIN_S)
+            finally:
+                process.kill()
+                process.wait(ENDED_WITHIN_S)
+        assert "Exception in thread" not in read_log(log), read_log(log)
+
+
+def read_log(log: IO[bytes]) -> str:
+    return os.pread(log.fileno(), 1_000_000, 0).decode("utf-8", "replace")
 
 
 class Answer:

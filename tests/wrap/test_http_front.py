@@ -271,6 +271,27 @@ def test_headers_have_to_match_the_message() -> None:
         assert client.get(MCP_Protocol_Version=MODERN).status == 405
 
 
+def test_a_hundred_calls_at_once_are_each_answered_at_their_limit() -> None:
+    with front("--timeout", "2s") as served, session(served) as client:
+        answers: dict[int, Answer] = {}
+
+        def hang(number: int) -> None:
+            with HttpClient(served) as each:
+                if number % 2:
+                    each.headers = dict(client.headers)
+                    answers[number] = each.call("hang", id=number)
+                else:
+                    answers[number] = each.modern_call("hang", id=1)
+
+        threads = [threading.Thread(target=hang, args=(number,)) for number in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(NO_ANSWER_S)
+        assert all("2s" in answers[number].text for number in range(100))
+        assert client.call("echo", text="after").text == "after"
+
+
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 

@@ -211,6 +211,7 @@ class Connection(BaseHTTPRequestHandler):
         self.front.add(self)
 
     def finish(self) -> None:
+        self.rfile = self._stream
         try:
             if self._lingers:
                 self._linger()
@@ -385,8 +386,7 @@ class Connection(BaseHTTPRequestHandler):
             session.send(payload, members)
             self._answer(202)
             return
-        stream = session.request(payload, members, only_answer=not takes_events)
-        reader = stream.attach()
+        reader = session.request(payload, members, only_answer=not takes_events)
         revision = members.read("params", "protocolVersion") if is_greeting else header(self.headers, REVISION)
         answer = _StreamAnswer(self, reader, session, is_resumable=revision == FIRST_RESUMABLE)
         try:
@@ -436,8 +436,7 @@ class Connection(BaseHTTPRequestHandler):
             raise Refusal(406, f"accept {EVENT_TYPE}")
         shared = self.front.sessions.shared()
         self._check_param_headers(shared, members)
-        stream = shared.request(payload, members, only_answer=not takes_events)
-        reader = stream.attach()
+        reader = shared.request(payload, members, only_answer=not takes_events)
         answer = _StreamAnswer(self, reader, None, is_resumable=False)
         try:
             answer.send(answer.wait(takes_events=takes_events))

@@ -14,7 +14,7 @@ from ..core.clocks import NS_PER_MS
 from ..core.value_types import entity, value
 from ..process.clock import monotonic_ns
 from .http_children import Notes, WrapChild
-from .http_streams import Stream
+from .http_streams import Stream, StreamReader
 from .members import Members
 from .messages import LIST_CHANGES, LISTEN, Key, cancellation_line, encode, key_of
 from .param_headers import ParamHeaders
@@ -103,20 +103,20 @@ class Session:
         """Return whether a client is connected to the stream of other messages."""
         return self.other_messages.is_read
 
-    def request(self, payload: Payload, members: Members, *, only_answer: bool) -> Stream:
-        """Send a request to the server and return the stream of its answer. Raises Refusal."""
+    def request(self, payload: Payload, members: Members, *, only_answer: bool) -> StreamReader:
+        """Send a request to the server and return the reader of its answer. Raises Refusal."""
         key = members.key
         assert key is not None
         with self._lock:
             if key in self._open:
                 raise Refusal(400, "the id of this request belongs to another open request")
-            stream = self._new_stream()
+            reader = self._new_stream().attach()  # before the answer can come: a stream without a reader may be dropped
             token = key_of(members.read("params", "_meta", "progressToken"))
-            request = OpenRequest(stream, members.method or "", only_answer, members.texts[("id",)], token)
+            request = OpenRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)], token)
             self._open[key] = request
         if not self.child.send(payload):
             self._fail_all()
-        return stream
+        return reader
 
     def send(self, payload: Payload, members: Members) -> None:
         """Send a notification or an answer to the server."""
@@ -170,7 +170,7 @@ class Session:
         with self._lock:
             request = self._open.pop(key, None)
             running = {each.stream for each in self._open.values()}
-            ended = [each for each in self._streams.values() if each not in running]
+            ended = [each for each in self._streams.values() if each not in running and not each.is_read]
             while len(ended) > MOST_RECENT or sum(each.size for each in ended) > MOST_RECENT_SIZE:
                 oldest = ended.pop(0)
                 if request is not None and oldest is request.stream:
@@ -216,12 +216,12 @@ class SharedSession(Session):
         self._has_result = False
         super().__init__("", "", registry)
 
-    def request(self, payload: Payload, members: Members, *, only_answer: bool) -> Stream:
+    def request(self, payload: Payload, members: Members, *, only_answer: bool) -> StreamReader:
         token_path = ("params", "_meta", "progressToken")
         with self._lock:
-            stream = self._new_stream()
-            number = stream.number
-            request = OpenRequest(stream, members.method or "", only_answer, members.texts[("id",)])
+            reader = self._new_stream().attach()
+            number = reader.stream.number
+            request = OpenRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)])
             payload.replace(members.spans[("id",)], b"%d" % number)
             if token_path in members:
                 request.token, request.token_text = key_of(number), members.texts.get(token_path, b"null")
@@ -229,7 +229,7 @@ class SharedSession(Session):
             self._open[("int", number)] = request
         if not self.child.send(payload):
             self._fail_all()
-        return stream
+        return reader
 
     def cancel(self, stream: Stream) -> None:
         """Cancel a request whose client has gone."""
