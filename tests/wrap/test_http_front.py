@@ -15,6 +15,7 @@ import mcp_types as types
 import pytest
 from mcp import Client, StdioServerParameters
 
+from shotclock.cli.wrap import words_of_child
 from tests.wrap.client import ANSWER_WITHIN_S, GREETING, SERVER
 from tests.wrap.http_client import (
     ENVELOPE_OF_PROTOCOL,
@@ -123,6 +124,17 @@ def test_a_hanging_call_is_answered_on_time() -> None:
     with front("--tool", "hang=timeout:300ms", server=SDK_SERVER) as served:
         for mode in ("legacy", MODERN):
             asyncio.run(use(served.url, mode))
+
+
+def test_a_client_of_both_generations_falls_back_for_an_old_server() -> None:
+    async def use(url: str) -> str:
+        async with Client(url, mode="auto", read_timeout_seconds=NO_ANSWER_S) as client:
+            echoed = await client.call_tool("echo", {"text": "x"})
+            return str(echoed.content[0].text)  # type: ignore[union-attr]
+
+    with front() as served:
+        assert asyncio.run(use(served.url)) == "x"
+        wait_until(lambda: not children_of(served.process.pid))  # neither the one it tried nor that of its session
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------
@@ -372,6 +384,13 @@ def test_half_a_request_keeps_no_client_out() -> None:
             assert client.call("echo", text="x").text == "x"
         for half in halves:
             half.close()
+
+
+def test_the_process_of_a_session_gets_all_other_words_of_the_command_line() -> None:
+    rest = ["--", "server", "--http", "1"]
+    words = ["--http=0", "--timeout", "5s", "--max-sessions", "3", "--lazy", "--require-token", "--session-idle", "1s"]
+    assert words_of_child([*words, "--deny=x", *rest]) == ["--timeout", "5s", "--lazy", "--deny=x", *rest]
+    assert words_of_child(["--http", "0", "server", "--http", "1"]) == ["server", "--http", "1"]
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------

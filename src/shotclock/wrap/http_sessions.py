@@ -194,6 +194,10 @@ class Session:
         self._registry.forget(self)
         self._fail_all(stderr)
         self.other_messages.close()
+        if lost := self.other_messages.lost:
+            self._registry.note(
+                f"{lost} messages of a server were dropped: they belonged to no open call, and no client read them"
+            )
 
     def _fail_all(self, stderr: str = "") -> None:
         with self._lock:
@@ -254,6 +258,7 @@ class SharedSession(Session):
             request.stream.put(payload)
         else:
             payload.close()
+            self.other_messages.lost += 1
 
     def _take_answer(self, payload: Payload, members: Members) -> None:
         request = None if members.key is None else self._close(members.key)
@@ -360,6 +365,9 @@ class Sessions:
             raise Refusal(503, message, code=SERVER_GONE, headers=[("Retry-After", "5")]) from None
         self._children.add(child)
         return child
+
+    def note(self, text: str) -> None:
+        self._notes.say(text)
 
     def forget(self, session: Session) -> None:
         with self._lock:

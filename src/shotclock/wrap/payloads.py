@@ -64,6 +64,8 @@ class Payload:
     def _read(self, start: int, size: int) -> bytes:
         if self._file is None:
             return bytes(self._memory[start : start + size])
+        if self._file.closed:
+            raise OSError("the message was dropped")
         return os.pread(self._file.fileno(), size, start)
 
     def replace(self, span: Span, new: bytes) -> None:
