@@ -275,9 +275,10 @@ class Connection(BaseHTTPRequestHandler):
             return
         reader = session.request(payload, members, only_answer=not takes_events)
         revision = members.read("params", "protocolVersion") if is_greeting else header(self.headers, REVISION)
-        answer = StreamAnswer(self, reader, session, is_resumable=revision == FIRST_RESUMABLE)
+        is_resumable = revision == FIRST_RESUMABLE
+        answer = StreamAnswer(self, reader, session, takes_events=takes_events, is_resumable=is_resumable)
         try:
-            first = answer.wait(takes_events=takes_events)
+            first = answer.wait()
             if is_greeting and first is not None and first.error_code is not None:
                 self.answer_json(first.payload, 200)
             else:
@@ -321,9 +322,9 @@ class Connection(BaseHTTPRequestHandler):
         shared = self.front.sessions.shared()
         self._check_param_headers(shared, members)
         reader = shared.request(payload, members, only_answer=not takes_events)
-        answer = StreamAnswer(self, reader, None, is_resumable=False)
+        answer = StreamAnswer(self, reader, None, takes_events=takes_events)
         try:
-            answer.send(answer.wait(takes_events=takes_events))
+            answer.send(answer.wait())
         finally:
             if not reader.stream.is_ended:
                 shared.cancel(reader.stream)

@@ -47,6 +47,10 @@ class Payload:
         return self._stored + sum(len(new) - (end - start) for start, end, new in self._patches)
 
     @property
+    def is_long(self) -> bool:
+        return self._file is not None
+
+    @property
     def size_in_memory(self) -> int:
         return len(self._memory)
 
