@@ -160,6 +160,10 @@ def test_a_request_without_its_session_is_refused() -> None:
         assert client.post(client.message("ping"), Content_Type="text/plain").status == 415
         assert client.post(client.message("ping"), Accept="text/html").status == 406
         assert client.post(client.message("ping"), MCP_Protocol_Version="1999-01-01").status == 400
+        assert client.post({"jsonrpc": "2.0", "method": "initialize"}).status == 400
+        assert not children_of(served.process.pid)
+        client.connection.request("PUT", "/mcp", b"{}", client.headers)
+        assert client.connection.getresponse().status == 405
 
 
 def test_an_idle_session_ends_also_while_its_stream_is_open() -> None:

@@ -143,7 +143,10 @@ class Connection(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         self.close_connection = True
-        self._answer_error(Refusal(code, message or http.client.responses.get(code, "")))
+        if code == 501:  # the method
+            self._answer_error(Refusal(405, "Method Not Allowed", headers=[("Allow", "GET, POST, DELETE")]))
+        else:
+            self._answer_error(Refusal(code, message or http.client.responses.get(code, "")))
 
     @property
     def is_client_gone(self) -> bool:

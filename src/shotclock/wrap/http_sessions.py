@@ -312,13 +312,14 @@ class Sessions:
         with self._lock:
             most = self._settings.most_sessions
             displaced = self._find_unused(owner) if len(self._by_id) >= most else None
-            if displaced is not None:
-                self._remove(displaced)
+            is_full = len(self._by_id) >= most and displaced is None
             # Children that are still ending count, too, but not for the first ones to take their places.
-            if self._is_stopping or len(self._by_id) >= most or len(self._children) > 2 * most:
+            if self._is_stopping or is_full or len(self._children) > 2 * most:
                 raise Refusal(503, f"all {most} sessions are in use", code=SERVER_GONE, headers=[("Retry-After", "5")])
             session = Session(secrets.token_urlsafe(24), owner, self)
             self._by_id[session.id] = session
+            if displaced is not None:
+                self._remove(displaced)
         session.child.start_reading()
         if displaced is not None:
             displaced.end("a newer session has taken its place")
