@@ -5,12 +5,9 @@ One such process runs before every server of every client, so it imports only wh
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 
 from ..core.clocks import format_duration
-from ..core.errors import Failure
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
@@ -72,7 +69,9 @@ def main(words: list[str]) -> int:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
         return NOT_DONE
     if is_over_http:
-        return offer_over_http(line, words, command)
+        from .wrap_http import offer_over_http  # with a server, which others need not load
+
+        return offer_over_http(line.values, read_limits(line), words_of_child(words), command)
     limits = read_limits(line)
     signals = TerminalSignals()
     server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
@@ -96,33 +95,6 @@ def main(words: list[str]) -> int:
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
 
 
-def offer_over_http(line: ParsedLine, words: list[str], command: list[str]) -> int:
-    """Serve HTTP clients, each with a `wrap` process of its own, and return the exit code."""
-    from ..process.addresses import Site, check_reach, listen_on
-    from ..wrap.http_access import Tokens, has_tokens
-    from ..wrap.http_front import HttpFront
-    from ..wrap.http_sessions import FrontSettings
-
-    values, limits = line.values, read_limits(line)
-    try:
-        check_reach(values["http"], has_tokens, require_token=values["require_token"])
-        sock = listen_on(values["http"])
-    except (ValueError, Failure) as error:
-        say_line(f"shotclock wrap: http: {error}")
-        return NOT_DONE
-    settings = FrontSettings(
-        child_argv=(sys.executable, "-P", "-m", "shotclock", "wrap", *words_of_child(words)),
-        most_sessions=values["max_sessions"],
-        idle_ms=values["session_idle"],
-        end_within_ms=limits.shutdown_ms + limits.grace_ms,
-    )
-    signals = TerminalSignals()
-    site = Site.at(sock.getsockname()[:2], os.environ, require_token=values["require_token"])
-    front = HttpFront(sock, site, settings, Tokens().owner_of, signals)
-    front.run(values["name"] or (server_name(command) if command else "servers"))
-    return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
-
-
 def words_of_child(words: list[str]) -> list[str]:
     """Return the words of a command line without the options of the HTTP front."""
     options = {each.name: each for each in COMMAND.options}
@@ -135,12 +107,6 @@ def words_of_child(words: list[str]) -> list[str]:
             kept += rest[:count]
         rest = rest[count:]
     return kept + rest
-
-
-def _read_http_address(text: str) -> tuple[str, int]:
-    from ..process.addresses import parse_address
-
-    return parse_address(text if ":" in text else f":{text}")
 
 
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
@@ -326,7 +292,6 @@ COMMAND = Subcommand(
             "--http",
             "[HOST:]PORT",
             "Offer the server over HTTP on this address instead of stdin and stdout; port 0 is any free port.",
-            read=_read_http_address,
             heading=_HTTP,
         ),
         flag("--require-token", "Require an access token, also from this machine.", needs="--http", heading=_HTTP),

@@ -8,10 +8,10 @@ from ..core.errors import Failure
 from ..inbox.access import Access
 from ..process.clock import wall_time
 from ..store.store import Store
-from .http_sessions import Refusal
+from .http_sessions import HttpRefusal
 
 
-class Tokens:
+class TokenCheck:
     """The tokens in the store, for all threads."""
 
     def __init__(self) -> None:
@@ -19,14 +19,14 @@ class Tokens:
         self._lock = threading.Lock()
 
     def owner_of(self, token: str) -> str | None:
-        """Return the owner of a token; None for a wrong one. Raises Refusal if the store cannot be read."""
+        """Return the owner of a token; None for a wrong one. Raises HttpRefusal if the store cannot be read."""
         with self._lock:
             try:
                 if self._store is None:
                     self._store = Store.open()
                 principal = Access(self._store).authenticate(token, wall_time())
             except Failure as failure:
-                raise Refusal(503, f"tokens cannot be checked: {failure}") from None
+                raise HttpRefusal(503, f"tokens cannot be checked: {failure}") from None
         return None if principal is None else f"{principal.role} {principal.name}"
 
 

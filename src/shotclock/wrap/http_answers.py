@@ -13,7 +13,7 @@ from typing import Protocol
 from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
 from .http_headers import EVENT_TYPE, STATUS_OF_ERROR
-from .http_sessions import Session
+from .http_sessions import HttpSession
 from .http_streams import Event, StreamReader
 from .payloads import Payload
 
@@ -52,7 +52,7 @@ class StreamAnswer:
         self,
         connection: AnsweringConnection,
         reader: StreamReader,
-        session: Session | None,
+        session: HttpSession | None,
         *,
         takes_events: bool = True,
         is_resumable: bool = False,

@@ -37,7 +37,7 @@ from .http_headers import (
     problem_with_headers,
     problem_with_revision,
 )
-from .http_sessions import METHOD_NOT_FOUND, Refusal, Session, Sessions, SharedSession, error_payload
+from .http_sessions import METHOD_NOT_FOUND, HttpRefusal, HttpSession, HttpSessions, SharedSession, error_payload
 from .members import Members
 from .messages import LISTEN, REVISION_KEY
 from .payloads import PIECE, Payload
@@ -56,28 +56,28 @@ PARSE_ERROR = -32700
 TOKEN_INVALID = -32001
 
 
-class Front(Protocol):
+class ConnectionFront(Protocol):
     """The process that a connection belongs to."""
 
     site: Site
-    sessions: Sessions
+    sessions: HttpSessions
 
     def authenticate(self, token: str) -> str | None:
-        """Return the owner of a token; None for a wrong one. Raises Refusal."""
+        """Return the owner of a token; None for a wrong one. Raises HttpRefusal."""
         ...
 
-    def add(self, connection: Connection) -> None: ...
+    def add(self, connection: HttpConnection) -> None: ...
 
-    def remove(self, connection: Connection) -> None: ...
+    def remove(self, connection: HttpConnection) -> None: ...
 
 
-class Connection(BaseHTTPRequestHandler):
+class HttpConnection(BaseHTTPRequestHandler):
     """A connection and its requests, one after the other, on a thread of its own."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = PIECE
 
-    def __init__(self, request: socket.socket, address: Any, front: Front) -> None:
+    def __init__(self, request: socket.socket, address: Any, front: ConnectionFront) -> None:
         self.front = front
         self.due_ns: int | None = None
         self.is_answering = False
@@ -144,9 +144,9 @@ class Connection(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         self.close_connection = True
         if code == 501:  # the method
-            self._answer_error(Refusal(405, "Method Not Allowed", headers=[("Allow", "GET, POST, DELETE")]))
+            self._answer_error(HttpRefusal(405, "Method Not Allowed", headers=[("Allow", "GET, POST, DELETE")]))
         else:
-            self._answer_error(Refusal(code, message or http.client.responses.get(code, "")))
+            self._answer_error(HttpRefusal(code, message or http.client.responses.get(code, "")))
 
     @property
     def is_client_gone(self) -> bool:
@@ -175,45 +175,47 @@ class Connection(BaseHTTPRequestHandler):
             self._read_length()  # first: the body of a refused request must not be read as the next request
             self._check_names()
             if self.path.partition("?")[0].rstrip("/") != MCP_PATH:
-                raise Refusal(404, f"there is only {MCP_PATH} here")
+                raise HttpRefusal(404, f"there is only {MCP_PATH} here")
             handle(self._admit())
-        except Refusal as refusal:
+        except HttpRefusal as refusal:
             self._discard_body()
             self._answer_error(refusal)
 
     def _check_names(self) -> None:
         hosts = self.headers.get_all("host", [])
         if len(hosts) != 1 or not self.front.site.answers_to(hosts[0]):
-            raise Refusal(421, f"this server is not {''.join(hosts)[:100]!r}")
+            raise HttpRefusal(421, f"this server is not {''.join(hosts)[:100]!r}")
         for origin in self.headers.get_all("origin", []):
             if not self.front.site.knows_page(origin, hosts[0], from_here=True):
-                raise Refusal(403, f"pages from {origin[:100]!r} may not ask this server")
+                raise HttpRefusal(403, f"pages from {origin[:100]!r} may not ask this server")
 
     def _admit(self) -> str:
-        """Return the owner of the request: the name of its token, or nothing from this machine. Raises Refusal."""
+        """Return the owner of the request: the name of its token, or nothing from this machine. Raises HttpRefusal."""
         bearer = [("WWW-Authenticate", 'Bearer realm="shotclock"')]
         credentials = self.headers.get_all("authorization", [])
         if credentials:
             kind, _, token = credentials[0].partition(" ")
             if len(credentials) > 1 or kind.lower() != "bearer":
-                raise Refusal(401, "send one header: Authorization: Bearer TOKEN", code=TOKEN_INVALID, headers=bearer)
+                raise HttpRefusal(
+                    401, "send one header: Authorization: Bearer TOKEN", code=TOKEN_INVALID, headers=bearer
+                )
             if (owner := self.front.authenticate(token.strip())) is None:
                 message = "this token is not known, or was revoked, or has expired"
-                raise Refusal(401, message, code=TOKEN_INVALID, headers=bearer)
+                raise HttpRefusal(401, message, code=TOKEN_INVALID, headers=bearer)
             return owner
         if not self.front.site.is_direct(name.lower() for name in self.headers):
-            raise Refusal(401, "this server requires a token with this request", code=TOKEN_INVALID, headers=bearer)
+            raise HttpRefusal(401, "this server requires a token with this request", code=TOKEN_INVALID, headers=bearer)
         return ""
 
     def _read_length(self) -> None:
         lengths = self.headers.get_all("content-length", [])
         if "transfer-encoding" in self.headers or len(lengths) > 1 or (self.command == "POST" and not lengths):
             self.close_connection = self._lingers = True
-            raise Refusal(411, "send the body with one Content-Length")
+            raise HttpRefusal(411, "send the body with one Content-Length")
         length = lengths[0].strip() if lengths else "0"
         if not (length.isascii() and length.isdecimal()) or int(length[:20]) > LONGEST_BODY:
             self.close_connection = self._lingers = True
-            raise Refusal(413, f"a body may have {LONGEST_BODY} bytes here")
+            raise HttpRefusal(413, f"a body may have {LONGEST_BODY} bytes here")
         self._unread = int(length)
 
     def _discard_body(self) -> None:
@@ -243,25 +245,25 @@ class Connection(BaseHTTPRequestHandler):
     def _post(self, owner: str) -> None:
         takes_json, takes_events = accepted_types(self.headers)
         if not takes_json:
-            raise Refusal(406, f"accept {JSON_TYPE} and {EVENT_TYPE}")
+            raise HttpRefusal(406, f"accept {JSON_TYPE} and {EVENT_TYPE}")
         if not is_json(self.headers):
-            raise Refusal(415, f"send {JSON_TYPE}")
+            raise HttpRefusal(415, f"send {JSON_TYPE}")
         payload = self._read_body()
         try:
             self._take(payload, takes_events, owner)
-        except Refusal:
+        except HttpRefusal:
             payload.close()
             raise
 
     def _take(self, payload: Payload, takes_events: bool, owner: str) -> None:
-        """Pass a message on and answer its request. Raises Refusal."""
+        """Pass a message on and answer its request. Raises HttpRefusal."""
         members = payload.scan()
         if members is None:
             if next(payload.pieces(), b"").lstrip()[:1] == b"[":
-                raise Refusal(400, "batches of messages are not taken: send each message in a request of its own")
-            raise Refusal(400, "Parse error", code=PARSE_ERROR)
+                raise HttpRefusal(400, "batches of messages are not taken: send each message in a request of its own")
+            raise HttpRefusal(400, "Parse error", code=PARSE_ERROR)
         if not members.is_message or (("id",) in members and members.key is None and members.method is not None):
-            raise Refusal(400, "the body must be one JSON-RPC message")
+            raise HttpRefusal(400, "the body must be one JSON-RPC message")
         revision = header(self.headers, REVISION)
         has_envelope = ("params", "_meta", REVISION_KEY) in members and SESSION_ID not in self.headers
         if has_envelope or (revision is not None and revision not in REVISIONS_WITH_SESSIONS):
@@ -292,18 +294,18 @@ class Connection(BaseHTTPRequestHandler):
             if is_greeting:
                 session.end("its greeting has failed")
 
-    def _find_session(self, owner: str) -> Session:
+    def _find_session(self, owner: str) -> HttpSession:
         id = header(self.headers, SESSION_ID)
         if id is None:
-            raise Refusal(400, "Bad Request: Missing session ID")
+            raise HttpRefusal(400, "Bad Request: Missing session ID")
         session = self.front.sessions.find(id, owner)
         if session is None:
-            raise Refusal(404, "Session not found")
+            raise HttpRefusal(404, "Session not found")
         return session
 
     def _post_without_session(self, payload: Payload, members: Members, takes_events: bool) -> None:
         if members.method is None:
-            raise Refusal(400, "the body must be one request or notification")
+            raise HttpRefusal(400, "the body must be one request or notification")
         if ("id",) not in members:
             problem = problem_with_revision(header(self.headers, REVISION) or "")
         else:
@@ -321,7 +323,7 @@ class Connection(BaseHTTPRequestHandler):
             self._answer(202)  # clients of this revision have none to send: closing the connection cancels
             return
         if members.method == LISTEN and not takes_events:
-            raise Refusal(406, f"accept {EVENT_TYPE}")
+            raise HttpRefusal(406, f"accept {EVENT_TYPE}")
         shared = self.front.sessions.shared()
         self._check_param_headers(shared, members)
         reader = shared.request(payload, members, only_answer=not takes_events)
@@ -339,18 +341,18 @@ class Connection(BaseHTTPRequestHandler):
             return
         path = ("params", "arguments")
         if path in members and path not in members.texts:
-            raise Refusal(400, "the arguments are too long to be compared with headers", code=HEADER_MISMATCH)
+            raise HttpRefusal(400, "the arguments are too long to be compared with headers", code=HEADER_MISMATCH)
         problem = shared.param_headers.problem_with(tool, members.read(*path), self.headers)
         if problem is not None:
-            raise Refusal(400, problem, code=HEADER_MISMATCH)
+            raise HttpRefusal(400, problem, code=HEADER_MISMATCH)
 
     def _get(self, owner: str) -> None:
         self._discard_body()
         revision = header(self.headers, REVISION)
         if revision is not None and revision not in REVISIONS_WITH_SESSIONS:
-            raise Refusal(405, "there are no sessions in this revision", headers=[("Allow", "POST")])
+            raise HttpRefusal(405, "there are no sessions in this revision", headers=[("Allow", "POST")])
         if not accepted_types(self.headers)[1]:
-            raise Refusal(406, f"accept {EVENT_TYPE}")
+            raise HttpRefusal(406, f"accept {EVENT_TYPE}")
         session = self._find_session(owner)
         stream, after = session.other_messages, None
         if (last := header(self.headers, LAST_EVENT_ID)) is not None:
@@ -358,7 +360,7 @@ class Connection(BaseHTTPRequestHandler):
             found = session.find_stream(int(number)) if number.isdecimal() and len(number) < 10 else None
             is_known = found is not None and event.isdecimal() and len(event) < 16 and found.can_resume(int(event))
             if found is None or not is_known:
-                raise Refusal(400, "this event is not known any more", code=INVALID_PARAMS)
+                raise HttpRefusal(400, "this event is not known any more", code=INVALID_PARAMS)
             stream, after = found, int(event)
         self._expect(None)
         self.is_answering = True
@@ -372,7 +374,7 @@ class Connection(BaseHTTPRequestHandler):
         self._discard_body()
         revision = header(self.headers, REVISION)
         if revision is not None and revision not in REVISIONS_WITH_SESSIONS:
-            raise Refusal(405, "there are no sessions in this revision", headers=[("Allow", "POST")])
+            raise HttpRefusal(405, "there are no sessions in this revision", headers=[("Allow", "POST")])
         self._find_session(owner).end("the client has ended the session")
         self._answer(200)
 
@@ -384,7 +386,7 @@ class Connection(BaseHTTPRequestHandler):
         self.end_head()
         self.wfile.flush()
 
-    def _answer_error(self, refusal: Refusal) -> None:
+    def _answer_error(self, refusal: HttpRefusal) -> None:
         self.answer_json(error_payload(b"null", refusal.code, refusal.message), refusal.status, refusal.headers)
 
     def answer_json(self, payload: Payload, status: int, headers: HeaderLines = ()) -> None:

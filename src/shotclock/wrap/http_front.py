@@ -21,8 +21,8 @@ from ..process.clock import monotonic_ns, pause
 from ..process.command_task import Order
 from ..process.foreground import TerminalSignals
 from .http_children import Notes
-from .http_connection import MCP_PATH, TAKEN_WITHIN_S, Connection
-from .http_sessions import FrontSettings, Sessions
+from .http_connection import MCP_PATH, TAKEN_WITHIN_S, HttpConnection
+from .http_sessions import FrontSettings, HttpSessions
 
 MOST_CONNECTIONS = 512
 LOOK_MS = 1_000
@@ -49,12 +49,12 @@ class HttpFront:
         self.site = site
         self._owner_of = authenticate
         self.notes = Notes()
-        self.sessions = Sessions(settings, self.notes)
+        self.sessions = HttpSessions(settings, self.notes)
         self._settings = settings
         self._sock = sock
         self._signals = signals
         self._lock = threading.Lock()
-        self._connections: dict[Connection, None] = {}  # the oldest first
+        self._connections: dict[HttpConnection, None] = {}  # the oldest first
 
     def run(self, name: str) -> None:
         """Serve until a signal arrives and all children have ended."""
@@ -116,22 +116,22 @@ class HttpFront:
 
     def _serve(self, accepted: socket.socket, address: Any) -> None:
         with contextlib.suppress(OSError, http.client.HTTPException):  # the client has gone, or errs
-            Connection(accepted, address, self)
+            HttpConnection(accepted, address, self)
         with contextlib.suppress(OSError):
             accepted.close()
 
     def authenticate(self, token: str) -> str | None:
         return self._owner_of(token)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: HttpConnection) -> None:
         with self._lock:
             self._connections[connection] = None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         with self._lock:
             self._connections.pop(connection, None)
 
-    def _all(self) -> list[Connection]:
+    def _all(self) -> list[HttpConnection]:
         with self._lock:
             return list(self._connections)
 

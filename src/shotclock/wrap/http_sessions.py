@@ -32,7 +32,7 @@ LONGEST_LIST = 1024 * 1024  # of tools, whose declarations are read
 _UNRELATED = frozenset({*LIST_CHANGES, "notifications/resources/updated"})
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """A request that is answered with an HTTP status and a JSON-RPC error."""
 
     def __init__(
@@ -77,10 +77,10 @@ def _error_code(members: Members) -> int | None:
     return code if isinstance(code, int) else None
 
 
-class Session:
+class HttpSession:
     """A child with its open requests. Ids and tokens of one client pass unchanged."""
 
-    def __init__(self, id: str, owner: str, registry: Sessions) -> None:
+    def __init__(self, id: str, owner: str, registry: HttpSessions) -> None:
         self.id = id
         self.owner = owner
         self.other_messages = Stream(0)
@@ -104,12 +104,12 @@ class Session:
         return self.other_messages.is_read
 
     def request(self, payload: Payload, members: Members, *, only_answer: bool) -> StreamReader:
-        """Send a request to the server and return the reader of its answer. Raises Refusal."""
+        """Send a request to the server and return the reader of its answer. Raises HttpRefusal."""
         key = members.key
         assert key is not None
         with self._lock:
             if key in self._open:
-                raise Refusal(400, "the id of this request belongs to another open request")
+                raise HttpRefusal(400, "the id of this request belongs to another open request")
             reader = self._new_stream().attach()  # before the answer can come: a stream without a reader may be dropped
             token = key_of(members.read("params", "_meta", "progressToken"))
             request = OpenRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)], token)
@@ -209,13 +209,13 @@ class Session:
             request.stream.put(failure, is_last=True, error_code=SERVER_GONE)
 
 
-class SharedSession(Session):
+class SharedSession(HttpSession):
     """The child of all clients of 2026-07-28. Their ids and tokens are replaced on the way in, and back on the way out.
 
     A message that nothing connects with one call is dropped while several are open: it may be for one client only.
     """
 
-    def __init__(self, registry: Sessions) -> None:
+    def __init__(self, registry: HttpSessions) -> None:
         self.param_headers = ParamHeaders()
         self._has_result = False
         super().__init__("", "", registry)
@@ -295,28 +295,30 @@ class SharedSession(Session):
             payload.replace(span, request.id_text)
 
 
-class Sessions:
+class HttpSessions:
     """All sessions of a front."""
 
     def __init__(self, settings: FrontSettings, notes: Notes) -> None:
         self._settings = settings
         self._notes = notes
         self._lock = threading.Lock()
-        self._by_id: dict[str, Session] = {}
+        self._by_id: dict[str, HttpSession] = {}
         self._shared: SharedSession | None = None
         self._children: set[WrapChild] = set()
         self._is_stopping = False
 
-    def open(self, owner: str) -> Session:
-        """Start a child for a new session. Raises Refusal."""
+    def open(self, owner: str) -> HttpSession:
+        """Start a child for a new session. Raises HttpRefusal."""
         with self._lock:
             most = self._settings.most_sessions
             displaced = self._find_unused(owner) if len(self._by_id) >= most else None
             is_full = len(self._by_id) >= most and displaced is None
             # Children that are still ending count, too, but not for the first ones to take their places.
             if self._is_stopping or is_full or len(self._children) > 2 * most:
-                raise Refusal(503, f"all {most} sessions are in use", code=SERVER_GONE, headers=[("Retry-After", "5")])
-            session = Session(secrets.token_urlsafe(24), owner, self)
+                raise HttpRefusal(
+                    503, f"all {most} sessions are in use", code=SERVER_GONE, headers=[("Retry-After", "5")]
+                )
+            session = HttpSession(secrets.token_urlsafe(24), owner, self)
             self._by_id[session.id] = session
             if displaced is not None:
                 self._remove(displaced)
@@ -325,12 +327,12 @@ class Sessions:
             displaced.end("a newer session has taken its place")
         return session
 
-    def _find_unused(self, owner: str) -> Session | None:
+    def _find_unused(self, owner: str) -> HttpSession | None:
         """Return the longest idle session of this owner that no client is connected to: many clients never end one."""
         unused = [each for each in self._by_id.values() if each.owner == owner and each.is_idle and not each.is_read]
         return min(unused, key=lambda each: each.used_ns, default=None)
 
-    def find(self, id: str, owner: str) -> Session | None:
+    def find(self, id: str, owner: str) -> HttpSession | None:
         """Return a session of this owner. A session of another one does not exist for them."""
         with self._lock:
             session = self._by_id.get(id)
@@ -340,10 +342,10 @@ class Sessions:
             return session
 
     def shared(self) -> SharedSession:
-        """Return the shared session, and start its child if there is none. Raises Refusal."""
+        """Return the shared session, and start its child if there is none. Raises HttpRefusal."""
         with self._lock:
             if self._is_stopping:
-                raise Refusal(503, "this server is being stopped", code=SERVER_GONE, headers=[("Retry-After", "5")])
+                raise HttpRefusal(503, "this server is being stopped", code=SERVER_GONE, headers=[("Retry-After", "5")])
             if self._shared is not None:
                 self._shared.used_ns = monotonic_ns()
                 return self._shared
@@ -351,8 +353,8 @@ class Sessions:
         session.child.start_reading()
         return session
 
-    def start_child(self, session: Session) -> WrapChild:
-        """Start the child of a session. Raises Refusal. Called with the lock held."""
+    def start_child(self, session: HttpSession) -> WrapChild:
+        """Start the child of a session. Raises HttpRefusal. Called with the lock held."""
         try:
             child = WrapChild(
                 self._settings.child_argv,
@@ -363,18 +365,18 @@ class Sessions:
             )
         except OSError as error:
             message = f"shotclock: cannot start a process: {error.strerror or error}"
-            raise Refusal(503, message, code=SERVER_GONE, headers=[("Retry-After", "5")]) from None
+            raise HttpRefusal(503, message, code=SERVER_GONE, headers=[("Retry-After", "5")]) from None
         self._children.add(child)
         return child
 
     def note(self, text: str) -> None:
         self._notes.say(text)
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: HttpSession) -> None:
         with self._lock:
             self._remove(session)
 
-    def _remove(self, session: Session) -> None:
+    def _remove(self, session: HttpSession) -> None:
         if self._shared is session:
             self._shared = None
         if self._by_id.get(session.id) is session:
@@ -410,5 +412,5 @@ class Sessions:
     def has_children(self) -> bool:
         return bool(self._children)
 
-    def _all(self) -> list[Session]:
+    def _all(self) -> list[HttpSession]:
         return [*self._by_id.values(), *([] if self._shared is None else [self._shared])]

@@ -24,7 +24,7 @@ _DECIMAL = re.compile(r"-?[0-9]{1,400}(\.0+)?")
 
 
 @value
-class Declared:
+class DeclaredHeader:
     """An argument that is copied to a header."""
 
     path: tuple[str, ...]
@@ -36,7 +36,7 @@ class ParamHeaders:
     """The declarations of all tools of a server."""
 
     def __init__(self) -> None:
-        self._by_tool: dict[str, list[Declared]] = {}
+        self._by_tool: dict[str, list[DeclaredHeader]] = {}
 
     def learn(self, answer: bytes) -> None:
         """Read the declarations in the answer to `tools/list`."""
@@ -73,7 +73,7 @@ class ParamHeaders:
         return None
 
 
-def _declarations(schema: object, path: tuple[str, ...]) -> Iterator[Declared]:
+def _declarations(schema: object, path: tuple[str, ...]) -> Iterator[DeclaredHeader]:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or len(path) > MOST_DEPTH:
         return
@@ -82,7 +82,7 @@ def _declarations(schema: object, path: tuple[str, ...]) -> Iterator[Declared]:
             continue
         token, kind = each.get(DECLARATION), each.get("type")
         if isinstance(token, str) and _TOKEN.fullmatch(token) and kind in ("string", "integer", "boolean"):
-            yield Declared((*path, name), PREFIX + token.lower(), kind)
+            yield DeclaredHeader((*path, name), PREFIX + token.lower(), kind)
         yield from _declarations(each, (*path, name))
 
 
