@@ -86,6 +86,8 @@ class HttpSession:
         self.other_messages = Stream(0)
         self.used_ns = monotonic_ns()
         self.end_text = ""
+        self._has_ended = False
+        self._stderr = ""
         self._registry = registry
         self._lock = threading.Lock()
         self._open: dict[Key, OpenRequest] = {}
@@ -114,9 +116,13 @@ class HttpSession:
             token = key_of(members.read("params", "_meta", "progressToken"))
             request = OpenRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)], token)
             self._open[key] = request
-        if not self.child.send(payload):
-            self._fail_all()
+        self._pass(payload)
         return reader
+
+    def _pass(self, payload: Payload) -> None:
+        """Write a request to the child. One that is ending fails its requests at its end, with the reason."""
+        if not self.child.send(payload) and self._has_ended:
+            self._fail_all()
 
     def send(self, payload: Payload, members: Members) -> None:
         """Send a notification or an answer to the server."""
@@ -192,20 +198,21 @@ class HttpSession:
             last_line = stderr.rpartition("\n")[2][-500:]
             self.end_text = f"the process of this session {ended}" + (f": {last_line}" if last_line else "")
         self._registry.forget(self)
-        self._fail_all(stderr)
+        self._stderr = stderr
+        self._has_ended = True
+        self._fail_all()
         self.other_messages.close()
         if lost := self.other_messages.lost:
             self._registry.note(
                 f"{lost} messages of a server were dropped: they belonged to no open call, and no client read them"
             )
 
-    def _fail_all(self, stderr: str = "") -> None:
+    def _fail_all(self) -> None:
         with self._lock:
             failed, self._open = list(self._open.values()), {}
-        text = f"shotclock: {self.end_text or 'the process of this session does not read any more'}"
+        data = {"stderr": self._stderr} if self._stderr else None
         for request in failed:
-            data = {"stderr": stderr} if stderr else None
-            failure = error_payload(request.id_text, SERVER_GONE, text, data)
+            failure = error_payload(request.id_text, SERVER_GONE, f"shotclock: {self.end_text}", data)
             request.stream.put(failure, is_last=True, error_code=SERVER_GONE)
 
 
@@ -231,8 +238,7 @@ class SharedSession(HttpSession):
                 request.token, request.token_text = key_of(number), members.texts.get(token_path, b"null")
                 payload.replace(members.spans[token_path], b"%d" % number)
             self._open[("int", number)] = request
-        if not self.child.send(payload):
-            self._fail_all()
+        self._pass(payload)
         return reader
 
     def cancel(self, stream: Stream) -> None:
