@@ -38,6 +38,7 @@ _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
 _LOG = "Log of calls"
+_SEVERAL = "Several servers as one"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
 
@@ -46,6 +47,10 @@ def main(words: list[str]) -> int:
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
         return emit_text(command_help("shotclock", COMMAND), 0)
+    if line.values["config"] is not None:
+        from .wrap_file import run_servers  # with modules that one server does not need
+
+        return run_servers(line, COMMAND, read_limits)
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
     line.mistakes += problems_with(command, env, line.values["cwd"])
@@ -256,11 +261,25 @@ COMMAND = Subcommand(
         ),
         option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
         option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+        option(
+            "--config",
+            "FILE",
+            "Run the servers of this file as one: a wrap.yaml, or the JSON of a client with mcpServers or servers.",
+            heading=_SEVERAL,
+        ),
+        option(
+            "--server",
+            "NAME",
+            "Run only this server of the file.",
+            repeats=True,
+            needs="--config",
+            heading=_SEVERAL,
+        ),
         option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
         flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
     ),
     rest="command",
-    usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
+    usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | --config FILE [--server NAME]",
     description="Run an MCP server that speaks over stdin and stdout. Messages pass unchanged in both directions; a "
     "call that hangs is answered on time, and a server that crashes or hangs is replaced.",
     epilogue="""\

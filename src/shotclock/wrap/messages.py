@@ -108,6 +108,13 @@ def _message(line: bytes, content: JsonObject, *, is_long: bool) -> Message:
     )
 
 
+def error_of(message: Message) -> JsonObject:
+    """Return the error of a message; an empty one if there is none, or if the line is too long to be read."""
+    content = {} if message.is_long or not message.is_error else json.loads(message.line)
+    error = content.get("error")
+    return error if isinstance(error, dict) else {}
+
+
 def key_of(id: object) -> Key | None:
     return (type(id).__name__, id) if isinstance(id, str | int | float) else None
 
