@@ -7,7 +7,6 @@ client, because two servers may use the same.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,10 +15,12 @@ from ..core.value_types import record, replace
 from ..process.clock import monotonic_ns
 from ..runtime.call import Effects
 from .failures import WrapFailure, failure_answer
-from .lines import LinePart, id_in_tail, replace_id_in_tail, replace_value
+from .lines import LinePart, id_in_tail, replace_value
 from .links import Note
 from .merged_greeting import MergedGreeting
-from .merged_lists import KINDS, PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListReading, MergedDirectory, MergedKind
+from .merged_lists import KINDS, ListReading, MergedDirectory, MergedKind
+from .merged_long_line import LongLine
+from .merged_routes import ROUTED_BY_HEAD, MergedRoutes, NoRoute, Route
 from .merged_server import MergedServer
 from .merged_subscriptions import ACKNOWLEDGED, MergedSubscriptions
 from .messages import (
@@ -41,13 +42,7 @@ from .writers import LineWriter
 
 # Of a long message whose server is named only behind its large part.
 MOST_GATHERED = 2 * 1024 * 1024
-# Of an answer to a request of ours.
-MOST_LISTED = 4 * 1024 * 1024
-MOST_TASKS = 1_000
-_PARSE_ERROR, _INVALID_REQUEST, _METHOD_NOT_FOUND, _INVALID_PARAMS = -32700, -32600, -32601, -32602
-_NAMED = {"tools/call": TOOLS, "prompts/get": PROMPTS}
-_OF_RESOURCES = ("resources/read", "resources/subscribe", "resources/unsubscribe")
-_OF_TASKS = ("tasks/get", "tasks/result", "tasks/cancel")
+_PARSE_ERROR, _INVALID_REQUEST, _INVALID_PARAMS = -32700, -32600, -32602
 
 
 @record
@@ -59,26 +54,6 @@ class ServerQuestion:
     token: object
 
 
-@record
-class Route:
-    """The server of a message, and the line for it."""
-
-    server: MergedServer
-    line: bytes
-
-
-class Unroutable(Exception):
-    """A request that no server is known for. Its text is the answer."""
-
-
-class NotListed(Exception):
-    """A request whose server is known only after reading these lists."""
-
-    def __init__(self, *kinds: MergedKind) -> None:
-        super().__init__()
-        self.kinds = kinds
-
-
 class Merger:
     """The state of one client connection to several servers."""
 
@@ -88,12 +63,12 @@ class Merger:
         self._note = note
         self._greeting = MergedGreeting(servers, client, note, self._announce)
         self._directory = MergedDirectory(servers, note)
+        self._routes = MergedRoutes(servers, self._directory)
         self._subscriptions = MergedSubscriptions(client)
         self._open: dict[Key, tuple[MergedServer, ClientRequest]] = {}
         self._readings: dict[Key | None, list[ListReading]] = {}
         self._asked: dict[str, ServerQuestion] = {}
         self._ask_count = 0
-        self._tasks: OrderedDict[str, MergedServer] = OrderedDict()
         self._client_long: Message | None = None
         self._client_route: Route | None = None
         self._client_gathered: bytearray | None = None
@@ -200,13 +175,12 @@ class Merger:
             self._read_list(kind, message, finish)
 
     def _route_request(self, message: Message) -> None:
-        try:
-            route = self._find_route(message)
-        except NotListed as unknown:
-            self._read_lists_first(message, unknown.kinds)
-            return
-        except Unroutable as problem:
-            self._refuse(message.id, _INVALID_PARAMS, str(problem))
+        route = self._routes.find(message)
+        if isinstance(route, NoRoute):
+            if route.unread:
+                self._read_lists_first(message, route.unread)
+            else:
+                self._refuse(message.id, _INVALID_PARAMS, route.why)
             return
         server = route.server
         if not server.is_ready:
@@ -239,55 +213,6 @@ class Merger:
     def _fail(self, request: ClientRequest, failure: WrapFailure) -> None:
         _, line = failure_answer(request, failure, is_modern=self._greeting.is_modern)
         self._client.write_line(line)
-
-    # --- routes --------------------------------------------------------------------------------------------------
-
-    def _find_route(self, message: Message) -> Route:
-        """Return the server of a request. Raises Unroutable and NotListed."""
-        method, params = message.method or "", message.params
-        if method in _NAMED:
-            return self._route_by_name(message, _NAMED[method], ("params", "name"), params.get("name"))
-        if method == "completion/complete":
-            ref = params.get("ref")
-            ref = ref if isinstance(ref, dict) else {}
-            if isinstance(ref.get("name"), str):
-                return self._route_by_name(message, PROMPTS, ("params", "ref", "name"), ref["name"])
-            return self._route_by_uri(message, ref.get("uri"))
-        if method in _OF_RESOURCES:
-            return self._route_by_uri(message, params.get("uri"))
-        if method in _OF_TASKS:
-            server = self._tasks.get(str(params.get("taskId")))
-            if server is None:
-                raise Unroutable(f"no server is known for the task {params.get('taskId')!r}")
-            return Route(server, message.line)
-        if len(self._servers) == 1:
-            return Route(self._servers[0], message.line)
-        raise Unroutable(f"{method} does not say which of {len(self._servers)} servers it is for")
-
-    def _route_by_name(self, message: Message, kind: MergedKind, path: Sequence[str], name: object) -> Route:
-        if not isinstance(name, str):
-            raise Unroutable(f"{message.method} has no name")
-        server = self._directory.find_by_name(kind, name)
-        if server is None:
-            if not self._directory.was_read(kind):
-                raise NotListed(kind)
-            raise Unroutable(f"no server has {name!r}; {kind.method} lists the names")
-        line: bytes | None = message.line
-        if server.entry.prefix:
-            line = replace_value(message.line, path, name.removeprefix(server.entry.prefix))
-        if line is None:
-            raise Unroutable(f"the name {name!r} cannot be replaced in this message")
-        return Route(server, line)
-
-    def _route_by_uri(self, message: Message, uri: object) -> Route:
-        if not isinstance(uri, str):
-            raise Unroutable(f"{message.method} has no URI")
-        server = self._directory.find_by_uri(uri)
-        if server is None:
-            if not self._directory.was_read(RESOURCES, TEMPLATES):
-                raise NotListed(RESOURCES, TEMPLATES)
-            raise Unroutable(f"no server lists the resource {uri!r}, or a template for it")
-        return Route(server, message.line)
 
     # --- notifications and answers of the client -----------------------------------------------------------------
 
@@ -335,11 +260,9 @@ class Merger:
         if message.is_answer and isinstance(message.id, str) and (question := self._asked.pop(message.id, None)):
             line = message.with_id(question.id)
             self._client_route = None if line is None else Route(question.server, line)
-        elif message.method in (*_NAMED, *_OF_RESOURCES) and not message.is_answer:
-            try:
-                self._client_route = self._find_route(message)
-            except (NotListed, Unroutable):
-                pass  # its end may tell more
+        elif message.method in ROUTED_BY_HEAD and not message.is_answer:
+            found = self._routes.find(message)
+            self._client_route = None if isinstance(found, NoRoute) else found  # its end may tell more
         if (route := self._client_route) is None:
             self._client_gathered += head
         elif route.server.is_ready:
@@ -410,11 +333,7 @@ class Merger:
     def note_answered(self, server: MergedServer, message: Message) -> None:
         if message.key is not None:
             self._open.pop(message.key, None)
-        task = message.result.get("task") if isinstance(message.result, dict) else None
-        if isinstance(task, dict) and isinstance(task.get("taskId"), str):
-            self._tasks[task["taskId"]] = server
-            if len(self._tasks) > MOST_TASKS:
-                self._tasks.popitem(last=False)
+        self._routes.note_result(server, message.result)
 
     def open_question(self, server: MergedServer, message: Message) -> bytes:
         """Return the line of a request of a server, with an id and a progress token of ours."""
@@ -505,63 +424,3 @@ class Merger:
         for readings in list(self._readings.values()):
             for reading in list(readings):
                 reading.check(now_ns)
-
-
-class LongLine:
-    """A long line of a server: passed in pieces, unless it may be the answer to a request of ours."""
-
-    def __init__(self, merger: Merger, server: MergedServer, head: bytes) -> None:
-        self._merger = merger
-        self._server = server
-        self._gathered: bytearray | None = None
-        message = self._message = read_long_line(head)
-        if message is None:
-            self._gathered = bytearray()
-        elif message.is_answer and (server.is_own(message.id) or (message.key is None and server.has_own_open)):
-            self._gathered = bytearray(head)
-        elif message.is_request:
-            self._pass(LinePart.START, merger.open_question(server, message))
-        else:
-            self._pass(LinePart.START, head)
-
-    def _pass(self, part: LinePart, piece: bytes) -> None:
-        self._merger.pass_piece(self._server, part, piece)
-
-    def add(self, part: LinePart, piece: bytes) -> None:
-        message, gathered = self._message, self._gathered
-        is_too_long = gathered is not None and len(gathered) + len(piece) > MOST_LISTED
-        if gathered is not None and is_too_long and message is not None and message.key is None:
-            self._pass(LinePart.START, bytes(gathered))  # too long for a list, so it is an answer to the client
-            gathered = self._gathered = None
-        if gathered is not None:
-            if message is not None and not is_too_long:
-                gathered += piece
-        elif part is LinePart.END and message is not None:
-            self._pass_end(message, piece)
-        else:
-            self._pass(part, piece)
-        if part is LinePart.END:
-            self._finish(piece)
-
-    def _pass_end(self, message: Message, piece: bytes) -> None:
-        if message.method is not None and message.key is None and (id := id_in_tail(piece)) is not None:
-            piece = replace_id_in_tail(piece, self._merger.new_question(self._server, id, None)) or piece
-        self._pass(LinePart.END, piece)
-
-    def _finish(self, piece: bytes) -> None:
-        self._merger.forget_long_line(self._server)
-        message = self._message
-        if message is None:
-            return
-        if message.key is None:
-            id = id_in_tail(piece)
-            message = replace(message, id=id, key=key_of(id))
-        if self._gathered is None:
-            if message.is_answer:
-                self._merger.note_answered(self._server, message)
-            return
-        whole = read_line(bytes(self._gathered))
-        if whole is not None:
-            self._merger.take_server_message(self._server, whole)
-        elif self._server.is_own(message.id):
-            self._server.take_own_answer(message)
