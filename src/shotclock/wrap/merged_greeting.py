@@ -51,6 +51,11 @@ class MergedGreeting:
         self._level: JsonObject | None = None
         self._subscriptions: dict[str, tuple[MergedServer, JsonObject]] = {}
 
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the client waits for the answer to a greeting."""
+        return self._client_id is not None
+
     # --- from the client -----------------------------------------------------------------------------------------
 
     def take_discover(self, message: Message) -> None:

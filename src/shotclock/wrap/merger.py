@@ -40,6 +40,7 @@ from .messages import (
 from .requests import NEVER_NS, ClientRequest, new_request
 from .writers import LineWriter
 
+MOST_EARLY = 100
 # Of a long message whose server is named only behind its large part.
 MOST_GATHERED = 2 * 1024 * 1024
 _PARSE_ERROR, _INVALID_REQUEST, _INVALID_PARAMS = -32700, -32600, -32602
@@ -65,6 +66,7 @@ class Merger:
         self._directory = MergedDirectory(servers, note)
         self._routes = MergedRoutes(servers, self._directory)
         self._subscriptions = MergedSubscriptions(client)
+        self._early: list[Message] = []  # requests of a client that does not wait for the answer to its greeting
         self._open: dict[Key, tuple[MergedServer, ClientRequest]] = {}
         self._readings: dict[Key | None, list[ListReading]] = {}
         self._asked: dict[str, ServerQuestion] = {}
@@ -109,6 +111,8 @@ class Merger:
                 self._greeting.take_discover(message)
             case "ping":
                 self._answer(message.id, {})
+            case _ if self._greeting.is_pending and len(self._early) < MOST_EARLY:
+                self._early.append(message)
             case "logging/setLevel":
                 self._set_level(message)
             case method if method in KINDS:
@@ -237,6 +241,7 @@ class Merger:
         key = key_of(message.params.get("requestId"))
         if key is None:
             return
+        self._early = [each for each in self._early if each.key != key]
         for reading in self._readings.pop(key, []):
             reading.is_over = True
         self._subscriptions.cancel(key, message.line)
@@ -420,6 +425,10 @@ class Merger:
 
     def check(self, now_ns: int) -> None:
         self._greeting.check(now_ns)
+        if self._early and not self._greeting.is_pending:
+            early, self._early = self._early, []
+            for message in early:
+                self._take_request(message)
         self._subscriptions.check(now_ns)
         for readings in list(self._readings.values()):
             for reading in list(readings):
