@@ -7,7 +7,7 @@ When this process dies, the pipes close, and every such process ends with everyt
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 from collections.abc import Callable
 from enum import Enum, auto
@@ -16,6 +16,7 @@ from typing import Protocol
 from ..core.clocks import NS_PER_MS
 from ..core.value_types import value
 from ..process.clock import monotonic_ns
+from ..process.piped_child import PipedChild
 from ..runtime.commands import signal_name
 from .limits import ServerLimits
 from .lines import READ_SIZE, LinePart, LineSplitter
@@ -82,7 +83,7 @@ class MergedServer:
         self.is_closing = False
         self._events: MergedEvents
         self._notes = notes
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: PipedChild | None = None
         self._splitter = LineSplitter()
         self._own: dict[str, OnAnswer] = {}
         self._own_count = 0
@@ -159,25 +160,15 @@ class MergedServer:
         self._start_ns = NEVER_NS
         argv = [sys.executable, "-P", "-m", "shotclock", "wrap", *self.entry.words]
         try:
-            self._process = subprocess.Popen(
-                argv,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, **self.entry.env},
-                process_group=0,  # signals of a terminal reach it through us
-            )
-            self.pid_fd = os.pidfd_open(self._process.pid)
+            # In a group of its own: the signals of a terminal reach it through us.
+            process = PipedChild(argv, {**os.environ, **self.entry.env}, has_own_group=True)
         except OSError as error:
             self.why = f"could not be started: {error.strerror}"
             self.plan_start()
             return
-        streams = self._process.stdin, self._process.stdout, self._process.stderr
-        stdin_fd, self.stdout_fd, self.stderr_fd = (-1 if each is None else each.fileno() for each in streams)
-        for fd in (self.stdout_fd, self.stderr_fd):
-            os.set_blocking(fd, False)
-        self.writer = LineWriter(stdin_fd)
+        self._process, self.pid_fd = process, os.pidfd_open(process.pid)
+        self.stdout_fd, self.stderr_fd = process.stdout_fd, process.stderr_fd
+        self.writer = LineWriter(process.stdin_fd)
         self._splitter = LineSplitter()
         self.phase, self.why = MergedPhase.UP, "has not answered the greeting of the client yet"
         self._events.note_started(self)
@@ -200,7 +191,7 @@ class MergedServer:
         self.phase = MergedPhase.DOWN
         self._end_within(self.entry.limits.grace_ms)
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGTERM)
 
     def read_stdout(self) -> bool:
         """Read once. Return whether there was anything."""
@@ -238,7 +229,8 @@ class MergedServer:
     def end(self) -> None:
         """Deal with the end of the process."""
         process = self._process
-        if process is None or process.poll() is None:
+        code = None if process is None else process.wait(0)
+        if process is None or code is None:
             return
         for read in (self.read_stdout, self.read_stderr):
             for _ in range(MOST_READS_AT_END):
@@ -247,14 +239,12 @@ class MergedServer:
         if self._stderr:
             self._pass_stderr([self._stderr])
         self._stderr = b""
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        process.close()
         os.close(self.pid_fd)
         self.pid_fd = self.stdout_fd = self.stderr_fd = -1
         self._process = self.writer = None
         self.phase, self._kill_ns = MergedPhase.DOWN, NEVER_NS
-        self._plan_after(process.returncode)
+        self._plan_after(code)
         self._events.note_ended(self)
         own, self._own = self._own, {}
         for on_answer in own.values():
@@ -282,11 +272,10 @@ class MergedServer:
         self.close_stdin_when_written()
 
     def close_stdin_when_written(self) -> None:
-        process = self._process
         is_written = self.writer is not None and not self.writer.has_unwritten
-        if self.is_closing and is_written and process is not None and process.stdin is not None:
+        if self.is_closing and is_written and self._process is not None:
             self.writer = None
-            process.stdin.close()
+            self._process.close_stdin()
 
     def stop(self, number: int) -> None:
         """Pass a stop signal on. The second one means to kill at once, and its wrap knows that, too."""
