@@ -151,6 +151,16 @@ def test_questions_of_two_servers_with_equal_ids_are_told_apart(tmp_path: Path) 
         assert client.text("a_echo", text="fine") == "fine"
 
 
+def test_requests_that_come_before_the_greeting_is_answered_wait_for_it(tmp_path: Path) -> None:
+    with several(tmp_path, greets=False, a=scripted(), b=scripted()) as client:
+        greeting, cancelled = client.request("initialize", GREETING), client.call("a_crash")
+        client.send(method="notifications/cancelled", params={"requestId": cancelled})
+        call = client.call("b_echo", text="early")
+        assert client.receive(greeting)["result"]["capabilities"]
+        assert client.receive(call)["result"]["content"][0]["text"] == "early"
+        assert client.text("a_echo", text="alive") == "alive" and not client.others
+
+
 def test_cancellation_and_progress_reach_the_right_side(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         id = client.call("b_hang")
@@ -185,6 +195,16 @@ def test_options_under_defaults_count_for_every_server(tmp_path: Path) -> None:
         failure(client.ask("a_hang"))
         assert client.text("b_echo", text="x") == "x"
         client.send(method="notifications/cancelled", params={"requestId": waits})
+
+
+def test_an_approval_before_a_tool_of_one_server_waits_for_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    asking = scripted(rules=[{"ask": "pid"}], env={"SECRET": "x"}, **{"ask-wait": "300ms"})
+    with several(tmp_path, a=asking, b=scripted()) as client:
+        assert "waits for approval" in client.ask("a_pid")["content"][0]["text"]
+        assert int(client.text("b_pid"))
 
 
 # --- servers that are not there ------------------------------------------------------------------------------------

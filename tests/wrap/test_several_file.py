@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.wrap.client import ANSWER_WITHIN_S, connected
 from tests.wrap.several import NAMED, entry, named, scripted
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
+
+POLL_S = 0.02
 
 
 def read(folder: Path, text: str, *chosen: str, name: str = "wrap.yaml") -> ServersFile:
@@ -60,6 +63,8 @@ servers:
     assert first.words == [
         "--name=files",
         "--timeout=2m",
+        "--env=DEBUG",
+        "--env=KEY",
         "--env=PYTHONPATH=lib",
         f"--cwd={tmp_path}/.",
         "--idle=30s",
@@ -139,8 +144,10 @@ def test_the_configuration_of_a_client_is_read_and_its_other_keys_are_ignored(tm
     server = {**entry(["npx", "-y"]), "env": {"A": "${env:PATH}"}, "type": "stdio", "timeout": 60000, "disabled": False}
     for key in ("mcpServers", "servers"):
         file = read(tmp_path, json.dumps({key: {"a": server}, "inputs": []}), name="mcp.json")
-        assert file.mistakes == [] and file.servers[0].words == ["--name=a", "--", "npx", "-y"]
+        assert file.mistakes == [] and file.servers[0].words == ["--name=a", "--env=A", "--", "npx", "-y"]
         assert file.notes == [f"{tmp_path}/mcp.json: servers.a: ignored timeout, disabled"]
+    off = {"a": server, "b": {**server, "disabled": True}}
+    assert [each.name for each in read(tmp_path, json.dumps({"mcpServers": off}), name="mcp.json").servers] == ["a"]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -185,4 +192,8 @@ def test_paths_are_relative_to_the_file_and_variables_reach_the_server(tmp_path:
     with connected([sys.executable, "-m", "shotclock", "wrap", "--config", str(folder / "wrap.yml")]) as client:
         client.greet()
         client.receive(client.request("tools/list"))
+        give_up_at = time.monotonic() + ANSWER_WITHIN_S
+        while not (folder / "pins.json").exists():
+            assert time.monotonic() < give_up_at
+            time.sleep(POLL_S)
     assert (folder / "seen").read_text().endswith("!") and "only_x" in (folder / "pins.json").read_text()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
@@ -91,5 +92,20 @@ def test_one_subscription_has_the_changes_of_all_servers(tmp_path: Path) -> None
                     event = await asyncio.wait_for(anext(events), NO_ANSWER_S)
                     assert type(event).__name__ == "ToolsListChanged"
             await use(client, "ab")
+
+    asyncio.run(run())
+
+
+def test_a_subscription_outlives_the_wrap_of_a_server(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with client_of(tmp_path, {"a": sdk("sdka"), "b": sdk("sdkb")}, "auto") as client:
+            async with client.listen(tools_list_changed=True) as subscription:
+                events = aiter(subscription)
+                wraps = [each for each in psutil.Process().children(recursive=True) if "--name=b" in each.cmdline()]
+                wraps[0].kill()
+                await asyncio.wait_for(anext(events), NO_ANSWER_S)  # ours, because the lists may have changed
+                await use(client, "ab")
+                await client.call_tool("b_change", {})
+                await asyncio.wait_for(anext(events), NO_ANSWER_S)
 
     asyncio.run(run())

@@ -5,6 +5,7 @@ One such process runs before every server of every client, so it imports only wh
 
 from __future__ import annotations
 
+import os
 import signal
 
 from ..core.clocks import format_duration
@@ -138,6 +139,14 @@ def _read_result_limit(text: str) -> int:
     return count
 
 
+def _read_variable(text: str) -> tuple[str, str]:
+    if "=" in text:
+        return name_and_value(text)
+    if text not in os.environ:
+        raise ValueError(f"the variable {text!r} is not set, so write {text}=VALUE")
+    return text, os.environ[text]
+
+
 def _of(default_ms: int) -> str:
     return format_duration(default_ms)
 
@@ -260,7 +269,14 @@ COMMAND = Subcommand(
             heading=_LIFE,
         ),
         option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
-        option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+        option(
+            "--env",
+            "K[=V]",
+            "Set a variable of the server. Without a value it is the one of the environment.",
+            read=_read_variable,
+            repeats=True,
+            heading=_LIFE,
+        ),
         option(
             "--config",
             "FILE",

@@ -91,7 +91,7 @@ def read_servers(path: str, chosen: Sequence[str], command: Subcommand, read_lim
         if not chosen or name in chosen:
             reader = _ServerReader(file, name, command, read_limits)
             reader.read(_read_object(file, f"servers.{name}", entry), defaults)
-    if not found:
+    if not file.servers and not file.mistakes:
         file.refuse("servers", "has no server")
     return file
 
@@ -187,6 +187,9 @@ class _ServerReader:
 
     def read(self, entry: dict[str, object], defaults: Mapping[str, object]) -> None:
         if self._file.is_of_client:
+            if entry.get("disabled") is True:
+                self._file.notes.append(f"{self._file.path}: servers.{self._name}: is disabled there")
+                return
             ignored = [key for key in entry if key not in (*_OF_A_CLIENT, "type")]
             if ignored:
                 self._file.notes.append(f"{self._file.path}: servers.{self._name}: ignored {', '.join(ignored)}")
@@ -195,15 +198,15 @@ class _ServerReader:
         command = self._command_of(entry)
         if self._count:
             return
-        words += ["--", *command]
-        line = read(self._command, words, hint="see shotclock wrap --help")
+        line = read(self._command, [*words, "--", *command], hint="see shotclock wrap --help")
         if "url" not in entry:
-            line.mistakes += problems_with(command, self._env, line.values["cwd"])
+            line.mistakes += problems_with(command, dict(line.values["env"]), line.values["cwd"])
         for mistake in line.mistakes:
             name = mistake["field"]
             self._refuse("tools" if name == "tool" else "rules" if name in _VERDICTS else name, mistake["message"])
         if not self._count:
             limits = self._read_limits(line)
+            words = [*map(self._hide_values, words), "--", *command]
             self._file.servers.append(ServerEntry(self._name, self._prefix, words, self._env, limits))
 
     def _options_of(self, entry: Mapping[str, object]) -> list[str]:
@@ -269,14 +272,14 @@ class _ServerReader:
         return {str(name): self._text(f"{key}.{name}", text) for name, text in item.items()}
 
     def _variables(self, item: object) -> list[str]:
-        """Keep variables for the environment: they are often secrets, and others can read a command line."""
-        words = []
-        for name, text in self._texts("env", item).items():
-            if name.startswith(_READ_AT_START):
-                words.append(f"--env={name}={text}")
-            else:
-                self._env[name] = text
-        return words
+        texts = self._texts("env", item)
+        self._env = {name: text for name, text in texts.items() if not name.startswith(_READ_AT_START)}
+        return [f"--env={name}={text}" for name, text in texts.items()]
+
+    def _hide_values(self, word: str) -> str:
+        """Leave out the value of a variable: it may be a secret, and others can read a command line."""
+        name = word.removeprefix("--env=").partition("=")[0]
+        return f"--env={name}" if word.startswith("--env=") and name in self._env else word
 
     def _tools(self, item: object) -> list[str]:
         words = []

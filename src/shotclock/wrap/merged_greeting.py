@@ -44,6 +44,7 @@ class MergedGreeting:
         self._late: set[MergedServer] = set()
         self._is_refused = False  # by a server that does not know discovery
         self._discovery: JsonObject | None = None
+        self._discovered: JsonObject = {}
         self._initialize: JsonObject | None = None
         self._is_answered = False
         # For servers that come later.
@@ -59,6 +60,9 @@ class MergedGreeting:
     # --- from the client -----------------------------------------------------------------------------------------
 
     def take_discover(self, message: Message) -> None:
+        if self._discovered:  # a probe; the servers have probes of their own
+            self._client.write_line(encode({"jsonrpc": "2.0", "id": message.id, "result": self._discovered}))
+            return
         self._discovery, self._is_refused = message.params, False
         self._begin(message)
         for server in self._servers:
@@ -130,7 +134,7 @@ class MergedGreeting:
         server.ask("server/discover", self._discovery or {}, lambda answer: self._take_discovery(server, answer))
 
     def _take_discovery(self, server: MergedServer, answer: Message | None) -> None:
-        if answer is None:  # its wrap has ended and is started again
+        if answer is None or _is_unstartable(answer):  # the end of its wrap decides
             return
         is_late = server in self._late
         self._late.discard(server)
@@ -154,7 +158,7 @@ class MergedGreeting:
         server.ask("initialize", self._initialize or {}, lambda answer: self._take_greeting(server, answer))
 
     def _take_greeting(self, server: MergedServer, answer: Message | None) -> None:
-        if answer is None:
+        if answer is None or _is_unstartable(answer):
             return
         if isinstance(answer.result, dict):
             self._keep_answer(server, answer.result)
@@ -217,14 +221,14 @@ class MergedGreeting:
         if accepted and versions and not self._is_refused and not self._waiting:
             if not self.is_modern:
                 self._become_modern()
-            result = {
+            self._discovered = {
                 "resultType": "complete",
                 "supportedVersions": versions,
                 **self._merged(accepted),
                 **merged_caching([each.greeting for each in accepted]),
                 "_meta": {_SERVER_INFO_KEY: _SERVER_INFO},
             }
-            self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "result": result}))
+            self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "result": self._discovered}))
             return
         self._discovery = None
         self._late |= self._waiting
@@ -325,14 +329,19 @@ def _common(lists: Sequence[object]) -> list[str]:
     return [version for version in first if all(version in other for other in others)]
 
 
-def _failure_of_wrap(answer: Message) -> str:
-    """Return the text of an answer that the wrap gave in place of its server; empty if the server has refused."""
+def _failure_of_wrap(answer: Message) -> JsonObject:
+    """Return the error that the wrap reports in place of its server; an empty one if the server itself has refused."""
     data = error_of(answer).get("data")
     envelope = data.get(ENVELOPE_KEY) if isinstance(data, dict) else None
     error = envelope.get("error") if isinstance(envelope, dict) else None
-    return str(error.get("message")) if isinstance(error, dict) else ""
+    return error if isinstance(error, dict) else {}
+
+
+def _is_unstartable(answer: Message) -> bool:
+    """Return whether the wrap is about to end, because its server cannot be started."""
+    return _failure_of_wrap(answer).get("code") == "CONNECT_FAILED"
 
 
 def _reason(answer: Message) -> str:
-    text = _failure_of_wrap(answer) or str(error_of(answer).get("message", ""))
+    text = str((_failure_of_wrap(answer) or error_of(answer)).get("message", ""))
     return f"did not accept the greeting: {text.partition(chr(10))[0][:300]}"

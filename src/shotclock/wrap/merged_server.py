@@ -29,6 +29,8 @@ from .writers import LineWriter, NoteWriter
 END_MARGIN_MS = 10_000
 # A server that reads nothing for this long gets no more messages, so that the others get theirs.
 STALL_MS = 5_000
+# One that does not read the rest of a long line stops the client, and with it the others, so it is replaced.
+LINE_STALL_MS = 30_000
 MOST_READS_AT_END = 64
 LONGEST_STDERR_LINE = 8 * 1024
 KEPT_REASON = 400
@@ -292,12 +294,16 @@ class MergedServer:
 
     @property
     def next_due_ns(self) -> int:
-        stall_ns = NEVER_NS if self._full_ns == NEVER_NS else self._full_ns + STALL_MS * NS_PER_MS
-        return min(self._start_ns, self._kill_ns, stall_ns if stall_ns > monotonic_ns() else NEVER_NS)
+        now_ns = monotonic_ns()
+        stalls = [self._full_ns + limit_ms * NS_PER_MS for limit_ms in (STALL_MS, LINE_STALL_MS)]
+        return min(self._start_ns, self._kill_ns, *(at_ns for at_ns in stalls if at_ns > now_ns))
 
     def check_clocks(self, now_ns: int) -> None:
         if now_ns >= self._start_ns:
             self.start()
+        is_stuck = self.writer is not None and self.writer.is_inside_line and self.writer.is_full
+        if is_stuck and now_ns >= self._full_ns + LINE_STALL_MS * NS_PER_MS:
+            self._full_ns, self._kill_ns = NEVER_NS, now_ns
         if now_ns >= self._kill_ns and self._process is not None:
             self._kill_ns = NEVER_NS
             self._process.kill()  # its supervisor kills the server with everything it has started

@@ -95,17 +95,21 @@ class MergedSubscriptions:
 
     def take_answer(self, server: MergedServer, message: Message) -> None:
         """Note the end of a subscription at one server. The last one ends that of the client."""
-        key = key_of(message.id)
+        if self.end(server, message.key):
+            self._client.write_line(message.line)
+
+    def end(self, server: MergedServer, key: Key | None) -> bool:
+        """Note the end of a subscription at one server. Return whether it was the last one."""
         subscription = None if key is None else self._open.get(key)
         if key is None or subscription is None:
-            return
+            return False
         subscription.open.discard(server)
         subscription.silent.discard(server)
         if subscription.open:
             self._acknowledge_if_complete(subscription)
-        else:
-            del self._open[key]
-            self._client.write_line(message.line)
+            return False
+        del self._open[key]
+        return True
 
     def announce(self, kinds: Sequence[str]) -> None:
         """Announce changed lists to the subscriptions that ask for them."""

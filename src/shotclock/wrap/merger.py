@@ -364,9 +364,11 @@ class Merger:
             cancelled = key_of(message.params.get("requestId"))
             found = (id for id, each in self._asked.items() if each.server is server and key_of(each.id) == cancelled)
             new_id = next(found, None)
-            if new_id is not None:
-                del self._asked[new_id]
-                line = notification_line(message.method, {**message.params, "requestId": new_id})
+            if new_id is None:  # not a request of this server, which must not cancel those of others
+                self._subscriptions.end(server, cancelled)
+                return
+            del self._asked[new_id]
+            line = notification_line(message.method, {**message.params, "requestId": new_id})
         self._client.write_line(line)
 
     def has_request_of_client(self, server: MergedServer) -> bool:
