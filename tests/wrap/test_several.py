@@ -281,6 +281,7 @@ def test_a_killed_server_is_replaced_by_its_wrap(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         pid, other = int(client.text("a_pid")), int(client.text("b_pid"))
         lost = client.call("a_hang")
+        client.text("a_echo", text="read after it")  # a call that comes after the kill goes to the next server
         os.kill(pid, signal.SIGKILL)
         assert "was killed by SIGKILL" in failure(client.receive(lost)["result"])[0]
         assert int(client.text("a_pid")) != pid and int(client.text("b_pid")) == other
