@@ -23,11 +23,11 @@ from ..runtime import commands
 from ..runtime.call import Call, Outcome
 from ..runtime.runtime import Runtime
 from .output import StopListener, write_quietly
-from .parser import Subcommand, argument, name_and_value, option
+from .parser import Subcommand, argument, expand, name_and_value, option
 from .subcommand import JSON, Mistaken, deliver, run_subcommand, show_drawn, timeout_option
-from .wrap_file import LARGEST_FILE, expand
 
 CONFIGURATION = ".mcp.json"
+LARGEST_FILE = 10_000_000
 
 Ask = Callable[[Call, Runtime], Awaitable[StepResult]]
 
@@ -92,7 +92,7 @@ def _expand(name: str, text: str) -> str:
     try:
         return expand(text)
     except ValueError as error:
-        raise Mistaken({"server": f"{name!r} {error}"}) from None
+        raise Mistaken({"server": f"{name!r}: {error}"}) from None
 
 
 # --- the question -------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
     if line.values["config"] is not None:
         from .wrap_file import run_servers  # with modules that one server does not need
 
-        return run_servers(line, COMMAND, read_limits)
+        return run_servers(line, COMMAND, check_server)
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
     line.mistakes += problems_with(command, env, line.values["cwd"])
@@ -81,6 +81,12 @@ def main(words: list[str]) -> int:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def check_server(line: ParsedLine) -> ServerLimits:
+    """Check the command line of one of several servers. Adds the mistakes to it, and returns its limits."""
+    line.mistakes += problems_with(line.typed.get("command", []), dict(line.values["env"]), line.values["cwd"])
+    return read_limits(line)
 
 
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:

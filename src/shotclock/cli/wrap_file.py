@@ -15,16 +15,14 @@ from pathlib import Path
 
 from ..core.value_types import field, record
 from ..process.foreground import TerminalSignals
-from ..runtime.commands import problems_with
 from ..wrap.limits import ServerLimits
 from ..wrap.merged_front import MergedFront
 from ..wrap.merged_server import ServerEntry
 from .exec import NOT_DONE
 from .output import say_line
-from .parser import Option, ParsedLine, Subcommand, nearest_of, read
+from .parser import Option, ParsedLine, Subcommand, expand, nearest_of, read
 
 LARGEST_FILE = 10_000_000
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 # Keys that are no options of `wrap`.
 _OWN_KEYS = ("command", "args", "env", "prefix", "tools", "rules", "headers")
@@ -37,7 +35,8 @@ _LIMITS = ("timeout", "idle", "queue")
 # Read by the loader and by Python itself, so they must reach the server and not our own process before it.
 _READ_AT_START = ("PYTHON", "LD_")
 
-ReadLimits = Callable[[ParsedLine], ServerLimits]
+# Checks a command line beyond its options, adds the mistakes, and returns its limits.
+Check = Callable[[ParsedLine], ServerLimits]
 
 
 @record
@@ -54,13 +53,13 @@ class ServersFile:
         self.mistakes.append(f"{self.path}: {where}: {message}" if where else f"{self.path}: {message}")
 
 
-def run_servers(line: ParsedLine, command: Subcommand, read_limits: ReadLimits) -> int:
+def run_servers(line: ParsedLine, command: Subcommand, check: Check) -> int:
     """Run the servers of a file as one. Return the exit code."""
     for key, given in line.typed.items():
         if key not in ("config", "server") and given != []:
             line.refuse(key.replace("_", "-"), "write it into the file of --config, under defaults or a server")
     mistakes = [f"{mistake['field']}: {mistake['message']}" for mistake in line.mistakes]
-    file = read_servers(line.values["config"], line.values["server"], command, read_limits)
+    file = read_servers(line.values["config"], line.values["server"], command, check)
     for text in [*file.notes, *mistakes, *file.mistakes]:
         say_line(f"shotclock wrap: {text}")
     if mistakes or file.mistakes:
@@ -71,7 +70,7 @@ def run_servers(line: ParsedLine, command: Subcommand, read_limits: ReadLimits) 
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else front.exit_code
 
 
-def read_servers(path: str, chosen: Sequence[str], command: Subcommand, read_limits: ReadLimits) -> ServersFile:
+def read_servers(path: str, chosen: Sequence[str], command: Subcommand, check: Check) -> ServersFile:
     """Read the servers of a file, or those that were chosen, for the command `wrap`."""
     file = ServersFile(path)
     content = _read_content(file)
@@ -89,7 +88,7 @@ def read_servers(path: str, chosen: Sequence[str], command: Subcommand, read_lim
         del defaults[key]
     for name, entry in found.items():
         if not chosen or name in chosen:
-            reader = _ServerReader(file, name, command, read_limits)
+            reader = _ServerReader(file, name, command, check)
             reader.read(_read_object(file, f"servers.{name}", entry), defaults)
     if not file.servers and not file.mistakes:
         file.refuse("servers", "has no server")
@@ -155,30 +154,19 @@ def _read_object(file: ServersFile, where: str, found: object) -> dict[str, obje
     return {}
 
 
-def expand(text: str) -> str:
-    """Replace `${NAME}` and `${NAME:-default}` by variables of the environment, as clients do. Raises ValueError."""
-
-    def find(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
-            raise ValueError(f"uses the variable {match[1]}, which is not set")
-        return found
-
-    return _VARIABLE.sub(find, text)
-
-
 class _ServerReader:
     """The reader of one server."""
 
-    def __init__(self, file: ServersFile, name: str, command: Subcommand, read_limits: ReadLimits) -> None:
+    def __init__(self, file: ServersFile, name: str, command: Subcommand, check: Check) -> None:
         self._file = file
         self._name = name
         self._command = command
         self._options: dict[str, Option] = {each.field: each for each in command.options if each.name[:2] == "--"}
         self._folder = os.path.dirname(os.path.abspath(file.path))
-        self._read_limits = read_limits
+        self._check = check
         self._prefix = _NOT_IN_A_NAME.sub("_", name) + "_"
         self._env: dict[str, str] = {}
+        self._shown: dict[str, str] = {}  # words of the command line, by those that were checked
         self._count = 0
 
     def _refuse(self, key: str, message: str) -> None:
@@ -199,14 +187,11 @@ class _ServerReader:
         if self._count:
             return
         line = read(self._command, [*words, "--", *command], hint="see shotclock wrap --help")
-        if "url" not in entry:
-            line.mistakes += problems_with(command, dict(line.values["env"]), line.values["cwd"])
+        limits = self._check(line)
         for mistake in line.mistakes:
-            name = mistake["field"]
-            self._refuse("tools" if name == "tool" else "rules" if name in _VERDICTS else name, mistake["message"])
+            self._refuse(_INSTEAD.get(mistake["field"], mistake["field"]), mistake["message"])
         if not self._count:
-            limits = self._read_limits(line)
-            words = [*map(self._hide_values, words), "--", *command]
+            words = [*(self._shown.get(word, word) for word in words), "--", *command]
             self._file.servers.append(ServerEntry(self._name, self._prefix, words, self._env, limits))
 
     def _options_of(self, entry: Mapping[str, object]) -> list[str]:
@@ -239,7 +224,7 @@ class _ServerReader:
             case "env":
                 return self._variables(item)
             case "headers":
-                return [f"--header={name}: {text}" for name, text in self._texts(key, item).items()]
+                return self._headers(item)
             case "tools":
                 return self._tools(item)
             case "rules":
@@ -253,7 +238,10 @@ class _ServerReader:
             self._refuse(key, "should be a text")
             return []
         text = self._text(key, str(item))
-        return [f"{option.name}={os.path.join(self._folder, text) if key in ('cwd', 'lock') else text}"]
+        word = f"{option.name}={os.path.join(self._folder, text) if key in ('cwd', 'lock') else text}"
+        if key == "url":
+            self._hide(word, "--url=${SHOTCLOCK_URL}", "SHOTCLOCK_URL", text)
+        return [word]
 
     def _text(self, key: str, item: object) -> str:
         if not isinstance(item, str):
@@ -272,14 +260,24 @@ class _ServerReader:
         return {str(name): self._text(f"{key}.{name}", text) for name, text in item.items()}
 
     def _variables(self, item: object) -> list[str]:
-        texts = self._texts("env", item)
-        self._env = {name: text for name, text in texts.items() if not name.startswith(_READ_AT_START)}
-        return [f"--env={name}={text}" for name, text in texts.items()]
+        words = []
+        for name, text in self._texts("env", item).items():
+            words.append(f"--env={name}={text}")
+            if not name.startswith(_READ_AT_START):
+                self._hide(words[-1], f"--env={name}", name, text)
+        return words
 
-    def _hide_values(self, word: str) -> str:
-        """Leave out the value of a variable: it may be a secret, and others can read a command line."""
-        name = word.removeprefix("--env=").partition("=")[0]
-        return f"--env={name}" if word.startswith("--env=") and name in self._env else word
+    def _headers(self, item: object) -> list[str]:
+        words = []
+        for number, (name, text) in enumerate(self._texts("headers", item).items()):
+            words.append(f"--header={name}: {text}")
+            variable = f"SHOTCLOCK_HEADER_{number}"
+            self._hide(words[-1], f"--header={name}: ${{{variable}}}", variable, text)
+        return words
+
+    def _hide(self, word: str, shown: str, variable: str, text: str) -> None:
+        """Pass a text in a variable of the environment: it may be a secret, and others can read a command line."""
+        self._shown[word], self._env[variable] = shown, text
 
     def _tools(self, item: object) -> list[str]:
         words = []
