@@ -83,12 +83,6 @@ def main(words: list[str]) -> int:
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
 
 
-def check_server(line: ParsedLine) -> ServerLimits:
-    """Check the command line of one of several servers. Adds the mistakes to it, and returns its limits."""
-    line.mistakes += problems_with(line.typed.get("command", []), dict(line.values["env"]), line.values["cwd"])
-    return read_limits(line)
-
-
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
     """Return the policy that a command line sets, if any. Adds the mistakes to the line."""
     values = line.values
@@ -136,6 +130,12 @@ def read_limits(line: ParsedLine) -> ServerLimits:
         lifetime_ms=values["max_lifetime"],
         result_bytes=values["result_limit"],
     )
+
+
+def check_server(line: ParsedLine) -> ServerLimits:
+    """Check the command line of one of several servers. Adds the mistakes to it, and returns its limits."""
+    line.mistakes += problems_with(line.typed.get("command", []), dict(line.values["env"]), line.values["cwd"])
+    return read_limits(line)
 
 
 def _read_result_limit(text: str) -> int:
