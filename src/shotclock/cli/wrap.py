@@ -283,6 +283,8 @@ COMMAND = Subcommand(
             repeats=True,
             heading=_LIFE,
         ),
+        option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
+        flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
         option(
             "--config",
             "FILE",
@@ -297,8 +299,6 @@ COMMAND = Subcommand(
             needs="--config",
             heading=_SEVERAL,
         ),
-        option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
-        flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
     ),
     rest="command",
     usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | --config FILE [--server NAME]",
