@@ -26,10 +26,10 @@ from .restarts import Restarts
 from .writers import LineWriter, NoteWriter
 
 # Beyond the limits of the server itself, for its wrap to verify and to end.
-END_MARGIN_MS = 10_000
+END_MARGIN_MS = 5_000
 # A server that reads nothing for this long gets no more messages, so that the others get theirs.
 STALL_MS = 5_000
-# One that does not read the rest of a long line stops the client, and with it the others, so it is replaced.
+# One that stops in the middle of a long line, as reader or as writer, stops the others, too, so it is replaced.
 LINE_STALL_MS = 30_000
 MOST_READS_AT_END = 64
 LONGEST_STDERR_LINE = 8 * 1024
@@ -263,8 +263,9 @@ class MergedServer:
             self.why = f"cannot be started: {self._last_stderr.removeprefix('shotclock wrap: ')}"
         else:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-            self.why = f"is being started again, because its wrap {how}"
             self.plan_start()
+            is_paused = self._start_ns == NEVER_NS
+            self.why = f"is {'not started for a while' if is_paused else 'being started again'}, because its wrap {how}"
 
     def close(self) -> None:
         """End the process: the client is gone."""
@@ -287,6 +288,11 @@ class MergedServer:
         if self._process is not None:
             self._process.send_signal(number)
 
+    def kill(self) -> None:
+        """Kill a process that is stuck. Its supervisor kills the server with everything it has started."""
+        if self._process is not None:
+            self._process.kill()
+
     def _end_within(self, limit_ms: int) -> None:
         self._kill_ns = min(self._kill_ns, monotonic_ns() + (limit_ms + END_MARGIN_MS) * NS_PER_MS)
 
@@ -304,9 +310,9 @@ class MergedServer:
         is_stuck = self.writer is not None and self.writer.is_inside_line and self.writer.is_full
         if is_stuck and now_ns >= self._full_ns + LINE_STALL_MS * NS_PER_MS:
             self._full_ns, self._kill_ns = NEVER_NS, now_ns
-        if now_ns >= self._kill_ns and self._process is not None:
+        if now_ns >= self._kill_ns:
             self._kill_ns = NEVER_NS
-            self._process.kill()  # its supervisor kills the server with everything it has started
+            self.kill()
 
 
 def _read(fd: int) -> bytes | None:

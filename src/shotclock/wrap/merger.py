@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..core.clocks import NS_PER_MS
 from ..core.errors import Ending
 from ..core.value_types import record, replace
 from ..process.clock import monotonic_ns
@@ -21,7 +22,7 @@ from .merged_greeting import MergedGreeting
 from .merged_lists import KINDS, ListReading, MergedDirectory, MergedKind
 from .merged_long_line import LongLine
 from .merged_routes import ROUTED_BY_HEAD, MergedRoutes, NoRoute, Route
-from .merged_server import MergedServer
+from .merged_server import LINE_STALL_MS, MergedServer
 from .merged_subscriptions import ACKNOWLEDGED, MergedSubscriptions
 from .messages import (
     LISTEN,
@@ -74,6 +75,7 @@ class Merger:
         self._client_long: Message | None = None
         self._client_route: Route | None = None
         self._client_gathered: bytearray | None = None
+        self._piece_ns = 0
         self.line_owner: MergedServer | None = None  # whose long line is being passed to the client
         self._long: dict[MergedServer, LongLine] = {}
         for server in servers:
@@ -378,6 +380,7 @@ class Merger:
         if self.line_owner not in (None, server):
             return  # the last words of a server, while the client is being left
         self._client.write_piece(part, piece)
+        self._piece_ns = monotonic_ns()
         self.line_owner = None if part is LinePart.END else server
 
     def forget_long_line(self, server: MergedServer) -> None:
@@ -423,7 +426,9 @@ class Merger:
     @property
     def next_due_ns(self) -> int:
         readings = (reading.due_ns for each in self._readings.values() for reading in each)
-        return min(self._greeting.next_due_ns, self._subscriptions.next_due_ns, min(readings, default=NEVER_NS))
+        line_ns = NEVER_NS if self.line_owner is None else self._piece_ns + LINE_STALL_MS * NS_PER_MS
+        own_ns = min(self._greeting.next_due_ns, self._subscriptions.next_due_ns)
+        return min(own_ns, line_ns, min(readings, default=NEVER_NS))
 
     def check(self, now_ns: int) -> None:
         self._greeting.check(now_ns)
@@ -432,6 +437,10 @@ class Merger:
             for message in early:
                 self._take_request(message)
         self._subscriptions.check(now_ns)
+        if self.line_owner is not None and now_ns >= self._piece_ns + LINE_STALL_MS * NS_PER_MS:
+            self._piece_ns = now_ns
+            if not self._client.has_unwritten:  # otherwise the client is slow
+                self.line_owner.kill()
         for readings in list(self._readings.values()):
             for reading in list(readings):
                 reading.check(now_ns)
