@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -26,10 +25,10 @@ from ..runtime.runtime import Runtime
 from .output import StopListener, write_quietly
 from .parser import Subcommand, argument, name_and_value, option
 from .subcommand import JSON, Mistaken, deliver, run_subcommand, show_drawn, timeout_option
+from .variables import expand
 
 CONFIGURATION = ".mcp.json"
 LARGEST_FILE = 10_000_000
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 Ask = Callable[[Call, Runtime], Awaitable[StepResult]]
 
@@ -91,15 +90,10 @@ def _read_server(name: str, entry: object) -> StdioServer:
 
 
 def _expand(name: str, text: str) -> str:
-    """Replace `${NAME}` and `${NAME:-default}` by variables of the environment, as clients do."""
-
-    def find(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
-            raise Mistaken({"server": f"{name!r} uses the variable {match[1]}, which is not set"})
-        return found
-
-    return _VARIABLE.sub(find, text)
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise Mistaken({"server": f"{name!r} cannot be used: {error}"}) from None
 
 
 # --- the question -------------------------------------------------------------------------------------------------

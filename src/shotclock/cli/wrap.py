@@ -8,10 +8,11 @@ from __future__ import annotations
 import signal
 
 from ..core.clocks import format_duration
+from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
-from ..wrap.call_log import CallLog, server_name
+from ..wrap.call_log import CallLog
 from ..wrap.catalogue import LastCatalogue
 from ..wrap.front import Front
 from ..wrap.gate import DEFAULT_ASK_WAIT_MS, Gate, GateSettings, directory_of
@@ -33,10 +34,12 @@ from ..wrap.server_process import ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
 from .parser import Option, ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
+from .variables import expand
 
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
+_REMOTE = "A server over HTTP"
 _LOG = "Log of calls"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
@@ -48,17 +51,16 @@ def main(words: list[str]) -> int:
         return emit_text(command_help("shotclock", COMMAND), 0)
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
-    line.mistakes += problems_with(command, env, line.values["cwd"])
-    gate = read_gate(line, command, env)
+    limits = read_limits(line)
+    server = read_server(line, command, env, limits.grace_ms)
+    gate = read_gate(line, command if line.values["url"] is None else server.identity, env)
     if line.mistakes:
         for mistake in line.mistakes:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
         return NOT_DONE
-    limits = read_limits(line)
     signals = TerminalSignals()
-    server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
-    log = None if line.values["no_log"] else CallLog(line.values["name"] or server_name(command))
+    log = None if line.values["no_log"] else CallLog(line.values["name"] or server.name)
     front = Front(
         server,
         limits,
@@ -75,6 +77,34 @@ def main(words: list[str]) -> int:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace_ms: int) -> ServerCommand:
+    """Return the process to start: the server or, for a server over HTTP, our adapter. Adds the mistakes."""
+    if line.values["url"] is None:
+        line.mistakes += problems_with(command, env, line.values["cwd"])
+        return ServerCommand(command, env, line.values["cwd"], grace_ms)
+    if command:
+        line.refuse("url", "--url and a command after -- exclude each other: leave one out")
+    from ..wrap.adapter_command import AdapterCommand  # with modules that a command does not need
+    from ..wrap.endpoint import Endpoint, read_header, read_url
+
+    endpoint = Endpoint("http", "localhost", 80, "/")
+    try:
+        endpoint = read_url(expand(line.values["url"]))
+    except ValueError as error:
+        line.refuse("url", str(error))
+    headers = dict(endpoint.headers)
+    for text in line.values["header"]:
+        try:
+            name, content = read_header(expand(text))
+        except ValueError as error:
+            line.refuse("header", str(error))
+        else:
+            if name.lower() in map(str.lower, headers):
+                line.refuse("header", f"{name} was given before, or is in the URL: leave one out")
+            headers[name] = content
+    return AdapterCommand(replace(endpoint, headers=tuple(headers.items())), grace_ms)
 
 
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
@@ -254,15 +284,38 @@ COMMAND = Subcommand(
             default="0",
             heading=_LIFE,
         ),
-        option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
-        option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+        option("--cwd", "DIR", "Run the server in this directory.", excludes=("--url",), heading=_LIFE),
+        option(
+            "--env",
+            "K=V",
+            "Set a variable of the server.",
+            read=name_and_value,
+            repeats=True,
+            excludes=("--url",),
+            heading=_LIFE,
+        ),
+        option(
+            "--url",
+            "URL",
+            "Use the server at this address, over streamable HTTP, in place of a command.",
+            heading=_REMOTE,
+        ),
+        option(
+            "--header",
+            "'NAME: VALUE'",
+            "Send this header with every request, as in 'Authorization: Bearer ${TOKEN}', with a variable of the "
+            "environment.",
+            repeats=True,
+            needs="--url",
+            heading=_REMOTE,
+        ),
         option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
         flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
     ),
     rest="command",
-    usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
-    description="Run an MCP server that speaks over stdin and stdout. Messages pass unchanged in both directions; a "
-    "call that hangs is answered on time, and a server that crashes or hangs is replaced.",
+    usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | [OPTIONS] --url URL",
+    description="Run an MCP server that speaks over stdin and stdout, or use one over HTTP. Messages pass unchanged in "
+    "both directions; a call that hangs is answered on time, and a server that crashes or hangs is replaced.",
     epilogue="""\
 In the configuration of a client, put it in front of the server:
 

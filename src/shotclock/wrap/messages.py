@@ -36,6 +36,8 @@ LIST_CHANGES = {
     "notifications/prompts/list_changed": "prompts",
     "notifications/resources/list_changed": "resources",
 }
+# Of a request that may be repeated; hundreds may be open.
+LONGEST_REPEATED = 16 * 1024
 _ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 REVISION_KEY = _ENVELOPE_PREFIX + "protocolVersion"
 

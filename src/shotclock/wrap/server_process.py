@@ -16,6 +16,8 @@ from ..process.environment import DEADLINE_VARIABLE, OVERTIME_VARIABLE, REMAININ
 from ..process.foreground import REPORT_MARGIN_MS, TerminalSignals
 from ..process.kill import VERIFY_LIMIT_MS
 from ..runtime.commands import explain_unstartable, signal_name
+from .call_log import server_name
+from .failures import OF_PROCESS, OF_SESSION
 
 KEPT_STDERR = 2 * 1024
 
@@ -30,6 +32,22 @@ class ServerCommand:
         self.env = {**inherited, **env}
         self.cwd = cwd
         self.grace_ms = grace_ms
+        self.words = OF_PROCESS
+
+    @property
+    def name(self) -> str:
+        """Return the name of the server in the log of calls."""
+        return server_name(self.argv)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Return whether the process is our own and passes messages on to a server elsewhere."""
+        return self.words is OF_SESSION
+
+    @property
+    def identity(self) -> list[str]:
+        """Return words that tell this server from others."""
+        return [*self.argv, self.cwd or os.getcwd()]
 
     def task(self) -> CommandTask:
         return CommandTask(
