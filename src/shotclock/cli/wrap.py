@@ -12,8 +12,10 @@ from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
+from ..wrap.adapter_command import AdapterCommand
 from ..wrap.call_log import CallLog
 from ..wrap.catalogue import LastCatalogue
+from ..wrap.endpoint import Endpoint, read_header, read_url
 from ..wrap.front import Front
 from ..wrap.gate import DEFAULT_ASK_WAIT_MS, Gate, GateSettings, directory_of
 from ..wrap.large_results import LARGEST_LIMIT
@@ -86,9 +88,6 @@ def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace
         return ServerCommand(command, env, line.values["cwd"], grace_ms)
     if command:
         line.refuse("url", "--url and a command after -- exclude each other: leave one out")
-    from ..wrap.adapter_command import AdapterCommand  # with modules that a command does not need
-    from ..wrap.endpoint import Endpoint, read_header, read_url
-
     endpoint = Endpoint("http", "localhost", 80, "/")
     try:
         endpoint = read_url(expand(line.values["url"]))

@@ -60,11 +60,13 @@ class Endpoint:
         return cls(scheme, host, port, path, tuple((name, text) for name, text in headers))
 
     def without_secrets(self, text: str) -> str:
-        """Return a text of the server without the values of our headers, which it may repeat."""
-        for _, secret in self.headers:
-            for part in {secret, secret.partition(" ")[2]}:
-                if len(part) >= SHORTEST_SECRET:
-                    text = text.replace(part, "…")
+        """Return a text of the server without our query and the values of our headers, which it may repeat."""
+        secrets = [self.path.partition("?")[2]]
+        for _, content in self.headers:
+            secrets += [content, content.partition(" ")[2]]
+        for secret in secrets:
+            if len(secret) >= SHORTEST_SECRET:
+                text = text.replace(secret, "…")
         return text
 
 

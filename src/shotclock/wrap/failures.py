@@ -45,7 +45,8 @@ OF_SESSION = LossWords(
     lost_state="The state of that session is lost",
     ready_again="the server has opened a new session (number {}); the state of the old one is lost",
     planned="the session was closed as planned, and another is opened when it is needed",
-    too_often="the session was lost too often in a short time, and no other is opened for a while",
+    too_often="its session was lost or could not be opened several times in a short time, and no other is opened for a "
+    "while",
     ending_killed=Ending.ABANDONED,
     ending_gone=Ending.ABANDONED,
 )

@@ -51,7 +51,7 @@ LONGEST_RETRY_MS = 30_000
 MOST_RESUMPTIONS = 5
 EXCERPT = 200
 LONGEST_ERROR = 64 * 1024
-LONGEST_TOOL_LIST = 1024 * 1024
+LONGEST_LEARNED = 1024 * 1024  # of a greeting, or of a list of tools
 LOOK_MS = 500
 THREAD_STACK = 512 * 1024
 
@@ -226,16 +226,17 @@ class HttpClient:
 
     def _send_posting(self, posting: Posting) -> None:
         response = self._link.send("POST", posting.headers, posting.body, Exchange(), ACCEPT_LIMIT_S)
-        text = response.collect(LONGEST_ERROR)
-        response.finish()
         if response.status >= 400:
+            text = _collect(response, LONGEST_ERROR)
             if SESSION in posting.headers and _names_lost_session(response.status, _read_error(response, text)):
                 self._lose_session()
             else:
                 self._note(
                     f"the server refused {posting.message.method or 'an answer'}: {self._status(response, text)}"
                 )
-        elif posting.message.method == "notifications/initialized" and self._headers.session:
+            return
+        response.finish()
+        if posting.message.method == "notifications/initialized" and self._headers.session:
             _start(self._listen)
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -408,17 +409,20 @@ class HttpClient:
                 self._answer_error(exchange, json.loads(text.head)["error"])
                 return
             if key_of(id) == exchange.key:
-                self._learn(exchange, message, text)
+                self._learn(exchange, text)
                 exchange.is_answered = True
         self._output.write(text)
 
-    def _learn(self, exchange: RequestExchange, message: Message, text: CollectedMessage) -> None:
-        if exchange.method == "initialize":
-            self._headers.note_greeting(message.result)
-        elif exchange.method == "tools/list" and exchange.is_modern and text.size <= LONGEST_TOOL_LIST:
-            whole = b"".join(text.pieces())
-            if ANNOTATION.encode() in whole and (listed := read_line(whole)) is not None:
-                self._headers.note_tools(listed.result)
+    def _learn(self, exchange: RequestExchange, text: CollectedMessage) -> None:
+        """Note the parts of an answer that later headers need."""
+        is_list = exchange.method == "tools/list" and exchange.is_modern
+        if text.size > LONGEST_LEARNED or not (is_list or exchange.method == "initialize"):
+            return
+        whole = b"".join(text.pieces())
+        if not is_list or ANNOTATION.encode() in whole:
+            message = read_line(whole)
+            result = None if message is None else message.result
+            (self._headers.note_tools if is_list else self._headers.note_greeting)(result)
 
     # --- failures and the end ------------------------------------------------------------------------------------
 
@@ -514,6 +518,7 @@ def _names_lost_session(status: int, answer: dict[str, object] | None) -> bool:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C concerns the process that started us
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     threading.stack_size(THREAD_STACK)
     client = HttpClient(Endpoint.from_environment(os.environ))

@@ -28,6 +28,7 @@ DRAIN_LIMIT_S = 1.0
 MOST_DRAINED = 64 * 1024
 # A peer that is gone without a word is found after KEEP_IDLE_S + KEEP_TRIES * KEEP_EVERY_S.
 KEEP_IDLE_S, KEEP_EVERY_S, KEEP_TRIES = 30, 10, 3
+_KEEP_ALIVE = {"TCP_KEEPIDLE": KEEP_IDLE_S, "TCP_KEEPINTVL": KEEP_EVERY_S, "TCP_KEEPCNT": KEEP_TRIES}
 
 
 class NoAnswer(Exception):
@@ -183,7 +184,8 @@ class HttpLink:
         exchange: Exchange,
         answer_within_s: float | None,
     ) -> HttpResponse:
-        connection = self._take_kept() or self._connect()
+        kept = self._take_kept()
+        connection = kept or self._connect()
         sock = connection.sock
         exchange.has_sent.clear()
         exchange.hold(sock)
@@ -200,13 +202,18 @@ class HttpLink:
                 connection.putheader("Content-Length", str(body.size))
             connection.endheaders(None if body is None else body.body())
             exchange.has_sent.set()
+            # A server that delays small packets would otherwise wait 40 ms before it sends the body after the headers.
+            _set_tcp_option(sock, "TCP_QUICKACK", 1)
             return HttpResponse(self, exchange, connection, sock)
         except (OSError, http.client.HTTPException) as error:
             exchange.hold(None)
             connection.close()
-            if not exchange.has_sent.is_set():  # the server cannot begin with a part of a request
+            if exchange.has_sent.is_set():
+                raise NoAnswer("CONNECTION_LOST", Fate.LOST, explain_loss(error)) from None
+            if kept is None or exchange.is_aborted:
                 raise self._unreachable(error) from None
-            raise NoAnswer("CONNECTION_LOST", Fate.LOST, explain_loss(error)) from None
+        # The server closed an idle connection, and cannot begin with a part of a request.
+        return self._send_once(method, headers, body, exchange, answer_within_s)
 
     def _connect(self) -> http.client.HTTPConnection:
         endpoint = self.endpoint
@@ -225,9 +232,8 @@ class HttpLink:
             raise self._unreachable(error) from None
         sock = connection.sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_EVERY_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_TRIES)
+        for name, number in _KEEP_ALIVE.items():
+            _set_tcp_option(sock, name, number)
         return connection
 
     def _unreachable(self, error: Exception) -> NoAnswer:
@@ -256,6 +262,12 @@ class HttpLink:
             connection.close()
 
 
+def _set_tcp_option(sock: socket.socket, name: str, number: int) -> None:
+    option = getattr(socket, name, None)  # not every system has all of them
+    if option is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, option, number)
+
+
 def _is_silent(sock: socket.socket | None) -> bool:
     """Return whether an idle connection is open and has nothing to read."""
     if sock is None:
@@ -263,11 +275,12 @@ def _is_silent(sock: socket.socket | None) -> bool:
     try:
         sock.settimeout(0)
         # The plain socket: the TLS layer has nothing of its own while the server is silent.
-        return not socket.socket.recv(sock, 1, socket.MSG_PEEK)
+        socket.socket.recv(sock, 1, socket.MSG_PEEK)
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        pass
+    return False  # its end, or bytes that belong to no request
 
 
 def explain_loss(error: Exception) -> str:
