@@ -87,7 +87,9 @@ class Handler(BaseHTTPRequestHandler):
         elif method == "tools/call":
             getattr(self, "call_" + message["params"]["name"])(id, message["params"].get("arguments", {}))
         else:
-            self.answer(json.dumps({"jsonrpc": "2.0", "id": id, "result": {}}).encode())
+            names = [name.removeprefix("call_") for name in vars(Handler) if name.startswith("call_")]
+            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+            self.answer(json.dumps({"jsonrpc": "2.0", "id": id, "result": {"tools": tools}}).encode())
 
     # --- tools ---------------------------------------------------------------------------------------------------
 

@@ -388,6 +388,17 @@ def test_nothing_is_left_after_a_kill(bad: str, victim: str) -> None:
         wait_until_gone(adapter.pid)
 
 
+def test_a_server_of_a_configuration_is_called_from_the_shell(bad: str, tmp_path: Path) -> None:
+    entry = {"type": "http", "url": bad, "headers": {"Authorization": "Bearer ${URL_TEST_TOKEN:-none}"}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"remote": entry}}))
+    words = ["call", "remote", "requests", "--config", str(tmp_path / "mcp.json"), "--format", "text"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "shotclock", *words], capture_output=True, text=True, timeout=ANSWER_WITHIN_S
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert json.loads(ran.stdout)[-1]["headers"]["Authorization"] == "Bearer none"
+
+
 def test_wrong_options_are_named() -> None:
     def run(*options: str) -> str:
         ran = subprocess.run([*WRAP, *options], capture_output=True, text=True, timeout=ANSWER_WITHIN_S)
@@ -399,6 +410,8 @@ def test_wrong_options_are_named() -> None:
     assert "--url" in run("--url", "http://host/mcp", "--cwd", "/tmp")
     assert "--header needs --url" in run("--header", "A: b", "--", "server")
     assert "cannot be chosen" in run("--url", "http://host/mcp", "--header", "Mcp-Session-Id: 1")
-    assert "the variable NOT_SET_AT_ALL is not set" in run("--url", "http://host", "--header", "A: ${NOT_SET_AT_ALL}")
+    assert "the variable NOT_SET_AT_ALL, which is not set" in run(
+        "--url", "http://host", "--header", "A: ${NOT_SET_AT_ALL}"
+    )
     assert "s3cret" not in run("--url", "http://host/mcp", "--header", "s3cret")
     assert "given before" in run("--url", "http://user:pw@host/mcp", "--header", "Authorization: x")

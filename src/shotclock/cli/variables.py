@@ -14,7 +14,7 @@ def expand(text: str) -> str:
     def find(match: re.Match[str]) -> str:
         found = os.environ.get(match[1], match[2])
         if found is None:
-            raise ValueError(f"the variable {match[1]} is not set")
+            raise ValueError(f"it uses the variable {match[1]}, which is not set")
         return found
 
     return _VARIABLE.sub(find, text)
