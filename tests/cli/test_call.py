@@ -87,7 +87,11 @@ def test_a_server_is_found_by_its_name_in_a_configuration(
     ask: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = {"command": "${PROGRAM}", "args": [SERVER[1], "${UNSET_WORD:---id-last}"], "env": {"A": "b"}}
-    servers = {"scripted": entry, "remote": {"type": "sse", "url": "http://localhost/sse"}, "odd": {"command": "x", "args": "y"}}
+    servers = {
+        "scripted": entry,
+        "remote": {"type": "sse", "url": "http://localhost/sse"},
+        "odd": {"command": "x", "args": "y"},
+    }
     (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
     (tmp_path / "vscode.json").write_text(json.dumps({"servers": {"scripted": {**entry, "command": SERVER[0]}}}))
     monkeypatch.chdir(tmp_path)
