@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from mcp import Client, StdioServerParameters
 from mcp_types import CreateMessageResult, ElicitResult, TextContent
 
+from shotclock.wrap.http_client import MOST_OPEN
 from tests.wrap.bad_http_server import LARGE
 from tests.wrap.client import ANSWER_WITHIN_S, ENDED_WITHIN_S, GREETING, RawClient, connected, failure
 from tests.wrap.test_lives import POLL_S, wait_until_gone
@@ -217,6 +218,31 @@ def test_the_session_is_deleted_at_the_end(bad: str) -> None:
         ]
 
 
+def test_an_idle_session_is_closed_and_another_is_opened_when_it_is_needed(bad: str) -> None:
+    with wrapped_url(bad, "--idle-shutdown", "300ms") as client:
+        wait_until_gone(adapter_of(client).pid)
+        seen = requests_seen(client)
+    assert [each["http"] for each in seen].count("DELETE") == 1
+    assert [each["message"]["method"] for each in seen if each["message"]].count("initialize") == 2
+
+
+def test_policy_pins_and_the_log_apply(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    lock = tmp_path / "lock.json"
+    with wrapped_url(bad, "--lock", str(lock), "--deny", "fail", "--name", "tickets") as client:
+        assert client.text("echo", text="x") == "x"
+        assert failure(client.ask("fail"))[1]["error"]["code"] == "NOT_ALLOWED"
+        assert all((each["message"] or {}).get("params", {}).get("name") != "fail" for each in requests_seen(client))
+    assert "cut_stream" in lock.read_text()
+    ran = subprocess.run(
+        [sys.executable, "-m", "shotclock", "calls", "--server", "tickets", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_WITHIN_S,
+    )
+    assert [each["tool"] for each in json.loads(ran.stdout)["data"]["calls"]] == ["requests", "fail", "echo"]
+
+
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
@@ -332,6 +358,16 @@ def test_a_call_that_hangs_is_answered_on_time(bad: str) -> None:
         assert client.text("echo", text="alive") == "alive"
         cancelled = [each["message"]["params"]["requestId"] for each in requests_seen(client) if is_cancellation(each)]
         assert set(ids) >= set(cancelled)
+
+
+def test_too_many_open_calls_are_refused_and_a_ping_is_not(bad: str) -> None:
+    with wrapped_url(bad) as client:
+        ids = [client.call("hang") for _ in range(MOST_OPEN + 2)]
+        for id in ids[-2:]:
+            text, envelope = failure(client.receive(id)["result"])
+            assert f"was not sent: the server has {MOST_OPEN} open calls" in text and "safe to call it again" in text
+            assert envelope["error"]["code"] == "SERVICE_UNAVAILABLE"
+        assert "result" in client.receive(client.request("ping"))
 
 
 def is_cancellation(request: dict[str, Any]) -> bool:

@@ -33,7 +33,7 @@ from .request_headers import RequestHeaders
 STDIN, STDOUT, STDERR = 0, 1, 2
 SESSION_LOST = 3  # our exit code
 
-# Requests that wait for the server at the same time; further ones are refused.
+# Calls that wait for the server at the same time, and as many other requests: many calls must not fail a ping.
 MOST_OPEN = 256
 # Cancelled requests whose stream stays open for a late answer, and how long: closing it is no cancellation before
 # the revision 2026-07-28.
@@ -131,11 +131,13 @@ class HttpClient:
             self._report_lost(exchange)
             return
         with self._lock:
-            is_full = len(self._open) - len(self._cancelled) >= MOST_OPEN
+            alike = (each for each in self._open.values() if each.is_call is exchange.is_call)
+            is_full = sum(not each.is_cancelled for each in alike) >= MOST_OPEN
             if not is_full and exchange.key is not None:
                 self._open[exchange.key] = exchange
         if is_full:
-            why = f"has {MOST_OPEN} open requests of this client, which is the most that are sent at once"
+            what = "calls" if exchange.is_call else "other requests"
+            why = f"has {MOST_OPEN} open {what} of this client, which is the most that are sent at once"
             self._report(exchange, NoAnswer("SERVICE_UNAVAILABLE", Fate.NOT_SENT, why))
         else:
             _start(self._run, exchange)
@@ -156,6 +158,7 @@ class HttpClient:
         elif exchange.is_modern:
             self._give_up(exchange)
         else:
+            exchange.is_cancelled = True
             self._post(message, body, exchange)
             self._cancelled.append((monotonic_ns() + CANCELLED_LIMIT_MS * NS_PER_MS, exchange))
 

@@ -39,8 +39,9 @@ class RequestExchange(Exchange):
         super().__init__()
         self.id, self.key, self.method = message.id, message.key, message.method
         self.body, self.headers = body, headers
+        self.is_call = message.method == "tools/call"
         self.is_modern = is_modern
-        self.is_answered = False
+        self.is_answered = self.is_cancelled = False
 
 
 class LineOutput:
