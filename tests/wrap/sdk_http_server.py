@@ -79,6 +79,13 @@ async def announce_until_heard(ctx: Context) -> str:
 
 
 @server.tool()
+async def publish(ctx: Context) -> str:
+    """Announce other tools to subscribers."""
+    await ctx.notify_tools_changed()
+    return "published"
+
+
+@server.tool()
 def route(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
     """Repeat an argument that has to be in a header as well."""
     return region

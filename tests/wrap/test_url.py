@@ -66,6 +66,14 @@ def requests_seen(client: RawClient) -> list[dict[str, Any]]:
     return json.loads(client.text("requests"))
 
 
+def wait_for_call(client: RawClient, tool: str) -> None:
+    """Wait until the server has a call."""
+    give_up_at = time.monotonic() + ANSWER_WITHIN_S
+    while not any((each["message"] or {}).get("params", {}).get("name") == tool for each in requests_seen(client)):
+        assert time.monotonic() < give_up_at, f"{tool} did not reach the server"
+        time.sleep(POLL_S)
+
+
 def adapter_of(client: RawClient) -> psutil.Process:
     below = psutil.Process(client.process.pid).children(recursive=True)
     return next(each for each in below if "http_client" in " ".join(each.cmdline()))
@@ -151,6 +159,20 @@ def test_a_new_session_is_opened_after_a_restart_of_the_server() -> None:
 
 
 @pytest.mark.slow
+def test_a_subscription_stays_open_beside_calls() -> None:
+    async def check(url: str) -> None:
+        async with sdk_client([*WRAP, "--timeout", "1s", "--url", url], "2026-07-28") as client:
+            async with client.listen(tools_list_changed=True) as subscription:
+                for _ in range(2):
+                    await client.call_tool("publish", {})
+                    event = await asyncio.wait_for(anext(aiter(subscription)), ANSWER_WITHIN_S)
+                    assert type(event).__name__ == "ToolsListChanged"
+
+    with serving("sdk_http_server.py") as port:
+        asyncio.run(check(f"http://127.0.0.1:{port}/mcp"))
+
+
+@pytest.mark.slow
 def test_messages_that_belong_to_no_call_are_received() -> None:
     with serving("sdk_http_server.py") as port, wrapped_url(f"http://127.0.0.1:{port}/mcp") as client:
         client.call("announce_until_heard", id="announcing")
@@ -201,6 +223,7 @@ def test_a_lost_session_is_replaced_and_the_call_is_sent_in_the_new_one(bad: str
 def test_calls_in_flight_are_lost_with_their_session(bad: str) -> None:
     with wrapped_url(bad) as client:
         hung = client.call("hang")
+        wait_for_call(client, "hang")
         client.text("forget")
         client.text("echo", text="again")
         text, envelope = failure(client.receive(hung)["result"])
@@ -412,7 +435,7 @@ def test_nothing_is_left_after_a_kill(bad: str, victim: str) -> None:
     with wrapped_url(bad) as client:
         adapter = adapter_of(client)
         hung = client.call("hang")
-        client.text("echo", text="x")
+        wait_for_call(client, "hang")
         if victim == "wrapper":
             client.process.kill()
         else:

@@ -23,9 +23,8 @@ from ..runtime import commands
 from ..runtime.call import Call, Outcome
 from ..runtime.runtime import Runtime
 from .output import StopListener, write_quietly
-from .parser import Subcommand, argument, name_and_value, option
+from .parser import Subcommand, argument, expand, name_and_value, option
 from .subcommand import JSON, Mistaken, deliver, run_subcommand, show_drawn, timeout_option
-from .variables import expand
 
 CONFIGURATION = ".mcp.json"
 LARGEST_FILE = 10_000_000

@@ -12,7 +12,6 @@ from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..runtime.commands import problems_with
-from ..wrap.adapter_command import AdapterCommand
 from ..wrap.call_log import CallLog
 from ..wrap.catalogue import LastCatalogue
 from ..wrap.endpoint import Endpoint, read_header, read_url
@@ -32,11 +31,10 @@ from ..wrap.limits import (
 )
 from ..wrap.pins import LockFile
 from ..wrap.rules import CallVerdict, Rules, rule_reader
-from ..wrap.server_process import ServerCommand
+from ..wrap.server_process import AdapterCommand, ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
-from .parser import Option, ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
-from .variables import expand
+from .parser import Option, ParsedLine, Subcommand, command_help, duration, expand, flag, name_and_value, option, read
 
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"

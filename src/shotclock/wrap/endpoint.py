@@ -1,6 +1,7 @@
-"""The address of an MCP server over HTTP, and the headers that every request to it carries.
+"""The two ends of the adapter of a server over HTTP: the address that it gets, and the reports that it gives.
 
 Headers and the query of the address may be secret: they reach the adapter in its environment, and no message has them.
+Reports are lines between the messages of the server, which always begin with a brace.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
 from ..core.value_types import value
@@ -20,6 +22,7 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 # Set by the adapter for each request.
 _OWN_HEADERS = ("accept", "connection", "content-length", "content-type", "host", "last-event-id", "transfer-encoding")
+_REPORT = b"\x1eshotclock "
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -102,3 +105,35 @@ def read_header(text: str) -> tuple[str, str]:
     if not _VALUE.fullmatch(content):
         raise ValueError(f"the value of {name} has characters that a header cannot have")
     return name, content
+
+
+class Fate(StrEnum):
+    """The fate of a request that was not answered."""
+
+    NOT_SENT = "was not sent"
+    REFUSED = "was refused"
+    LOST = "was lost"
+    FAILED = "failed"
+
+
+@value
+class AdapterReport:
+    """A request without an answer. Without an id: the session is lost, and the adapter ends."""
+
+    id: object
+    code: str
+    fate: Fate
+    why: str  # the end of a sentence that begins with the server
+    line: str = ""  # a request that may be sent in the next session
+
+    def to_line(self) -> bytes:
+        fields = [self.id, self.code, self.fate, self.why, self.line]
+        return _REPORT + json.dumps(fields).encode() + b"\n"
+
+    @classmethod
+    def of_line(cls, line: bytes) -> AdapterReport | None:
+        """Return the report of a line; None if it is a message."""
+        if not line.startswith(_REPORT):
+            return None
+        id, code, fate, why, text = json.loads(line[len(_REPORT) :])
+        return cls(id, code, Fate(fate), why, text)

@@ -13,7 +13,7 @@ from ..core.errors import Ending
 from ..core.value_types import field, record, value
 from ..process.clock import monotonic_ns
 from ..runtime.call import Outcome, admit, answer
-from .adapter_reports import AdapterReport, Fate
+from .endpoint import AdapterReport, Fate
 from .messages import encode
 from .requests import ClientRequest
 

@@ -3,7 +3,7 @@
 `shotclock wrap --url` starts this process in place of a server, so the limits, restarts and policy are the same. The
 main thread reads stdin. Each request has a thread until it is answered; notifications and answers of the client are
 sent in order by another one. A message is written to stdout once all of it has come: a slow one blocks no other.
-docs/design.md: R76.
+docs/design.md: R75.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import os
 import queue
 import select
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
-from .adapter_reports import AdapterReport, Fate
-from .endpoint import Endpoint
+from .endpoint import AdapterReport, Endpoint, Fate
 from .event_stream import CollectedMessage, MessageTooLarge
 from .http_link import Exchange, HttpLink, NoAnswer
 from .http_requests import HttpRequests, LineOutput, RequestExchange
@@ -80,14 +78,18 @@ class HttpClient:
         self._long: Message | None = None
         self._body = CollectedMessage()
 
-    def run(self) -> None:
-        """Pass messages until stdin ends."""
+    def run(self, stop_fd: int) -> None:
+        """Pass messages until stdin ends or there is anything to read on the other descriptor."""
         _start(self._send_postings)
         splitter = LineSplitter()
         poller = select.poll()
         poller.register(STDIN, select.POLLIN)
+        poller.register(stop_fd, select.POLLIN)
         while True:
-            if poller.poll(LOOK_MS if self._cancelled else None):
+            ready = [fd for fd, _ in poller.poll(LOOK_MS if self._cancelled else None)]
+            if stop_fd in ready:
+                return
+            if ready:
                 chunk = os.read(STDIN, READ_SIZE)
                 if not chunk:
                     return
@@ -284,13 +286,11 @@ def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C concerns the process that started us
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    stop_fd, stopping_fd = os.pipe()
+    signal.signal(signal.SIGTERM, lambda number, frame: os.write(stopping_fd, b"!"))
     threading.stack_size(THREAD_STACK)
     client = HttpClient(Endpoint.from_environment(os.environ))
-    try:
-        client.run()
-    except SystemExit:
-        pass
+    client.run(stop_fd)
     client.close()
     os._exit(0)  # threads may wait for the server
 

@@ -13,8 +13,7 @@ from urllib.parse import urljoin, urlsplit
 from .._version import __version__
 from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
-from .adapter_reports import Fate
-from .endpoint import Endpoint, read_url
+from .endpoint import Endpoint, Fate, read_url
 from .event_stream import CollectedMessage
 from .lines import READ_SIZE
 

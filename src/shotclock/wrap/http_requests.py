@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
-from .adapter_reports import Fate
+from .endpoint import Fate
 from .event_stream import CollectedMessage, EventReader, MessageTooLarge
 from .http_link import Exchange, HttpLink, HttpResponse, NoAnswer, explain_loss
 from .lines import id_in_tail

@@ -18,7 +18,7 @@ from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..process.clock import monotonic_ns
 from ..process.foreground import TerminalSignals
-from .adapter_reports import AdapterReport
+from .endpoint import AdapterReport
 from .failures import CONNECTION_CLOSED, WrapFailure, reported_failure
 from .limits import ServerLimits
 from .lines import READ_SIZE, LinePart, LineSplitter
