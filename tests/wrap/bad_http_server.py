@@ -14,6 +14,7 @@ HANG_S = 60.0
 requests: list[dict[str, Any]] = []
 """Every request: its method, its headers, its message."""
 lost_sessions: set[str] = set()
+deaf_sessions: set[str] = set()
 stop = threading.Event()
 late: dict[str, Any] = {}
 
@@ -77,6 +78,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(f"who are you, {self.headers.get('Authorization')}?".encode(), status=401, kind="text/plain")
         elif session in lost_sessions:
             self.answer(b"no such session", status=404, kind="text/plain")
+        elif session in deaf_sessions:
+            stop.wait(HANG_S)
         elif id is None or method is None:
             self.answer(b"", status=202)
         elif method == "initialize":
@@ -103,6 +106,11 @@ class Handler(BaseHTTPRequestHandler):
         """Forget the session after this answer."""
         lost_sessions.add(str(self.headers.get("Mcp-Session-Id")))
         self.answer(result(id, "forgotten"))
+
+    def call_deafen(self, id: Any, arguments: Any) -> None:
+        """Answer nothing in this session after this answer."""
+        deaf_sessions.add(str(self.headers.get("Mcp-Session-Id")))
+        self.answer(result(id, "deaf"))
 
     def call_hang(self, id: Any, arguments: Any) -> None:
         stop.wait(HANG_S)

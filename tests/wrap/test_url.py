@@ -408,6 +408,16 @@ def test_a_server_that_answers_nothing_is_given_up_and_greeted_again() -> None:
     assert "did not answer initialize, so its session was given up" in message and "killed" not in message
 
 
+def test_a_deaf_session_is_replaced(bad: str) -> None:
+    with wrapped_url(bad, "--tool", "echo=timeout:1s", "--grace", "300ms") as client:
+        client.text("deafen")
+        text, envelope = failure(client.ask("echo", text="x"))
+        assert "did not react within 300ms after a limit, so its session was given up" in text
+        assert "The state of that session is lost" in text and "killed" not in text
+        assert envelope["error"]["code"] == "TIMEOUT" and envelope["meta"]["ending"] == "abandoned"
+        assert "x" in client.text("requests")
+
+
 @pytest.mark.slow
 def test_a_large_result_passes_without_being_gathered(bad: str) -> None:
     with wrapped_url(bad) as client:
