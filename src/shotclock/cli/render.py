@@ -18,7 +18,7 @@ from rich.text import Text
 from ..core.clocks import LATEST_MS, WallTime, format_duration
 from ..core.visible_text import one_line, visible
 from ..process.clock import wall_time
-from ..store.calls import SUCCEEDED
+from ..store.calls import RUNNING, SUCCEEDED, UNKNOWN, WAITING
 from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
 from .output import describe_page
@@ -248,10 +248,12 @@ def _calls(data: Any, console: Console) -> None:
     for column in (table.columns[3], *table.columns[5:]):
         column.justify = "right"
     for call in data["calls"]:
-        is_good = call["outcome"] in SUCCEEDED
+        colour = "green" if call["outcome"] in SUCCEEDED else "red"
+        colour = "yellow" if call["outcome"] in (RUNNING, WAITING, UNKNOWN) else colour
         names = (Text(one_line(call[name], 60), no_wrap=True, overflow="ellipsis") for name in ("server", "tool"))
-        outcome = Text(call["outcome"], "green" if is_good else "red")
-        took, shown = brief(call["duration_ms"]), (_short_size(call[name]) for name in sizes.values())
+        outcome = Text(call["outcome"], colour)
+        took = "" if call["duration_ms"] is None else brief(call["duration_ms"])
+        shown = (_short_size(call[name]) for name in sizes.values())
         table.add_row(_age(call["started_at"]), *names, took, outcome, *shown)
     _wrap_only(table, 2)
     table.columns[1].max_width = LONGEST_SERVER

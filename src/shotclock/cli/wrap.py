@@ -66,6 +66,7 @@ def main(words: list[str]) -> int:
         is_lazy=line.values["lazy"],
         gate=gate,
         on_ended=None if log is None else log.add,
+        on_open=None if log is None else log.note_open,
         catalogue=catalogue,
     )
     front.run()
