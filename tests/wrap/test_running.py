@@ -2,21 +2,28 @@
 
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shotclock.core.clocks import ProcessIdentity, WallTime
-from shotclock.store.calls import CallFilter, OpenCall
+from shotclock.inbox.access import Role
+from shotclock.server.web.wrapped_calls import describe_calls
+from shotclock.store.calls import CallFilter, CallsNow, OpenCall
 from shotclock.store.store import Retention, Store, prune
+from tests.server.web.conftest import PHONE, browser, opened, shoot
+from tests.server.web.serving import Served, serving
 from tests.wrap.client import wrapped
+
+__all__ = ["browser", "opened"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -57,7 +64,7 @@ def wait_for_open(home: Path, is_it: Callable[[list[OpenCall]], bool]) -> list[O
     raise AssertionError(f"not in time; open are {found}")
 
 
-def opened(number: int, **changes: Any) -> OpenCall:
+def open_row(number: int, **changes: Any) -> OpenCall:
     fields: dict[str, Any] = {
         "holder": GONE,
         "number": number,
@@ -131,7 +138,7 @@ def test_calls_of_a_wrapper_that_ends_are_not_lost(home: Path) -> None:
 
 def test_a_process_that_ends_between_two_looks_has_recorded_its_calls(home: Path) -> None:
     with Store.open(home) as store:
-        store.calls.add([], 0, [opened(1), opened(2)])
+        store.calls.add([], 0, [open_row(1), open_row(2)])
 
         def ends_now(holder: ProcessIdentity) -> bool:
             store.calls.add([], 0, closed=[(holder, 1)])
@@ -161,7 +168,7 @@ def test_an_ended_call_does_not_stay_open_when_the_store_was_locked(home: Path) 
 def test_lost_calls_are_pruned_and_open_ones_are_not(home: Path) -> None:
     alive = ProcessIdentity("here", "boot", 8, 1, "ns")
     with Store.open(home) as store:
-        store.calls.add([], 0, [*map(opened, range(1, 5)), opened(1, holder=alive)])
+        store.calls.add([], 0, [*map(open_row, range(1, 5)), open_row(1, holder=alive)])
         retention = Retention(calls_ms=DAY_MS, calls=3)
         later = NOW + 10
         assert prune(store, retention, later, lambda holder: holder == alive, dry_run=True).calls == 1
@@ -169,3 +176,73 @@ def test_lost_calls_are_pruned_and_open_ones_are_not(home: Path) -> None:
         assert prune(store, retention, NOW + 2 * DAY_MS, lambda holder: holder == alive).calls == 3
         found = store.calls.look(CallFilter(), 10, lambda holder: holder == alive)
         assert [call.holder for call in found.open] == [alive] and found.lost == ()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_only_operators_see_the_calls_over_http(served: Served, home: Path) -> None:
+    agent, operator = served.token("ann", Role.AGENT), served.token("eve", Role.OPERATOR)
+    with wrapped("--name", "files", "--timeout", "500ms", "--tool", "ignore=timeout:10m") as client:
+        client.ask("hang")
+        client.call("ignore")
+        wait_for_open(home, lambda calls: len(calls) == 1)
+        refused = served.ask("GET", "/api/running", token=agent)
+        assert (refused.status, refused.code) == (403, "NOT_ALLOWED")
+        data = served.ask("GET", "/api/running", token=operator).data
+        [call] = data["wrapped"]
+        assert (call["server"], call["tool"], call["outcome"]) == ("files", "ignore", "running")
+        assert call["more"] == "shotclock calls --running --server=files --tool=ignore"
+        assert [(each["tool"], each["outcome"]) for each in data["failed"]] == [("hang", "TIMEOUT")]
+        os.kill(client.process.pid, signal.SIGKILL)
+        client.process.wait(RUN_WITHIN_S)
+        data = served.ask("GET", "/api/running", token=operator).data
+        assert data["wrapped"] == []
+        assert {(each["tool"], each["outcome"]) for each in data["failed"]} == {("ignore", "lost"), ("hang", "TIMEOUT")}
+
+
+def test_the_command_for_more_is_quoted_for_a_shell() -> None:
+    found = CallsNow((open_row(1, tool="x'; rm *", server="-a $(id)"),), (), ())
+    [call] = describe_calls(found, NOW)["wrapped"]
+    words = shlex.split(call["more"])
+    assert words == ["shotclock", "calls", "--running", "--server=-a $(id)", "--tool=x'; rm [*]"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("theme", "viewport"), [("light", None), ("dark", PHONE)])
+def test_the_page_shows_a_call_while_it_runs_and_then_how_it_failed(
+    served: Served, home: Path, opened: Any, theme: str, viewport: Any
+) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page = opened(served, theme=theme, **({"viewport": viewport} if viewport else {}))
+    page.get_by_role("tab", name="Running").click()
+    expect(page.locator("#detail")).to_contain_text("Nothing runs now")
+    with wrapped("--name", "files", "--timeout", "10m") as client:
+        assert "error" in client.receive(client.call("<b>odd</b>"))
+        id = client.call("hang")
+        row = page.locator("li.row", has_text="hang")
+        expect(row).to_contain_text("files")
+        expect(row.locator(".left-text")).to_contain_text("m")
+        expect(page.locator("#running-count")).to_have_text("1")
+        page.keyboard.press("j")
+        detail = page.locator("#detail")
+        expect(detail).to_contain_text("The server has had this call for")
+        expect(detail).to_contain_text("Its timeout is reached next")
+        expect(detail).to_contain_text(str(client.process.pid))
+        expect(detail).to_contain_text("shotclock calls --running --server=files --tool=hang")
+        expect(detail.get_by_role("button").filter(has_not_text="Running")).to_have_count(0)  # it can only be looked at
+        shoot(page, f"wrapped-{theme}")
+        client.send(method="notifications/cancelled", params={"requestId": id})
+        expect(detail).to_contain_text("It does not run any more")
+        page.keyboard.press("n")
+        expect(page.get_by_role("heading", name="Failed in the last hour")).to_be_visible()
+        expect(page.locator("li.row", has_text="<b>odd</b>")).to_contain_text("error")
+        failed = page.locator("li.row", has_text="cancelled")
+        failed.click()
+        expect(detail).to_contain_text("Cancelled by the client.")
+        expect(detail).to_contain_text("shotclock calls --failed --server=files --tool=hang")
+        shoot(page, f"wrapped-failed-{theme}")

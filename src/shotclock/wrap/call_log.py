@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from ..core.clocks import NS_PER_MS, WallTime
+from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.value_types import record
 from ..process.clock import monotonic_ns, pause, wall_ns, wall_time
@@ -195,17 +195,17 @@ class CallLog:
     def _open_call(self, request: OpenRequest) -> OpenCall:
         from ..store.calls import OpenCall  # as above
 
-        behind_ms = (wall_ns() - monotonic_ns()) // NS_PER_MS
+        behind_ns = wall_ns() - monotonic_ns()
         return OpenCall(
             holder=this_process(),
             number=request.number,
             server=self._server,
             tool=request.tool[:LONGEST_NAME],
-            started_at=WallTime(max(0, request.arrived_ns // NS_PER_MS + behind_ms)),
+            started_at=WallTime.of_ns(max(0, request.arrived_ns + behind_ns)),
             is_sent=request.is_sent,
             timeout_ms=request.limits.timeout_ms,
             idle_ms=request.limits.idle_ms,
-            due_at=None if request.due_ns is None else WallTime(max(0, request.due_ns // NS_PER_MS + behind_ms)),
+            due_at=None if request.due_ns is None else WallTime.of_ns(max(0, request.due_ns + behind_ns)),
             due_by=request.due_by,
             request_bytes=request.request_bytes,
             arguments_sha256=request.digest,
