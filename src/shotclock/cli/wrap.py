@@ -6,10 +6,12 @@ One such process runs before every server of every client, so it imports only wh
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from ..core.clocks import format_duration
 from ..process import foreground
 from ..process.foreground import TerminalSignals
+from ..process.spans import are_wanted
 from ..runtime.commands import problems_with
 from ..wrap.call_log import CallLog, server_name
 from ..wrap.catalogue import LastCatalogue
@@ -28,11 +30,16 @@ from ..wrap.limits import (
     read_tool_limits,
 )
 from ..wrap.pins import LockFile
+from ..wrap.requests import EndedRequest, OnEnded
 from ..wrap.rules import CallVerdict, Rules, rule_reader
 from ..wrap.server_process import ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
 from .parser import Option, ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..wrap.call_spans import CallSpans
 
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
@@ -59,23 +66,46 @@ def main(words: list[str]) -> int:
     server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
     log = None if line.values["no_log"] else CallLog(line.values["name"] or server_name(command))
+    traced = _begin_spans(line.values["name"] or server_name(command))
+    records = [each.add for each in (log, traced) if each is not None]
     front = Front(
         server,
         limits,
         signals,
         is_lazy=line.values["lazy"],
         gate=gate,
-        on_ended=None if log is None else log.add,
+        on_ended=_call_each(records) if records else None,
         on_open=None if log is None else log.note_open,
         catalogue=catalogue,
     )
     front.run()
-    if log is not None and (unlogged := log.close()):
-        say_line(f"shotclock wrap: {unlogged}")
+    for each in (log, traced):
+        if each is not None and (missing := each.close()):
+            say_line(f"shotclock wrap: {missing}")
     if (problem := front.life.unstartable) is not None:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def _begin_spans(server: str) -> CallSpans | None:
+    if not are_wanted():
+        return None
+    from ..runtime.telemetry import is_installed  # with threads and queues, which others need not load
+    from ..wrap.call_spans import CallSpans
+
+    return CallSpans(server) if is_installed() else None
+
+
+def _call_each(records: Sequence[OnEnded]) -> OnEnded:
+    if len(records) == 1:
+        return records[0]
+
+    def add(ended: EndedRequest) -> None:
+        for record in records:
+            record(ended)
+
+    return add
 
 
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
