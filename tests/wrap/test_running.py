@@ -15,10 +15,15 @@ from typing import Any
 import pytest
 
 from shotclock.core.clocks import ProcessIdentity, WallTime
+from shotclock.core.value_types import replace
 from shotclock.inbox.access import Role
+from shotclock.process.kernel import this_process
 from shotclock.server.web.wrapped_calls import describe_calls
 from shotclock.store.calls import CallFilter, CallsNow, OpenCall
 from shotclock.store.store import Retention, Store, prune
+from shotclock.wrap.call_log import MOST_WAITING, CallLog
+from shotclock.wrap.limits import CallLimits
+from shotclock.wrap.requests import EndedRequest, OpenRequest
 from tests.server.web.conftest import PHONE, browser, opened, shoot
 from tests.server.web.serving import Served, serving
 from tests.wrap.client import wrapped
@@ -129,6 +134,12 @@ def test_a_call_of_a_killed_wrapper_is_lost_and_not_running(home: Path) -> None:
         assert (call["tool"], call["outcome"], call["duration_ms"], call["due_at"]) == ("hang", "lost", None, None)
 
 
+def test_nothing_is_claimed_about_a_process_that_cannot_be_seen_from_here(home: Path) -> None:
+    with Store.open(home) as store:
+        store.calls.add([], 0, [open_row(1, holder=replace(this_process(), namespace="pid:[1]"))])
+    assert [call["outcome"] for call in listed("--running")] == ["unknown"]
+
+
 def test_calls_of_a_wrapper_that_ends_are_not_lost(home: Path) -> None:
     with wrapped() as client:
         client.call("hang")
@@ -163,6 +174,23 @@ def test_an_ended_call_does_not_stay_open_when_the_store_was_locked(home: Path) 
     finally:
         other.close()
     assert [call["outcome"] for call in listed("--tool", "hang")] == ["TIMEOUT"]
+
+
+def test_a_call_that_the_full_log_drops_does_not_stay_open(home: Path) -> None:
+    Store.open(home).close()
+    log = CallLog("files")
+    log.note_open([OpenRequest(1, "read", time.monotonic_ns(), True, CallLimits(), None, None, 100, None, 1)])
+    wait_for_open(home, lambda calls: len(calls) == 1)
+    other = sqlite3.connect(home / "shotclock.db", isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        for number in (*[0] * MOST_WAITING, 1):
+            log.add(EndedRequest("", "tools/call", "read", "ok", CallLimits(), 5, 100, 200, None, 1, number))
+        other.execute("COMMIT")
+    finally:
+        other.close()
+    wait_for_open(home, lambda calls: not calls)
+    assert log.close().startswith("1 calls were not logged")
 
 
 def test_lost_calls_are_pruned_and_open_ones_are_not(home: Path) -> None:
@@ -230,12 +258,16 @@ def test_the_page_shows_a_call_while_it_runs_and_then_how_it_failed(
         expect(page.locator("#running-count")).to_have_text("1")
         page.keyboard.press("j")
         detail = page.locator("#detail")
-        expect(detail).to_contain_text("The server has had this call for")
+        expect(detail).to_contain_text("The server has this call.")
         expect(detail).to_contain_text("Its timeout is reached next")
         expect(detail).to_contain_text(str(client.process.pid))
         expect(detail).to_contain_text("shotclock calls --running --server=files --tool=hang")
         expect(detail.get_by_role("button").filter(has_not_text="Running")).to_have_count(0)  # it can only be looked at
         shoot(page, f"wrapped-{theme}")
+        command = detail.get_by_role("region", name="Command that lists such calls").element_handle()
+        before = detail.locator(".since").text_content()
+        expect(detail.locator(".since")).not_to_have_text(str(before))
+        assert command.evaluate("node => node.isConnected")  # drawn once, so that it can be selected and copied
         client.send(method="notifications/cancelled", params={"requestId": id})
         expect(detail).to_contain_text("It does not run any more")
         page.keyboard.press("n")

@@ -132,7 +132,7 @@ class CallLog:
             with self._lock:
                 if is_done_with:
                     self._forget(batch)
-                if not self._waiting and not self._opened:
+                if not (self._waiting or self._opened or self._closed - batch.closed):
                     self._writer = None
                     return
             if self._gives_up:

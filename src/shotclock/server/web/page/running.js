@@ -28,6 +28,7 @@ export class RunningView {
   #failed = [];
   #failedCommand = "";
   #hidden = 0; // open calls beyond those that are listed
+  #kept = { key: "", node: null }; // the page of a call: not drawn again while it is the same, so that text can be selected
   #open = null;
   #timer = 0;
   #isShown = false;
@@ -103,7 +104,8 @@ export class RunningView {
       ...(this.#failedCommand ? [note("There may be more: ", this.#failedCommand)] : []));
     this.#on.onEmpty(this.#loaded && !this.#items.length && !this.#failed.length);
     const item = [...this.#items, ...this.#failed].find((one) => one.id === this.#open);
-    this.#detail.replaceChildren(item ? this.#page(item) : this.#blank());
+    if (item?.kind === "wrapped" || item?.kind === "failed") this.#paintCall(item);
+    else this.#detail.replaceChildren(item ? this.#page(item) : this.#blank());
     if (had) [...document.querySelectorAll("[data-key]")].find((node) => node.dataset.key === had)?.focus({ preventScroll: true });
   }
 
@@ -134,7 +136,6 @@ export class RunningView {
   }
 
   #page(item) {
-    if (item.kind === "wrapped" || item.kind === "failed") return this.#callPage(item);
     const facts = [
       el("div", { class: "fact" }, el("span", { class: "label" }, "began"), moment(item.started_at)),
       el("div", { class: "fact" }, el("span", { class: "label" }, "time left"), clockOf(item, true)),
@@ -153,12 +154,24 @@ export class RunningView {
         item.steps ? el("section", {}, el("h3", {}, "Steps"), el("ul", { class: "steps" }, item.steps.map((step) => this.#step(item, step)))) : null));
   }
 
+  #paintCall(item) {
+    const { duration_ms, ...fixed } = item;
+    const key = JSON.stringify([fixed, this.#lost, this.#said]);
+    if (key !== this.#kept.key || this.#kept.node.parentNode !== this.#detail) {
+      this.#kept = { key, node: this.#callPage(item) };
+      this.#detail.replaceChildren(this.#kept.node);
+    }
+    this.#kept.node.querySelector("[data-as-of]")?.setAttribute("data-as-of", this.#seenAt);
+    this.#kept.node.querySelector(".since")?.replaceChildren(span(duration_ms));
+  }
+
   /** One call of a wrapped server. */
   #callPage(item) {
     const isOpen = item.kind === "wrapped";
     const facts = [
       ["server", el("bdi", { class: "name" }, complaint(item.server))],
       ["began", moment(item.started_at)],
+      isOpen ? ["open for", el("span", { class: "since" })] : null,
       isOpen ? ["time left", clockOf(item, true)] : ["took", item.duration_ms == null ? "not known" : short(item.duration_ms)],
       ["timeout", item.timeout_ms ? span(item.timeout_ms) : "none"],
       ["idle limit", item.idle_ms ? span(item.idle_ms) : "none"],
@@ -174,7 +187,7 @@ export class RunningView {
       this.#trouble(),
       el("div", { class: "body" },
         el("section", {}, el("p", {}, sentence(item))),
-        el("section", {}, el("h3", {}, "More about it"), el("pre", { class: "action", tabindex: "0", "aria-label": "Command that lists such calls" }, complaint(item.more)))));
+        el("section", {}, el("h3", {}, "More about it"), el("pre", { class: "action", tabindex: "0", role: "region", "aria-label": "Command that lists such calls" }, complaint(item.more)))));
   }
 
   #step(run, step) {
@@ -229,7 +242,7 @@ function outcomePill(item) {
 
 function sentence(item) {
   if (item.kind === "failed") return `${capital(OUTCOMES[item.outcome] ?? `failed with ${item.outcome}`)}.`;
-  const state = item.outcome === "running" ? `The server has had this call for ${span(item.duration_ms)}.` : `${capital(`this call ${OUTCOMES[item.outcome]}`)}.`;
+  const state = item.outcome === "running" ? "The server has this call." : `${capital(`this call ${OUTCOMES[item.outcome]}`)}.`;
   return item.due_by ? `${state} Its ${LIMITS[item.due_by]} is reached next; it is answered with an error then.` : state;
 }
 
