@@ -62,7 +62,7 @@ class ReadyServer:
 
 
 def no_delete() -> Gate:
-    return Gate(GateSettings(Rules((rule_reader(CallVerdict.DENY)("delete"),)), ["server"], "/"), None, None)
+    return Gate(GateSettings(Rules((rule_reader(CallVerdict.DENY)("delete"),))), None, None)
 
 
 def call(id: int, tool: str) -> bytes:

@@ -5,6 +5,7 @@ One such process runs before every server of every client, so it imports only wh
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 
@@ -13,10 +14,11 @@ from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..process.spans import are_wanted
 from ..runtime.commands import problems_with
+from ..wrap.asked_calls import DEFAULT_ASK_WAIT_MS
 from ..wrap.call_log import CallLog, server_name
 from ..wrap.catalogue import LastCatalogue
 from ..wrap.front import Front
-from ..wrap.gate import DEFAULT_ASK_WAIT_MS, Gate, GateSettings, directory_of
+from ..wrap.gate import Gate, GateSettings
 from ..wrap.large_results import LARGEST_LIMIT
 from ..wrap.limits import (
     DEFAULT_GRACE_MS,
@@ -124,11 +126,9 @@ def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate
     if rules.asks or asks_about_changes:
         from ..wrap.approvals import InboxThread  # with the store, which others need not load
 
-        approvals = InboxThread(env)
+        approvals = InboxThread(command, os.path.abspath(values["cwd"] or os.curdir), env)
     settings = GateSettings(
         rules=rules,
-        argv=command,
-        directory=directory_of(values["cwd"]),
         ask_wait_ms=values["ask_wait"],
         updates_lock=values["update_lock"],
         asks_about_changes=asks_about_changes,
