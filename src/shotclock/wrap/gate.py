@@ -218,9 +218,9 @@ class Gate:
     def take_own_answer(self, message: Message) -> None:
         self._lists.take_answer(message)
 
-    def fail_list(self, problem: str) -> None:
+    def fail_list(self, id: object, problem: str) -> None:
         """Give up a list that cannot be checked whole."""
-        self._lists.fail(problem)
+        self._lists.fail(id, problem)
 
     @property
     def next_due_ns(self) -> int:
@@ -254,9 +254,9 @@ class Gate:
         if not message.is_answer:
             return False
         if message.key is None:
-            return self._lists.is_under_way or any(self._is_screened(each) for each in self._guard.requests)
+            return self._lists.may_be_answered or any(self._is_screened(each) for each in self._guard.requests)
         request = self._guard.requests.find(message.key)
-        return self._lists.is_answer(message.id) or (request is not None and self._is_screened(request))
+        return self._memory.is_own(message.id) or (request is not None and self._is_screened(request))
 
     def _is_screened(self, request: ClientRequest) -> bool:
         return self._lock is not None and request.method in KINDS

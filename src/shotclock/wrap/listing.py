@@ -39,13 +39,21 @@ class OwnLists:
         self._list_ms = list_ms
         self._send = send
         self._own_id = ""
+        self._given_up: set[object] = set()  # ids whose answers may still come
         self._pages = 0
 
     @property
     def is_under_way(self) -> bool:
         return bool(self._own_id)
 
-    def is_answer(self, id: object) -> bool:
+    @property
+    def may_be_answered(self) -> bool:
+        """Return whether an answer to a request of ours may come, also to one that was given up."""
+        return self.is_under_way or bool(self._given_up)
+
+    def note_answer(self, id: object) -> bool:
+        """Note that an answer has come. Return whether it is the one that is waited for."""
+        self._given_up.discard(id)
         return bool(self._own_id) and id == self._own_id
 
     def begin(self) -> None:
@@ -106,11 +114,17 @@ class OwnLists:
     def fail(self, problem: str) -> None:
         self.problem, self._own_id, self.due_ns = problem, "", NEVER_NS
 
+    def forget(self) -> None:
+        """Forget the requests to a server that is gone."""
+        self.fail("")
+        self._given_up.clear()
+
     def check(self, now_ns: int) -> bool:
         """Return whether the time of a page is over."""
         if now_ns < self.due_ns:
             return False
         kind = self._kinds[len(self.listed) - 1]
+        self._given_up.add(self._own_id)
         self.fail(f"{kind.method} was not answered within {format_duration(self._list_ms)}")
         return True
 
@@ -145,8 +159,9 @@ class KnownLists:
     def is_under_way(self) -> bool:
         return self._reading.is_under_way
 
-    def is_answer(self, id: object) -> bool:
-        return self._reading.is_answer(id)
+    @property
+    def may_be_answered(self) -> bool:
+        return self._reading.may_be_answered
 
     def note_changed(self) -> None:
         self.is_stale, self._changed_again = True, self.is_under_way
@@ -154,7 +169,7 @@ class KnownLists:
 
     def note_lost_server(self) -> None:
         self.is_stale = True
-        self._reading.fail("")
+        self._reading.forget()
 
     def read_if_stale(self) -> None:
         if not self.is_stale or self.is_under_way or not self._may_ask():
@@ -169,14 +184,15 @@ class KnownLists:
         self._finish_if_done()
 
     def take_answer(self, message: Message) -> None:
-        if self.is_answer(message.id):
+        if self._reading.note_answer(message.id):
             self._reading.take_answer(message)
             self._finish_if_done()
 
-    def fail(self, problem: str) -> None:
+    def fail(self, id: object, problem: str) -> None:
         """Give up a list that cannot be checked whole."""
-        self._reading.fail(problem)
-        self._finish_if_done()
+        if self._reading.note_answer(id):
+            self._reading.fail(problem)
+            self._finish_if_done()
 
     @property
     def next_due_ns(self) -> int:

@@ -21,7 +21,7 @@ from .lines import LinePart, id_in_tail, replace_id_in_tail
 from .links import ClientLink, ServerLink
 from .messages import Message, key_of, read_line, read_long_line
 from .questions import ServerQuestions
-from .replay import OWN_PREFIX
+from .replay import ReplayMemory
 from .requests import NEVER_NS, ClientRequest, RequestState
 
 # Of a list that is too long to be parsed as it passes.
@@ -81,6 +81,7 @@ class LongAnswers:
         session: AnswerTaker,
         client: ClientLink,
         guard: RequestGuard,
+        memory: ReplayMemory,
         questions: ServerQuestions,
         gate: Gate | None,
         result_bytes: int,
@@ -89,6 +90,7 @@ class LongAnswers:
         self._client = client
         self._guard = guard
         self._requests = guard.requests
+        self._memory = memory
         self._questions = questions
         self._gate = gate
         self._result_bytes = result_bytes
@@ -180,8 +182,8 @@ class LongAnswers:
             return
         id = id_in_tail(piece) if message.key is None else message.id
         self._server.heard(message)
-        if isinstance(id, str) and id.startswith(OWN_PREFIX) and self._gate is not None:
-            self._gate.fail_list(f"a list is longer than {most} bytes")
+        if self._memory.is_own(id) and self._gate is not None:
+            self._gate.fail_list(id, f"a list is longer than {most} bytes")
         elif (request := self._requests.find(key_of(id))) is not None:
             what = f"was answered with more than {most} bytes, which cannot be checked, while lists are pinned"
             self._guard.fail(request, WrapFailure("RESULT_TOO_LARGE", what, Ending.FINISHED))

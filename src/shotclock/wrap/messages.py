@@ -14,11 +14,12 @@ JsonObject = dict[str, object]
 
 # A request that stays open for hours: its answer is the end of a subscription.
 LISTEN = "subscriptions/listen"
+DISCOVER = "server/discover"
 # Repeating these on another server process changes nothing.
 HARMLESS = frozenset(
     {
         "initialize",
-        "server/discover",
+        DISCOVER,
         "ping",
         "tools/list",
         "prompts/list",

@@ -22,7 +22,7 @@ from .long_answers import LongAnswers
 from .long_requests import LongRequests
 from .messages import LIST_CHANGES, LISTEN, Message, encode, key_of, notification_line, read_line
 from .questions import ServerQuestions
-from .replay import OWN_PREFIX, ReplayMemory
+from .replay import ReplayMemory
 from .requests import (
     NEVER_NS,
     ClientRequest,
@@ -32,6 +32,7 @@ from .requests import (
     new_request,
     outcome_of,
 )
+from .revisions import RevisionCheck
 
 MOST_TOOLS = 5_000
 # Bytes that wait for a server.
@@ -59,8 +60,11 @@ class ClientSession:
         self.requests = self.guard.requests
         self.noise_lines = 0
         self._questions = ServerQuestions(client, self.guard, self.memory)
+        self._revisions = RevisionCheck(self.guard, self.memory, self._pass_answer)
         self._long_requests = LongRequests(self, self.guard, self._questions, gate, limits.call.queue_ms)
-        self._long_answers = LongAnswers(self, client, self.guard, self._questions, gate, limits.result_bytes)
+        self._long_answers = LongAnswers(
+            self, client, self.guard, self.memory, self._questions, gate, limits.result_bytes
+        )
         self._limits = limits
         self._client = client
         self._note = note
@@ -72,14 +76,13 @@ class ClientSession:
         self._declares_output: set[str] = set()
         self._changes: set[str] = set()
         self._changes_ns = NEVER_NS
-        self._is_server_older = False
         if gate is not None:
             gate.connect(self.guard, client, self.memory, note, list_ms=limits.list_ms, forward=self._forward)
             self.guard.on_approved_failed = gate.note_end
 
     def connect(self, server: ServerLink) -> None:
         self._server = server
-        for part in (self.guard, self._questions, self._long_requests, self._long_answers):
+        for part in (self.guard, self._questions, self._revisions, self._long_requests, self._long_answers):
             part.connect(server)
         if self._gate is not None:
             self._gate.connect_server(server)
@@ -184,7 +187,7 @@ class ClientSession:
             request.size = size
         self.guard.watch(request)
         refused = self._gate.refuse_long(message) if self._gate is not None and message.is_long else None
-        unusable = refused or self._server.want()
+        unusable = refused or self._revisions.refuse(message) or self._server.want()
         if unusable is not None:
             self.guard.fail(request, unusable)
         return request if self._is_open(request) else None  # the start may have failed already
@@ -250,21 +253,27 @@ class ClientSession:
         request = self.requests.find(message.key)
         if message.key is None:  # an error about a line that could not be read
             self._client.write_line(message.line)
-        elif isinstance(message.id, str) and message.id.startswith(OWN_PREFIX):
+        elif self.memory.is_own(message.id):
+            self._revisions.take_own_answer(message)
             if self._gate is not None:
                 self._gate.take_own_answer(message)
         elif request is None or request.state is RequestState.HELD:
             if not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
+        elif self._revisions.take(request, message):
+            pass
         elif request.is_call and not message.is_error and 0 < self._limits.result_bytes < len(message.line):
             large = LargeResult(self._limits.result_bytes)
             large.add(message.line)
             self.write_large(request, large)
             self.finish(request, message, len(message.line))
         elif request.state is not RequestState.STOPPING or not message.is_error:
-            self._client.write_line(self._screen(request, message))  # first: the client can work while we note the end
-            self.finish(request, message, len(message.line))
+            self._pass_answer(request, message)
         self.guard.answer_stopping()
+
+    def _pass_answer(self, request: ClientRequest, message: Message) -> None:
+        self._client.write_line(self._screen(request, message))  # first: the client can work while we note the end
+        self.finish(request, message, len(message.line))
 
     def _screen(self, request: ClientRequest, message: Message) -> bytes:
         return message.line if self._gate is None else self._gate.screen(request, message)
@@ -286,21 +295,11 @@ class ClientSession:
         if self._catalogue is not None and request.line and not message.is_long:
             self._catalogue.keep(request.line, message)
         if not message.is_error:
-            if self.memory.is_modern and isinstance(message.result, dict) and "resultType" not in message.result:
-                self._note_older_server()
             self.memory.note_result(request, message.result)
             self._list_if_stale()  # a call may have come before the greeting was answered
             if request.method == "tools/list":
                 self._learn_tools(message.result)
         self.guard.report(request, outcome_of(message), answer_bytes=size)
-
-    def _note_older_server(self) -> None:
-        if not self._is_server_older:
-            text = (
-                "shotclock: the client speaks the revision 2026-07-28 only, and the server an older one: expect errors"
-            )
-            self._note(f"{text}. Let the client negotiate the revision, or update the server")
-        self._is_server_older = True
 
     def _learn_tools(self, result: object) -> None:
         tools = result.get("tools") if isinstance(result, dict) else None
@@ -335,11 +334,12 @@ class ClientSession:
     def next_due_ns(self) -> int:
         gate_ns = NEVER_NS if self._gate is None else self._gate.next_due_ns
         long_ns = min(self._long_requests.next_due_ns, self._long_answers.next_due_ns)
-        return min(self.guard.next_due_ns, self._changes_ns, long_ns, gate_ns)
+        return min(self.guard.next_due_ns, self._revisions.next_due_ns, self._changes_ns, long_ns, gate_ns)
 
     def check_limits(self, now_ns: int, *, is_client_slow: bool) -> None:
         self._long_answers.postpone_limits(now_ns)
         self.guard.check(now_ns)
+        self._revisions.check(now_ns)
         if self._gate is not None:
             self._gate.check(now_ns)
         if self._held:
@@ -378,6 +378,7 @@ class ClientSession:
         self._long_requests.note_lost_server()
         self._long_answers.forget()
         self._questions.cancel_all()
+        self._revisions.note_lost_server()
         if self._gate is not None:
             self._gate.note_lost_server()
         again: list[Message | ClientRequest] = []
