@@ -21,8 +21,8 @@ from .guard import RequestGuard
 from .links import ClientLink, Note, ServerLink
 from .listing import DEPTH_LIMIT, KnownLists, OwnLists
 from .messages import LIST_CHANGES, JsonObject, Message, notification_line, read_line
-from .pin_check import PinCheck
-from .pins import KINDS, PROMPTS, TOOLS, ListKind, LockFile, digest_of
+from .pin_check import GUARDED, SCREENED, PinCheck
+from .pins import KINDS, TOOLS, ListKind, LockFile, digest_of
 from .replay import ReplayMemory
 from .requests import ClientRequest
 from .rules import CallVerdict, Rules
@@ -54,7 +54,7 @@ class Gate:
         self._pins: PinCheck | None = None
         self._asked: AskedCalls | None = None
         self._needs_lists = lock is not None or self._rules.asks or self._rules.needs_hints
-        self._methods = {"tools/call": TOOLS} if lock is None else {"tools/call": TOOLS, "prompts/get": PROMPTS}
+        self._methods = ("tools/call",) if lock is None else GUARDED
         self._unchecked: list[ClientRequest] = []
         self._has_listed = False
 
@@ -106,8 +106,7 @@ class Gate:
 
     def take(self, request: ClientRequest, message: Message | None = None) -> bool:
         """Return whether a request may be sent now. Otherwise it is answered, or forwarded later."""
-        kind = self._methods.get(request.method)
-        if kind is None:
+        if request.method not in self._methods:
             return True
         if self._lists.is_stale:
             self._unchecked.append(request)
@@ -116,21 +115,19 @@ class Gate:
         message = message or read_line(request.line)
         if message is None:
             return False
-        name = message.params.get("name")
-        if not isinstance(name, str):
-            self._guard.fail(request, _denied("was denied: it has no name"))
-        elif (failure := self._refuse_object(kind, name)) is not None:
+        if (failure := self._refuse(message)) is not None:
             self._guard.fail(request, failure)
-        else:
-            return kind is not TOOLS or self._take_call(request, message)
-        return False
+            return False
+        return not request.is_call or self._take_call(request, message)
 
     def _take_again(self, request: ClientRequest) -> None:
         if self.take(request):
             self._forward(request)
 
-    def _refuse_object(self, kind: ListKind, name: str) -> WrapFailure | None:
-        return None if self._pins is None else self._pins.refuse(kind, name)
+    def _refuse(self, message: Message) -> WrapFailure | None:
+        if message.method == "tools/call" and not isinstance(message.params.get("name"), str):
+            return _denied("was denied: it has no name, or one behind long arguments, so it cannot be checked")
+        return None if self._pins is None else self._pins.refuse(message)
 
     def _take_call(self, request: ClientRequest, message: Message) -> bool:
         """Return whether a call may be sent now, by the rules or by its approval."""
@@ -160,20 +157,17 @@ class Gate:
 
     def refuse_long(self, message: Message) -> WrapFailure | None:
         """Return why a long request may not be sent. Its arguments are not gathered, so they cannot be checked."""
-        kind = self._methods.get(message.method or "")
-        if kind is None:
+        if message.method not in self._methods:
             return None
-        name = message.params.get("name")
-        if not isinstance(name, str):
-            return _denied("was denied: its name follows behind long arguments, so it cannot be checked")
         if self._lists.is_stale:
             self._lists.read_if_stale()
             what = "was not sent: the tools of the server are not known yet"
             return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice="Call it again in a moment")
-        if (failure := self._refuse_object(kind, name)) is not None:
+        if (failure := self._refuse(message)) is not None or message.method != "tools/call":
             return failure
+        name = str(message.params["name"])
         verdict, why = self._rules.decide(name, None, self._lists.hints_of(name))
-        return _denied(why) if kind is TOOLS and verdict is CallVerdict.DENY else None
+        return _denied(why) if verdict is CallVerdict.DENY else None
 
     # --- people --------------------------------------------------------------------------------------------------
 
@@ -191,8 +185,8 @@ class Gate:
             self._approvals.record(request.approval, code, message)
 
     def _announce_change(self, kind: ListKind) -> None:
-        method = next(name for name, capability in LIST_CHANGES.items() if capability == kind.capability)
-        if self._memory.greeting is not None:
+        method = next((name for name, capability in LIST_CHANGES.items() if capability == kind.capability), None)
+        if self._memory.greeting is not None and method is not None:
             self._client.write_line(notification_line(method))
 
     # --- lists ---------------------------------------------------------------------------------------------------
@@ -259,7 +253,7 @@ class Gate:
         return self._memory.is_own(message.id) or (request is not None and self._is_screened(request))
 
     def _is_screened(self, request: ClientRequest) -> bool:
-        return self._lock is not None and request.method in KINDS
+        return self._lock is not None and request.method in SCREENED
 
     def screen(self, request: ClientRequest, message: Message) -> bytes:
         """Return the line of an answer for the client."""

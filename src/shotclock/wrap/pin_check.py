@@ -10,11 +10,18 @@ from ..core.errors import Ending
 from .failures import WrapFailure
 from .links import Note
 from .listing import KnownLists, name_of
-from .messages import Message, encode
-from .pins import KINDS, Change, ListKind, LockFile, digest_of
+from .messages import DISCOVER, JsonObject, Message, encode
+from .pins import GREETING, KINDS, PROMPTS, TEMPLATES, TOOLS, Change, ListKind, LockFile, Objects, digest_of
+from .uri_templates import matches_strictly, may_match
 
 if TYPE_CHECKING:
     from .approvals import InboxQuestion, InboxThread, QuestionEnd
+
+GREETINGS = ("initialize", DISCOVER)
+# Requests whose answers are checked.
+SCREENED = (*KINDS, *GREETINGS)
+# Requests that use a pinned object, or may use one.
+GUARDED = ("tools/call", "prompts/get", "resources/read", "resources/subscribe", "completion/complete")
 
 
 class PinCheck:
@@ -39,11 +46,39 @@ class PinCheck:
         self._is_pinning = lock.is_new or updates
         self._asked: dict[InboxQuestion, Change] = {}
         self._noted: set[str] = set()
+        self._greeting: Objects | None = None  # as last seen
 
-    # --- calls ---------------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------------
 
-    def refuse(self, kind: ListKind, name: str) -> WrapFailure | None:
-        """Return why an object may not be used."""
+    def refuse(self, message: Message) -> WrapFailure | None:
+        """Return why a request may not be sent: it uses an object that is not the pinned one."""
+        params, kind, key = message.params, TOOLS, "name"
+        if message.method == "completion/complete":
+            ref = params.get("ref")
+            params = ref if isinstance(ref, dict) else {}
+            kind, key = (PROMPTS, "name") if params.get("type") == "ref/prompt" else (TEMPLATES, "uri")
+        elif message.method == "prompts/get":
+            kind = PROMPTS
+        elif message.method != "tools/call":
+            kind, key = TEMPLATES, "uri"
+        name = params.get(key)
+        if not isinstance(name, str):
+            what = f"was denied: its {key} is missing, or follows behind a long part, so it cannot be checked"
+            return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice="Send it in another form")
+        return self._refuse_uri(name) if kind is TEMPLATES else self._refuse_object(kind, name)
+
+    def _refuse_uri(self, uri: str) -> WrapFailure | None:
+        """Refuse a URI that only templates match which are changed or new. Plain resources are not pinned."""
+        templates, blocked = self._lists.objects(TEMPLATES), None
+        for template, definition in templates.items():
+            if self._lock.fits(TEMPLATES, template, definition):
+                if template == uri or matches_strictly(template, uri):
+                    return None
+            elif template == uri or may_match(template, uri):
+                blocked = self._lock.change_of(TEMPLATES, template, definition)
+        return None if blocked is None else self._blocked(blocked)
+
+    def _refuse_object(self, kind: ListKind, name: str) -> WrapFailure | None:
         definition = self._lists.objects(kind).get(name)
         if definition is not None and self._lock.fits(kind, name, definition):
             return None
@@ -64,7 +99,7 @@ class PinCheck:
 
     def compare(self) -> None:
         """Compare the lists that were read with their pins, or pin them."""
-        lock = self._lock
+        lock, greeting = self._lock, self._greeting
         changes = [change for kind in KINDS.values() for change in lock.changes(kind, self._lists.objects(kind))]
         if not self._is_pinning:
             for change in changes:
@@ -72,7 +107,8 @@ class PinCheck:
             return
         is_first, self._is_pinning = lock.is_new, False
         try:
-            lock.pin_all({kind.name: self._lists.objects(kind) for kind in KINDS.values()})
+            seen = {} if greeting is None else {GREETING.name: greeting}
+            lock.pin_all({kind.name: self._lists.objects(kind) for kind in KINDS.values()} | seen)
         except OSError as error:
             self._note(f"shotclock: cannot write {lock.path}: {error.strerror}; the pins end with this process")
             return
@@ -81,9 +117,13 @@ class PinCheck:
         self._note(f"shotclock: pinned {lock.describe()} in {lock.path}")
 
     def screen(self, method: str, message: Message) -> bytes:
-        """Return the line of a list for the client, without the objects that are not pinned."""
+        """Return the line of a list or greeting for the client, without the objects that are not pinned."""
         kind, result = KINDS.get(method), message.result
-        if kind is None or self._is_pinning or not isinstance(result, dict):
+        if not isinstance(result, dict):
+            return message.line
+        if method in GREETINGS:
+            return self._screen_greeting(message, result)
+        if kind is None or self._is_pinning:
             return message.line
         listed = result.get(kind.name)
         if not isinstance(listed, list):
@@ -103,6 +143,23 @@ class PinCheck:
             return message.line
         self._lists.read_if_stale()
         return encode({**json.loads(message.line), "result": {**result, kind.name: kept}})
+
+    def _screen_greeting(self, message: Message, result: JsonObject) -> bytes:
+        text = result.get(GREETING.key)
+        definition = None if text is None else {GREETING.key: text if isinstance(text, str) else None}
+        self._greeting = {} if definition is None else {GREETING.key: definition}
+        if self._is_pinning:
+            return message.line
+        if not self._lock.has(GREETING):
+            if text is not None:
+                self._note(f"shotclock: the instructions of the server are not pinned in {self._lock.path}")
+            return message.line
+        for change in self._lock.changes(GREETING, self._greeting):
+            self._note_change(change)
+        if text is None or (isinstance(text, str) and self._lock.fits(GREETING, GREETING.key, definition)):
+            return message.line
+        kept = {name: item for name, item in result.items() if name != GREETING.key}
+        return encode({**json.loads(message.line), "result": kept})
 
     # --- changes -------------------------------------------------------------------------------------------------
 
