@@ -57,8 +57,8 @@ def say(content: dict[str, object]) -> None:
     write(json.dumps(whole, separators=(",", ":") if given.id_last else None).encode() + b"\n")
 
 
-def answer(id: object, text: str) -> None:
-    say({"id": id, "result": {"content": [{"type": "text", "text": text}]}})
+def answer(id: object, text: str, **more: object) -> None:
+    say({"id": id, "result": {"content": [{"type": "text", "text": text}], **more}})
 
 
 def daemonise() -> int:
@@ -94,7 +94,7 @@ def call(id: object, name: str, arguments: dict[str, object], meta: dict[str, ob
         case "die_once":
             answer(id, "alive")
         case "big":
-            answer(id, "x" * int(str(arguments["size"])))
+            answer(id, "x" * int(str(arguments["size"])), **({"isError": True} if arguments.get("fails") else {}))
         case "half":
             write(b'{"jsonrpc":"2.0","id":' + json.dumps(id).encode() + b',"result":{"text":"' + b"y" * 200_000)
             os._exit(5)

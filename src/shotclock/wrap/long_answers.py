@@ -17,7 +17,7 @@ from .failures import WrapFailure
 from .gate import Gate
 from .guard import RequestGuard
 from .large_results import LargeResult
-from .lines import LinePart, id_in_tail, replace_id_in_tail
+from .lines import LinePart, error_flag_in_tail, id_in_tail, replace_id_in_tail
 from .links import ClientLink, ServerLink
 from .messages import Message, key_of, read_line, read_long_line
 from .questions import ServerQuestions
@@ -42,7 +42,7 @@ class AnswerTaker(Protocol):
 
     def take_from_server(self, part: LinePart, piece: bytes) -> None: ...
 
-    def write_large(self, request: ClientRequest, large: LargeResult) -> None:
+    def write_large(self, request: ClientRequest, message: Message, large: LargeResult) -> None:
         """Write a result for the client that may have to be cut."""
         ...
 
@@ -196,8 +196,10 @@ class LongAnswers:
                 piece = replace_id_in_tail(piece, new_id) or piece
         self._server.heard(message)
         request = self._requests.find(message.key) if message.is_answer else None
+        if (is_error := error_flag_in_tail(piece)) is not None:
+            message = replace(message, result={"isError": is_error})
         if line.large is not None and request is not None:
-            self._session.write_large(request, line.large)
+            self._session.write_large(request, message, line.large)
         elif line.way is LineWay.PASS:
             self._client.write_piece(LinePart.END, piece)
         if request is not None and request.state is not RequestState.HELD:

@@ -50,7 +50,7 @@ class Message:
     key: Key | None
     method: str | None
     params: JsonObject
-    result: object
+    result: object  # of a long line at most its `isError`
     is_error: bool
     is_answer: bool
     is_long: bool
@@ -63,6 +63,10 @@ class Message:
     def meta(self) -> JsonObject:
         meta = self.params.get("_meta")
         return meta if isinstance(meta, dict) else {}
+
+    @property
+    def is_tool_error(self) -> bool:
+        return isinstance(self.result, dict) and self.result.get("isError") is True
 
     def with_id(self, new_id: str | int) -> bytes | None:
         """Return the line with another id; None if a long line has its id further behind."""

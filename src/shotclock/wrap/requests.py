@@ -202,12 +202,12 @@ OnOpen = Callable[[list[OpenRequest]], None]
 
 
 def outcome_of(answer: Message) -> str:
-    """Return the outcome of a request that the server has answered. A long answer is not read for `isError`."""
+    """Return the outcome of a request that the server has answered. A long answer may have `isError` out of sight."""
     if answer.is_error:
         return "error"
-    if answer.is_long:
+    if answer.is_long and answer.result is None:
         return "answered"
-    return "tool_error" if isinstance(answer.result, dict) and answer.result.get("isError") is True else "ok"
+    return "tool_error" if answer.is_tool_error else "ok"
 
 
 def digest_of_arguments(call: Message) -> str | None:

@@ -265,7 +265,7 @@ class ClientSession:
         elif request.is_call and not message.is_error and 0 < self._limits.result_bytes < len(message.line):
             large = LargeResult(self._limits.result_bytes)
             large.add(message.line)
-            self.write_large(request, large)
+            self.write_large(request, message, large)
             self.finish(request, message, len(message.line))
         elif request.state is not RequestState.STOPPING or not message.is_error:
             self._pass_answer(request, message)
@@ -282,15 +282,16 @@ class ClientSession:
         if self._gate is not None:
             self._gate.list_if_stale()
 
-    def write_large(self, request: ClientRequest, large: LargeResult) -> None:
-        has_schema = request.tool in self._declares_output
-        self._client.write_line(large.finish(request, has_schema=has_schema, is_modern=self.memory.is_modern))
+    def write_large(self, request: ClientRequest, message: Message, large: LargeResult) -> None:
+        # Clients refuse a success without the structured content that the tool declares.
+        is_error = message.is_tool_error or request.tool in self._declares_output
+        self._client.write_line(large.finish(request, is_error=is_error, is_modern=self.memory.is_modern))
 
     def finish(self, request: ClientRequest, message: Message, size: int) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
         if self._gate is not None and request.approval:
-            is_failed = message.is_error or (isinstance(message.result, dict) and message.result.get("isError"))
+            is_failed = message.is_error or message.is_tool_error
             self._gate.note_end(request, "TOOL_FAILED" if is_failed else None)
         if self._catalogue is not None and request.line and not message.is_long:
             self._catalogue.keep(request.line, message)
