@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.clocks import NS_PER_MS
 from ..core.errors import Ending
+from ..core.proposal import digest
 from ..core.value_types import record, replace, value
 from ..process.clock import monotonic_ns
 from .failures import WrapFailure
@@ -100,7 +101,7 @@ class AskedCalls:
         request.arrived_ns = request.held_ns = request.sign_ns = monotonic_ns()
         self._guard.requests.look_again_at(request)
         if proposal.status == "modified":
-            request.line = _with_arguments(request.line, dict(proposal.arguments or {}))
+            _change_arguments(request, dict(proposal.arguments or {}))
         self._on_approved(request)
 
     def drop_changed(self) -> None:
@@ -118,6 +119,8 @@ def changed_meanwhile(approval: str) -> WrapFailure:
     return WrapFailure("ACTION_CHANGED", what, Ending.NOT_STARTED, advice="Read the list of tools again")
 
 
-def _with_arguments(line: bytes, arguments: JsonObject) -> bytes:
-    content = json.loads(line)
-    return encode({**content, "params": {**content["params"], "arguments": arguments}})
+def _change_arguments(request: ClientRequest, arguments: JsonObject) -> None:
+    content = json.loads(request.line)
+    request.line = encode({**content, "params": {**content["params"], "arguments": arguments}})
+    request.size = len(request.line)
+    request.digest = None if request.digest is None else digest(arguments)

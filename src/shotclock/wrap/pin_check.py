@@ -69,13 +69,14 @@ class PinCheck:
 
     def _refuse_uri(self, uri: str) -> WrapFailure | None:
         """Refuse a URI that only templates match which are changed or new. Plain resources are not pinned."""
-        templates, blocked = self._lists.objects(TEMPLATES), None
-        for template, definition in templates.items():
-            if self._lock.fits(TEMPLATES, template, definition):
-                if template == uri or matches_strictly(template, uri):
-                    return None
-            elif template == uri or may_match(template, uri):
+        blocked = None
+        for template, definition in self._lists.objects(TEMPLATES).items():
+            if template != uri and not may_match(template, uri):
+                continue
+            if not self._lock.fits(TEMPLATES, template, definition):
                 blocked = self._lock.change_of(TEMPLATES, template, definition)
+            elif template == uri or matches_strictly(template, uri):
+                return None
         return None if blocked is None else self._blocked(blocked)
 
     def _refuse_object(self, kind: ListKind, name: str) -> WrapFailure | None:
@@ -92,7 +93,7 @@ class PinCheck:
         advice = f"A person accepts it by deleting {self._lock.path}, or by starting once with --update-lock"
         if question is not None and question.proposal is not None:
             advice = f"A person decides about it with: shotclock inbox approve {question.proposal.id}"
-        what = f"was denied: its definition {change.what} since it was pinned: {'; '.join(change.lines())}"
+        what = f"was denied, because it is not as pinned: {change}"
         return WrapFailure("ACTION_CHANGED", what, Ending.NOT_STARTED, advice=advice)
 
     # --- lists ---------------------------------------------------------------------------------------------------
