@@ -41,6 +41,7 @@ class Pinned:
     def __init__(self, folder: Path) -> None:
         self.lock = folder / "lock.json"
         self._file, self._record, self._log = folder / "catalogue.json", folder / "record.txt", folder / "log.txt"
+        self.command = [sys.executable, SERVER, str(self._file), "--record", str(self._record)]
         self.publish(CATALOGUE)
 
     def publish(self, catalogue: Any) -> None:
@@ -48,7 +49,7 @@ class Pinned:
 
     @contextmanager
     def run(self, *options: str, server_options: tuple[str, ...] = ()) -> Iterator[RawClient]:
-        command = [sys.executable, SERVER, str(self._file), "--record", str(self._record), *server_options]
+        command = [*self.command, *server_options]
         with open(self._log, "w") as log:
             with wrapped("--lock", str(self.lock), *options, server=command, stderr=log) as client:
                 yield client
@@ -372,3 +373,12 @@ def test_a_list_from_the_cached_catalogue_is_checked_too(
             assert listed(client) == ["other", "third"]
             assert failure(client.ask("add"))[1]["error"]["code"] == "ACTION_CHANGED"
             assert client.text("other")
+
+
+def test_a_wrap_behind_a_wrap_keeps_its_requests_apart(pinned: Pinned, tmp_path: Path) -> None:
+    inner = [sys.executable, "-m", "shotclock", "wrap", "--lock", str(tmp_path / "inner.json"), "--", *pinned.command]
+    for _ in range(2):
+        with wrapped("--lock", str(tmp_path / "outer.json"), server=inner) as client:
+            for id in ("shotclock-list-1", "shotclock-ping-2-77"):
+                assert client.receive(client.request("ping", id=id))["result"] == {}
+            assert client.text("add") and listed(client) == ["add", "other", "third"]

@@ -103,10 +103,3 @@ def test_an_error_passes_unchanged_if_discovery_is_not_answered() -> None:
     assert not client.lines and b"server/discover" in server.lines[-1]
     session.check_limits(session.next_due_ns, is_client_slow=False)
     assert client.lines == [line]
-
-
-def test_an_id_of_the_client_that_looks_like_one_of_ours_is_answered() -> None:
-    """The client may be another wrap."""
-    with wrapped() as client:
-        for id in ("shotclock-ping-1", "shotclock-list-2-77"):
-            assert client.receive(client.request("ping", id=id))["result"] == {}

@@ -9,11 +9,11 @@ from __future__ import annotations
 from ..core.clocks import NS_PER_MS
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
-from ..runtime.call import Effects
 from .catalogue import LastCatalogue
 from .failures import WrapFailure
 from .gate import Gate
 from .guard import RequestGuard
+from .known_tools import KnownTools
 from .large_results import LargeResult
 from .limits import ServerLimits
 from .lines import LinePart
@@ -34,12 +34,10 @@ from .requests import (
 )
 from .revisions import RevisionCheck
 
-MOST_TOOLS = 5_000
 # Bytes that wait for a server.
 MOST_HELD = 2 * 1024 * 1024
 # After a restart the server may announce the same change several times.
 JOIN_CHANGES_MS = 300
-_HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint", "openWorldHint")
 
 
 class ClientSession:
@@ -72,8 +70,7 @@ class ClientSession:
         self._catalogue = catalogue
         self._held: list[Message | ClientRequest] = []
         self._held_size = 0
-        self._tools: dict[str, dict[str, object]] = {}
-        self._declares_output: set[str] = set()
+        self._tools = KnownTools()
         self._changes: set[str] = set()
         self._changes_ns = NEVER_NS
         if gate is not None:
@@ -165,7 +162,7 @@ class ClientSession:
             self.memory.note_result(new_request(message, monotonic_ns()), result)
             self._server.greet()
         elif message.method == "tools/list":
-            self._learn_tools(result)
+            self._tools.learn(result)
         return True
 
     def keep_greeting(self, answer: Message) -> None:
@@ -180,9 +177,8 @@ class ClientSession:
         request.limits = self._limits.of(request.method, request.tool)
         if self._catalogue is not None and not self._server.has_spoken:  # its first start may take long
             request.limits = replace(request.limits, queue_ms=self._limits.start_up_ms)
-        hints = self._tools.get(request.tool, {})
         if request.is_call:
-            request.effects = Effects(hints.get("readOnlyHint") is not True, hints.get("idempotentHint") is True)
+            request.effects = self._tools.find(request.tool).effects
             request.digest = digest_of_arguments(message) if self.guard.is_recorded else None
             request.size = size
         self.guard.watch(request)
@@ -284,7 +280,7 @@ class ClientSession:
 
     def write_large(self, request: ClientRequest, message: Message, large: LargeResult) -> None:
         # Clients refuse a success without the structured content that the tool declares.
-        is_error = message.is_tool_error or request.tool in self._declares_output
+        is_error = message.is_tool_error or self._tools.find(request.tool).has_output_schema
         self._client.write_line(large.finish(request, is_error=is_error, is_modern=self.memory.is_modern))
 
     def finish(self, request: ClientRequest, message: Message, size: int) -> None:
@@ -299,21 +295,8 @@ class ClientSession:
             self.memory.note_result(request, message.result)
             self._list_if_stale()  # a call may have come before the greeting was answered
             if request.method == "tools/list":
-                self._learn_tools(message.result)
+                self._tools.learn(message.result)
         self.guard.report(request, outcome_of(message), answer_bytes=size)
-
-    def _learn_tools(self, result: object) -> None:
-        tools = result.get("tools") if isinstance(result, dict) else None
-        for tool in tools if isinstance(tools, list) else ():
-            name = tool.get("name") if isinstance(tool, dict) else None
-            if not isinstance(name, str) or len(self._tools) >= MOST_TOOLS:
-                continue
-            hints = tool.get("annotations")
-            self._tools[name] = (
-                {hint: hints[hint] for hint in _HINTS if hint in hints} if isinstance(hints, dict) else {}
-            )
-            if "outputSchema" in tool:
-                self._declares_output.add(name)
 
     def _take_server_notification(self, message: Message) -> None:
         if message.method == "notifications/cancelled":
