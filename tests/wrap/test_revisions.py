@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
+from shotclock.core.errors import Ending
+from shotclock.wrap.failures import WrapFailure
 from shotclock.wrap.limits import ServerLimits
 from shotclock.wrap.lines import LinePart
 from shotclock.wrap.messages import REVISION_KEY, encode
@@ -91,7 +93,8 @@ def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
         client.lines.clear()
 
 
-def test_an_error_passes_unchanged_if_discovery_is_not_answered() -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_error_passes_unchanged_if_discovery_is_not_answered(is_lost: bool) -> None:
     client, server = Lines(), ReadyServer()
     session = ClientSession(ServerLimits(), client, lambda text: None)
     session.connect(server)
@@ -101,5 +104,8 @@ def test_an_error_passes_unchanged_if_discovery_is_not_answered() -> None:
     line = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}\n'
     session.take_from_server(LinePart.WHOLE, line)
     assert not client.lines and b"server/discover" in server.lines[-1]
-    session.check_limits(session.next_due_ns, is_client_slow=False)
+    if is_lost:
+        session.lose_server(WrapFailure("CONNECTION_LOST", "was lost", Ending.FINISHED), None)
+    else:
+        session.check_limits(session.next_due_ns, is_client_slow=False)
     assert client.lines == [line]

@@ -252,8 +252,8 @@ COMMAND = Subcommand(
         option(
             "--lock",
             "FILE",
-            "Pin the definitions of tools, prompts and resource templates in this file. The first start writes it; "
-            "later, other definitions are left out of lists and cannot be called.",
+            "Pin the definitions of tools, prompts and resource templates, and the instructions of the server, in this "
+            "file. The first start writes it; later, others are left out of lists and cannot be used.",
             heading=_POLICY,
         ),
         option(

@@ -98,8 +98,9 @@ class RevisionCheck:
         return replace(message, line=encode({**content, "error": {**error, "message": text}}))
 
     def note_lost_server(self) -> None:
-        """Forget the revision: another process may have another one."""
-        self._is_older, self._waiting, self._own_id, self.next_due_ns = None, [], "", NEVER_NS
+        """Pass on what was answered, and forget the revision: another process may have another one."""
+        self._settle_waiting()
+        self._is_older = None
 
     def check(self, now_ns: int) -> None:
         if now_ns >= self.next_due_ns:
