@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_survivors")
 
 NO_ANSWER_S = 60.0
 META = {"_meta": {REVISION_KEY: "2026-07-28"}}
-REASON = "the client speaks only the revision 2026-07-28 of the protocol, and the server only older ones"
+REASON = "the client speaks only the revision 2026-07-28 of the protocol, which the server does not have"
 
 
 def test_the_sdk_client_reads_why_an_older_server_is_of_no_use() -> None:

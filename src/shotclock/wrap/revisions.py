@@ -17,12 +17,13 @@ from ..process.clock import monotonic_ns
 from .failures import WrapFailure
 from .guard import RequestGuard
 from .links import ServerLink
-from .messages import DISCOVER, REVISION_KEY, Message, encode
+from .messages import DISCOVER, REVISION_KEY, JsonObject, Message, encode
 from .replay import ReplayMemory
 from .requests import NEVER_NS, ClientRequest
 
 # A server that answers its first request with an error, and discovery not at all, exhausts this.
 DISCOVERY_LIMIT_MS = 5_000
+_INTERNAL_ERROR = -32603
 _ADVICE = "Use a client that negotiates the revision, or a newer server"
 
 
@@ -52,7 +53,7 @@ class RevisionCheck:
 
     def _explain(self) -> str:
         revision = self._memory.envelope.get(REVISION_KEY)
-        return f"the client speaks only the revision {revision} of the protocol, and the server only older ones"
+        return f"the client speaks only the revision {revision} of the protocol, which the server does not have"
 
     def take(self, request: ClientRequest, message: Message) -> bool:
         """Return whether an answer is replaced, or passed on later."""
@@ -81,7 +82,8 @@ class RevisionCheck:
 
     def take_own_answer(self, message: Message) -> None:
         if message.id == self._own_id:
-            self._is_older = message.is_error
+            is_unclear = message.is_error and _error_of(message).get("code") == _INTERNAL_ERROR
+            self._is_older = None if is_unclear else message.is_error
             self._settle_waiting()
 
     def _settle_waiting(self) -> None:
@@ -92,10 +94,9 @@ class RevisionCheck:
                 self._pass_on(request, self._with_reason(message) if self._is_older else message)
 
     def _with_reason(self, message: Message) -> Message:
-        content = json.loads(message.line)
-        error = content["error"] if isinstance(content["error"], dict) else {}
+        error = _error_of(message)
         text = f"{error.get('message', 'the server refused the request')}. shotclock: {self._explain()}. {_ADVICE}."
-        return replace(message, line=encode({**content, "error": {**error, "message": text}}))
+        return replace(message, line=encode({**json.loads(message.line), "error": {**error, "message": text}}))
 
     def note_lost_server(self) -> None:
         """Pass on what was answered, and forget the revision: another process may have another one."""
@@ -105,3 +106,8 @@ class RevisionCheck:
     def check(self, now_ns: int) -> None:
         if now_ns >= self.next_due_ns:
             self._settle_waiting()
+
+
+def _error_of(message: Message) -> JsonObject:
+    error = json.loads(message.line)["error"]
+    return error if isinstance(error, dict) else {}
