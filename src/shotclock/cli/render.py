@@ -81,6 +81,11 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _agents(data, console)
         case "agent install" | "agent remove" if "diff" in data:
             _agent_change("wrote" if name == "agent install" else "removed from", data, console)
+        case "wrap install" | "wrap remove" if "diff" in data:
+            _agent_change("wrote" if name == "wrap install" else "removed from", data, console)
+            _servers(data["servers"], console)
+        case "wrap status":
+            _clients(data, console)
         case "inbox list" if "proposals" in data:
             _list(data, console)
         case "inbox show" if "history" in data:
@@ -129,6 +134,24 @@ def _agent_change(verb: str, data: Any, console: Console) -> None:
     console.print(f"{verb if data['changed'] else 'nothing to change in'} {visible(data['file'])}", soft_wrap=True)
     for note in data["notes"] if data["changed"] else ():
         console.print(visible(note), soft_wrap=True)
+
+
+def _clients(data: Any, console: Console) -> None:
+    for each in data["clients"]:
+        line = f"{each['client']:<9} {each['scope']:<8} {visible(each['file'])}"
+        console.print(line if each["exists"] else f"{line} (no such file)", soft_wrap=True)
+        if each["problem"] is not None:
+            console.print(Text("  ! ", "yellow") + Text(visible(each["problem"])), soft_wrap=True)
+        _servers(each["servers"], console)
+
+
+def _servers(servers: Any, console: Console) -> None:
+    for each in servers:
+        style = {"wrapped": "green", "not wrapped": "yellow"}.get(each["state"], "bright_black")
+        project = "" if each["project"] is None else f" in {each['project']}"
+        reason = "" if each["reason"] is None else f": {each['reason']}"
+        line = Text(f"  {visible(each['name'])}{visible(project)} ") + Text(f"{each['state']}{reason}", style)
+        console.print(line, soft_wrap=True)
 
 
 def _errors(data: Any, console: Console) -> None:

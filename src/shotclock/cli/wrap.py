@@ -43,6 +43,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..wrap.call_spans import CallSpans
 
+VERBS = ("install", "remove", "status")
+_FORMATS = {"--json", "--format", "--format=json", "--format=text", "json", "text"}
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
@@ -51,6 +53,10 @@ _POLICY = "Policy (the first rule that matches a call counts; without a match it
 
 
 def main(words: list[str]) -> int:
+    if _names_verb(words):
+        from .wrap_install import main as install_main  # with the store and the index, which servers need not load
+
+        return install_main(words)
     foreground.fill_standard_descriptors()
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
@@ -108,6 +114,12 @@ def _call_each(records: Sequence[OnEnded]) -> OnEnded:
             record(ended)
 
     return add
+
+
+def _names_verb(words: list[str]) -> bool:
+    """Return whether the words begin with a verb. Only a format may precede it."""
+    places = [words.index(verb) for verb in VERBS if verb in words]
+    return bool(places) and set(words[: min(places)]) <= _FORMATS
 
 
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
@@ -298,6 +310,9 @@ COMMAND = Subcommand(
 In the configuration of a client, put it in front of the server:
 
   "command": "shotclock", "args": ["wrap", "--", "npx", "-y", "some-server"]
+
+`shotclock wrap install CLIENT` does that for every server of Claude Code, Codex, Cursor, VS Code or Gemini CLI, and
+`shotclock wrap remove CLIENT` restores them; see their --help. `shotclock wrap status` lists them.
 
 At a limit the server is asked to cancel the call. If it then answers nothing within the grace, not even a ping, it is
 killed with everything it has started, and started again. The call is answered with an error that names the limit, and
