@@ -53,10 +53,6 @@ _POLICY = "Policy (the first rule that matches a call counts; without a match it
 
 
 def main(words: list[str]) -> int:
-    if _names_verb(words):
-        from .wrap_install import main as install_main  # with the store and the index, which servers need not load
-
-        return install_main(words)
     foreground.fill_standard_descriptors()
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
@@ -116,8 +112,8 @@ def _call_each(records: Sequence[OnEnded]) -> OnEnded:
     return add
 
 
-def _names_verb(words: list[str]) -> bool:
-    """Return whether the words begin with a verb. Only a format may precede it."""
+def names_verb(words: list[str]) -> bool:
+    """Return whether the words begin with a verb of `shotclock wrap`. Only a format may precede it."""
     places = [words.index(verb) for verb in VERBS if verb in words]
     return bool(places) and set(words[: min(places)]) <= _FORMATS
 
@@ -326,4 +322,3 @@ Exit codes: 0 the client has gone; 125 bad options or a failure of ours; 126 the
 not found. A signal that stopped us also ends us.""",
     main=main,
 )
-COMMANDS = {"wrap": COMMAND}

@@ -20,6 +20,8 @@ from .parser import CommandTable, Subcommand, argument, flag, is_option, option,
 from .server_entries import ConfigEditor, read_config
 from .subcommand import JSON, ChildWork, Mistaken, run_subcommand, run_table, show_drawn
 from .wrap import COMMAND as WRAP
+from .wrap import main as run_server
+from .wrap import names_verb
 
 MARGIN_MS = 1000  # between our last answer and the client's own limit; the way back takes some milliseconds
 NOT_FOR_ALL = ("--name", "--update-lock")  # a name belongs to one server, and an update to one start
@@ -264,4 +266,7 @@ TABLE = CommandTable("shotclock wrap", "Wrap the servers of an MCP client.", (IN
 
 
 def main(words: list[str]) -> int:
-    return run_table(TABLE, words)
+    return run_table(TABLE, words) if names_verb(words) else run_server(words)
+
+
+COMMANDS = {"wrap": replace(WRAP, main=main)}
