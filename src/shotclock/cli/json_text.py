@@ -42,7 +42,17 @@ def blank_comments(text: str) -> str:
         return match[0] if match[0][0] == '"' else _VISIBLE.sub(" ", match[0])
 
     text = f" {text[1:]}" if text.startswith("\ufeff") else text
+    if _is_json(text):  # the usual case, and much faster: Claude Code's file may have megabytes
+        return text
     return _LAST_COMMA.sub(blank, _COMMENT.sub(blank, text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def parse(text: str) -> Any:

@@ -37,6 +37,8 @@ class ConfigEditor:
     def __init__(self, file: str, text: str, syntax: ConfigSyntax) -> None:
         self.text = text
         self._file, self._syntax = file, syntax
+        self._plain = syntax.blank_comments(text)
+        """The text without comments, with everything in the same places."""
         self._expected = read_config(file, text, syntax)
         self._changed: list[tuple[str, ...]] = []
 
@@ -109,10 +111,6 @@ class ConfigEditor:
             after = ", " if indent is None else f",{line_end}{indent}"
         self._replace(at, at, ", ".join(quoted) + after)
 
-    @property
-    def _plain(self) -> str:
-        return self._syntax.blank_comments(self.text)
-
     def _place(self, entry: ServerEntry, key: str) -> TextItem:
         path: Path = (*entry.path, key)
         try:
@@ -131,6 +129,7 @@ class ConfigEditor:
 
     def _replace(self, start: int, end: int, text: str) -> None:
         self.text = self.text[:start] + text + self.text[end:]
+        self._plain = self._syntax.blank_comments(self.text)
 
     def _not_editable(self, path: tuple[str, ...]) -> Failure:
         message = f"{self._file} was left as it is: the entry of {path[-1]!r} cannot be changed in place"

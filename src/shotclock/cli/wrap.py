@@ -50,6 +50,8 @@ _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
 _LOG = "Log of calls"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
+FOR_EVERY_SERVER = (_CALL, _SERVER, _LIFE, _LOG, _POLICY)
+"""The headings of options that suit every server over stdin and stdout."""
 
 
 def main(words: list[str]) -> int:

@@ -20,8 +20,8 @@ from .parser import CommandTable, Subcommand, argument, flag, is_option, option,
 from .server_entries import ConfigEditor, read_config
 from .subcommand import JSON, ChildWork, Mistaken, run_subcommand, run_table, show_drawn
 from .wrap import COMMAND as WRAP
+from .wrap import FOR_EVERY_SERVER, names_verb
 from .wrap import main as run_server
-from .wrap import names_verb
 
 MARGIN_MS = 1000  # between our last answer and the client's own limit; the way back takes some milliseconds
 NOT_FOR_ALL = ("--name", "--update-lock")  # a name belongs to one server, and an update to one start
@@ -163,7 +163,8 @@ def _read_options(words: list[str], names: list[str]) -> WrapOptions:
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words of our own options, and those of the options of `shotclock wrap`."""
-    known = {each.name: each for each in WRAP.options if each.name not in NOT_FOR_ALL}
+    offered = (each for each in WRAP.options if each.heading in FOR_EVERY_SERVER)
+    known = {each.name: each for each in offered if each.name not in NOT_FOR_ALL}
     own, others, rest = list[str](), list[str](), list(words)
     while rest:
         word = rest.pop(0)
