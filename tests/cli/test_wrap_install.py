@@ -374,6 +374,7 @@ def test_refusals_say_what_to_do(shotclock: Any, install: Any, home: Path) -> No
         (("zed",), 2, "none of claude, codex, cursor, vscode, gemini"),
         (("cursor", "--timeout", "soon"), 2, "timeout: "),
         (("cursor", "--lock", "pins.json"), 2, "with one --server"),
+        (("cursor", "--timeout", "--json"), 2, "timeout: --timeout needs a value"),
         (("cursor", "--on-change", "ask"), 2, "needs --lock"),
         (("cursor", "--name", "x"), 2, "--name: unknown option"),
         (("cursor", "--scope", "project", "--file", "x"), 2, "exclude each other"),

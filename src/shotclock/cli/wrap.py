@@ -43,15 +43,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..wrap.call_spans import CallSpans
 
-VERBS = ("install", "remove", "status")
-_FORMATS = {"--json", "--format", "--format=json", "--format=text", "json", "text"}
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
 _LOG = "Log of calls"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
-FOR_EVERY_SERVER = (_CALL, _SERVER, _LIFE, _LOG, _POLICY)
-"""The headings of options that suit every server over stdin and stdout."""
 
 
 def main(words: list[str]) -> int:
@@ -112,12 +108,6 @@ def _call_each(records: Sequence[OnEnded]) -> OnEnded:
             record(ended)
 
     return add
-
-
-def names_verb(words: list[str]) -> bool:
-    """Return whether the words begin with a verb of `shotclock wrap`. Only a format may precede it."""
-    places = [words.index(verb) for verb in VERBS if verb in words]
-    return bool(places) and set(words[: min(places)]) <= _FORMATS
 
 
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
@@ -324,3 +314,14 @@ Exit codes: 0 the client has gone; 125 bad options or a failure of ours; 126 the
 not found. A signal that stopped us also ends us.""",
     main=main,
 )
+FOR_EVERY_SERVER = (_CALL, _SERVER, _LIFE, _LOG, _POLICY)
+"""The headings of options that suit every server over stdin and stdout."""
+VERBS = ("install", "remove", "status")
+
+
+def names_verb(words: list[str]) -> bool:
+    """Return whether the words begin with a verb of `shotclock wrap`. Only a format may precede it."""
+    rest = words
+    while rest and rest[0].partition("=")[0] in ("--json", "--format"):
+        rest = rest[2:] if rest[0] == "--format" else rest[1:]
+    return bool(rest) and rest[0] in VERBS

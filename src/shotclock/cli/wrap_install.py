@@ -174,7 +174,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
             own.append(word)
             continue
         others.append(word)
-        if each.metavar and not equals and rest:
+        if each.metavar and not equals and rest and rest[0][:2] != "--":
             others.append(rest.pop(0))
     return own, others
 
