@@ -1,6 +1,6 @@
 """The MCP clients that `shotclock wrap install` knows: their files, their tables of servers, and their own limits.
 
-The limits were read in the clients themselves: Codex 0.169, Gemini CLI 0.61, Claude Code 2.1.326.
+The limits are those of Codex 0.169, Gemini CLI 0.61 and Claude Code 2.1.326.
 """
 
 from __future__ import annotations

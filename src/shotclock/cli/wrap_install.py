@@ -245,9 +245,9 @@ INSTALL = Subcommand(
   shotclock wrap install claude --scope project --server github --ask destructive
 
 Servers that are reached over HTTP are left as they are. A server that is wrapped already gets the options that you
-give now; without any, it is left as it is. Where the client has a limit for calls of its own that is below 10m, the
-server gets a --timeout with which the client still reads our answer: 4m57s for Codex, 9m57s for Gemini CLI, less
-where the entry of the server sets less. The old text is kept for `shotclock wrap remove`.""",
+give now; without any, it is left as it is. Where the client stops waiting for a call before our default of 10m, the
+server gets a --timeout with which the client still reads our answer: 4m57s for Codex, 9m57s for Gemini CLI, less where
+the entry of the server sets less. The old text is kept for `shotclock wrap remove`.""",
 )
 REMOVE = Subcommand(
     "remove",
