@@ -217,6 +217,15 @@ def test_after_a_change_by_the_user_only_our_words_are_removed(install: Any, rem
     assert remove("claude").json()["data"]["changed"] is False
 
 
+def test_an_empty_list_of_arguments_stays_after_other_changes(install: Any, remove: Any, home: Path) -> None:
+    for text in ('{"mcpServers": {"a": {"args": [ ], "command": "x"}}}', '{"mcpServers": {"a": {"command": "x"}}}'):
+        file = write(home / ".cursor/mcp.json", text)
+        install("cursor")
+        file.write_text(file.read_text() + "\n")
+        remove("cursor")
+        assert file.read_text() == text + "\n"
+
+
 def test_options_are_put_in_and_updated_where_others_are_given(install: Any, remove: Any, home: Path) -> None:
     text = JSON_TEXTS[2].replace("TABLE", "mcpServers")
     file = write(home / ".cursor/mcp.json", text)

@@ -56,8 +56,8 @@ class ConfigEditor:
         command = self._place(entry, "command")
         self._replace(command.value_start, command.end, _quoted(program))
 
-    def unwrap(self, entry: ServerEntry) -> None:
-        """Take the words out of an entry that has them."""
+    def unwrap(self, entry: ServerEntry, *, had_args: bool) -> None:
+        """Take the words out of an entry that has them. A list that becomes empty stays if the server `had_args`."""
         count = entry.wrap_length or 0
         self._expect(entry, entry.command[1 + count :])
         items = self._arguments(entry)
@@ -68,7 +68,9 @@ class ConfigEditor:
         arguments = self._place(entry, "args")
         if len(items) > count + 1:
             self._replace(items[0].start, items[count + 1].start, "")
-        elif _BETWEEN_MEMBERS.fullmatch(self.text, arguments.end, command.start):  # as `wrap` writes it
+        elif not had_args and _BETWEEN_MEMBERS.fullmatch(
+            self.text, arguments.end, command.start
+        ):  # as `wrap` writes it
             self._replace(arguments.start, command.start, "")
         else:
             comma = _END_OF_LIST.match(self.text, items[-1].end)

@@ -113,7 +113,7 @@ def plan_install(place: ConfigPlace, names: list[str], options: WrapOptions) -> 
     if place.scope is ConfigScope.PROJECT:
         notes.append("The path of shotclock is one of this machine: do not commit the file.")
     kept = record is not None and record.describes(before)
-    original = record.before if record is not None and kept else _unwrap(place, before, [])
+    original = record.before if record is not None and kept else _unwrap(place, before, [], record)
     return place.change(before, editor.finish(), notes, keeps=True, original=original)
 
 
@@ -122,7 +122,7 @@ def plan_remove(place: ConfigPlace, names: list[str]) -> ConfigChange:
     if before is None:
         return place.change(None, None, [])
     is_ours = record is not None and record.describes(before)
-    after = _unwrap(place, before, names)
+    after = _unwrap(place, before, names, record)
     wrapped = [entry for entry in place.servers_in(after) if entry.state is ServerState.WRAPPED]
     if record is not None and is_ours:
         return place.change(
@@ -132,12 +132,14 @@ def plan_remove(place: ConfigPlace, names: list[str]) -> ConfigChange:
     return place.change(before, after, [note] if record is not None and after != before else [])
 
 
-def _unwrap(place: ConfigPlace, text: str, names: list[str]) -> str:
+def _unwrap(place: ConfigPlace, text: str, names: list[str], record: KeptText | None) -> str:
     """Return the text with the servers of these names as they were, or all of them."""
     editor = ConfigEditor(str(place.file), text, place.client.syntax)
+    originals = place.servers_in(record.before) if record is not None else []
+    had_args = {entry.path for entry in originals if isinstance(entry.content, dict) and "args" in entry.content}
     for entry in _choose(place, text, names):
         if entry.state is ServerState.WRAPPED:
-            editor.unwrap(entry)
+            editor.unwrap(entry, had_args=entry.path in had_args)
     return editor.finish()
 
 
