@@ -20,7 +20,8 @@ late: dict[str, Any] = {}
 
 
 def result(id: Any, text: str) -> bytes:
-    return json.dumps({"jsonrpc": "2.0", "id": id, "result": {"content": [{"type": "text", "text": text}]}}).encode()
+    result = {"content": [{"type": "text", "text": text}], "resultType": "complete"}  # of both generations
+    return json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode()
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -5,18 +5,22 @@ One such process runs before every server of every client, so it imports only wh
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Sequence
 
 from ..core.clocks import format_duration
 from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
+from ..process.spans import are_wanted
 from ..runtime.commands import problems_with
+from ..wrap.asked_calls import DEFAULT_ASK_WAIT_MS
 from ..wrap.call_log import CallLog
 from ..wrap.catalogue import LastCatalogue
 from ..wrap.endpoint import Endpoint, read_header, read_url
 from ..wrap.front import Front
-from ..wrap.gate import DEFAULT_ASK_WAIT_MS, Gate, GateSettings, directory_of
+from ..wrap.gate import Gate, GateSettings
 from ..wrap.large_results import LARGEST_LIMIT
 from ..wrap.limits import (
     DEFAULT_GRACE_MS,
@@ -30,11 +34,16 @@ from ..wrap.limits import (
     read_tool_limits,
 )
 from ..wrap.pins import LockFile
+from ..wrap.requests import EndedRequest, OnEnded
 from ..wrap.rules import CallVerdict, Rules, rule_reader
 from ..wrap.server_process import AdapterCommand, ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
 from .parser import Option, ParsedLine, Subcommand, command_help, duration, expand, flag, name_and_value, option, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..wrap.call_spans import CallSpans
 
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
@@ -60,19 +69,24 @@ def main(words: list[str]) -> int:
         return NOT_DONE
     signals = TerminalSignals()
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
-    log = None if line.values["no_log"] else CallLog(line.values["name"] or server.name)
+    name = line.values["name"] or server.name
+    log = None if line.values["no_log"] else CallLog(name)
+    traced = _begin_spans(name)
+    records = [each.add for each in (log, traced) if each is not None]
     front = Front(
         server,
         limits,
         signals,
         is_lazy=line.values["lazy"],
         gate=gate,
-        on_ended=None if log is None else log.add,
+        on_ended=_call_each(records) if records else None,
+        on_open=None if log is None else log.note_open,
         catalogue=catalogue,
     )
     front.run()
-    if log is not None and (unlogged := log.close()):
-        say_line(f"shotclock wrap: {unlogged}")
+    for each in (log, traced):
+        if each is not None and (missing := each.close()):
+            say_line(f"shotclock wrap: {missing}")
     if (problem := front.life.unstartable) is not None:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
@@ -104,6 +118,26 @@ def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace
     return AdapterCommand(replace(endpoint, headers=tuple(headers.items())), grace_ms)
 
 
+def _begin_spans(server: str) -> CallSpans | None:
+    if not are_wanted():
+        return None
+    from ..runtime.telemetry import is_installed  # with threads and queues, which others need not load
+    from ..wrap.call_spans import CallSpans
+
+    return CallSpans(server) if is_installed() else None
+
+
+def _call_each(records: Sequence[OnEnded]) -> OnEnded:
+    if len(records) == 1:
+        return records[0]
+
+    def add(ended: EndedRequest) -> None:
+        for record in records:
+            record(ended)
+
+    return add
+
+
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
     """Return the policy that a command line sets, if any. Adds the mistakes to the line."""
     values = line.values
@@ -120,11 +154,9 @@ def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate
     if rules.asks or asks_about_changes:
         from ..wrap.approvals import InboxThread  # with the store, which others need not load
 
-        approvals = InboxThread(env)
+        approvals = InboxThread(command, os.path.abspath(values["cwd"] or os.curdir), env)
     settings = GateSettings(
         rules=rules,
-        argv=command,
-        directory=directory_of(values["cwd"]),
         ask_wait_ms=values["ask_wait"],
         updates_lock=values["update_lock"],
         asks_about_changes=asks_about_changes,
@@ -248,8 +280,8 @@ COMMAND = Subcommand(
         option(
             "--lock",
             "FILE",
-            "Pin the definitions of tools, prompts and resource templates in this file. The first start writes it; "
-            "later, other definitions are left out of lists and cannot be called.",
+            "Pin the definitions of tools, prompts and resource templates, and the instructions of the server, in this "
+            "file. The first start writes it; later, others are left out of lists and cannot be used.",
             heading=_POLICY,
         ),
         option(
@@ -318,6 +350,9 @@ In the configuration of a client, put it in front of the server:
 
   "command": "shotclock", "args": ["wrap", "--", "npx", "-y", "some-server"]
 
+`shotclock wrap install CLIENT` does that for every server of Claude Code, Codex, Cursor, VS Code or Gemini CLI, and
+`shotclock wrap remove CLIENT` restores them; see their --help. `shotclock wrap status` lists them.
+
 At a limit the server is asked to cancel the call. If it then answers nothing within the grace, not even a ping, it is
 killed with everything it has started, and started again. The call is answered with an error that names the limit, and
 whether it is safe to call again. Calls are repeated after a crash only if the tool declares readOnlyHint or
@@ -330,4 +365,14 @@ Exit codes: 0 the client has gone; 125 bad options or a failure of ours; 126 the
 not found. A signal that stopped us also ends us.""",
     main=main,
 )
-COMMANDS = {"wrap": COMMAND}
+FOR_EVERY_SERVER = (_CALL, _SERVER, _LIFE, _LOG, _POLICY)
+"""The headings of options that suit every server over stdin and stdout."""
+VERBS = ("install", "remove", "status")
+
+
+def names_verb(words: list[str]) -> bool:
+    """Return whether the words begin with a verb of `shotclock wrap`. Only a format may precede it."""
+    rest = words
+    while rest and rest[0].partition("=")[0] in ("--json", "--format"):
+        rest = rest[2:] if rest[0] == "--format" else rest[1:]
+    return bool(rest) and rest[0] in VERBS
