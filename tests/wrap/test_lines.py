@@ -6,7 +6,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.wrap.lines import LONGEST_PARSED, LinePart, LineSplitter, id_in_tail, read_head, replace_value
+from shotclock.wrap.lines import (
+    LONGEST_PARSED,
+    LinePart,
+    LineSplitter,
+    error_flag_in_tail,
+    id_in_tail,
+    read_head,
+    replace_value,
+)
 from shotclock.wrap.messages import key_of, read_line, read_long_line
 
 IDS = st.one_of(st.integers(), st.text(max_size=30))
@@ -96,3 +104,18 @@ def test_one_value_is_replaced_and_every_other_byte_stays() -> None:
         assert replace_value(line, missing, "new") is None
     for cut in (b"", b"[", b'{"params":{"name":"ol', b'{"params":{"name"', b'{"params":{"a":{"b', b"null"):
         assert replace_value(cut, ("params", "name"), "new") is None
+
+
+def test_the_error_flag_at_the_end_of_a_line_is_that_of_the_result() -> None:
+    for tail, expected in (
+        ('"}],"isError":true}}', True),
+        ('"}], "isError": false}}', False),
+        ('"}],"isError":true},"jsonrpc":"2.0","id":5}', True),
+        ('"}],"isError":true,"resultType":"complete"},"id":"a","jsonrpc":"2.0"}', True),
+        ('"}],"_meta":{"isError":true}}}', None),
+        ('"}],"isError":true,"_meta":{}}}', None),
+        ('\\"isError\\":true}}"}]}}', None),
+        ('\\"}],\\"isError\\":true}}', None),
+        ('"}]}}', None),
+    ):
+        assert error_flag_in_tail(tail.encode() + b"\n") is expected, tail

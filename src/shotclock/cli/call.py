@@ -78,14 +78,31 @@ def _read_configuration(path: str) -> dict[str, object]:
 
 
 def _read_server(name: str, entry: object) -> StdioServer:
+    if isinstance(entry, dict) and "command" not in entry and isinstance(entry.get("url"), str):
+        return _read_remote_server(name, entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("command"), str):
-        raise Mistaken({"server": f"{name!r} has no command: only servers over stdin and stdout can be started"})
+        raise Mistaken({"server": f"{name!r} has neither a command nor a url"})
     args, env, folder = entry.get("args", []), entry.get("env", {}), entry.get("cwd", ".")
     words = [entry["command"], *(args if isinstance(args, list) else [None])]
     if not isinstance(env, dict) or not all(isinstance(each, str) for each in [*words, *env.values(), folder]):
         raise Mistaken({"server": f"{name!r} needs args as a list of texts, env as an object of texts, cwd as a text"})
     variables = {key: _expand(name, text) for key, text in env.items()}
     return StdioServer([_expand(name, word) for word in words], variables, Path(_expand(name, folder)))
+
+
+def _read_remote_server(name: str, entry: dict[str, object]) -> StdioServer:
+    """Return the command that reaches a server over HTTP. Its headers pass in variables: others see command lines."""
+    headers, kind = entry.get("headers", {}), entry.get("type", "http")
+    if kind not in ("http", "streamable-http", "streamableHttp"):
+        raise Mistaken({"server": f"{name!r} is of the type {kind!r}; only streamable HTTP is supported"})
+    if not isinstance(headers, dict) or not all(isinstance(each, str) for each in headers.values()):
+        raise Mistaken({"server": f"{name!r} needs headers as an object of texts"})
+    env = {"SHOTCLOCK_CALL_URL": _expand(name, str(entry["url"]))}
+    argv = [sys.executable, "-P", "-m", "shotclock", "wrap", "--no-log", "--url", "${SHOTCLOCK_CALL_URL}"]
+    for number, (header, text) in enumerate(headers.items()):
+        env[f"SHOTCLOCK_CALL_HEADER_{number}"] = _expand(name, text)
+        argv += ["--header", f"{header}: ${{SHOTCLOCK_CALL_HEADER_{number}}}"]
+    return StdioServer(argv, env, Path.cwd())
 
 
 def _expand(name: str, text: str) -> str:

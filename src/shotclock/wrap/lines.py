@@ -17,9 +17,13 @@ TAIL_SIZE = 2 * 1024
 
 _ID = rb'(-?[0-9]{1,400}|"(?:[^"\\]|\\.){0,400}")'
 _PLAIN = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
-# Quotes inside strings are escaped, so both find members of the outermost object only.
+# Quotes inside strings are escaped, so these find members of the outermost object only, and of its `result`.
 _ID_IN_HEAD = re.compile(rb"\s*\{\s*(?:" + _PLAIN + rb',\s*)*"id"\s*:\s*' + _ID + rb"\s*[,}]")
 _ID_IN_TAIL = re.compile(rb',\s*"id"\s*:\s*' + _ID + rb"\s*(?:,\s*" + _PLAIN + rb")*\}\s*\Z")
+_ERROR_IN_TAIL = re.compile(
+    rb'[,{]\s*"isError"\s*:\s*(true|false)\s*(?:,\s*"resultType"\s*:\s*"[^"\\]*"\s*)?\}\s*'
+    rb'(?:,\s*(?:"id"\s*:\s*' + _ID + rb"\s*|" + _PLAIN + rb"))*\}\s*\Z"
+)
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 
@@ -118,6 +122,12 @@ def id_in_tail(tail: bytes) -> object:
     """Return the id at the end of a long line; None if there is none."""
     found = _ID_IN_TAIL.search(tail)
     return None if found is None else json.loads(found[1])
+
+
+def error_flag_in_tail(tail: bytes) -> bool | None:
+    """Return `isError` of the result that a long line ends with; None if it is not there."""
+    found = _ERROR_IN_TAIL.search(tail)
+    return None if found is None else found[1] == b"true"
 
 
 def replace_id_in_head(line: bytes, new_id: str | int) -> bytes | None:
