@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shotclock.cli.parser import CommandTable, Subcommand, command_help
 from shotclock.cli.subcommand import load
+from shotclock.cli.wrap_install import TABLE as WRAP_VERBS
 from shotclock.core.errors import error_entries, warning_entries
 from shotclock.core.manifest import EXIT_NAMES
 
@@ -20,7 +21,7 @@ _OPTIONS = re.compile(r"(<!-- options of ([a-z -]+) -->\n).*?(?=<!-- end -->)", 
 
 def find_subcommand(name: str) -> Subcommand:
     first, _, verb = name.partition(" ")
-    found = load(first)
+    found = WRAP_VERBS if name.startswith("wrap ") else load(first)
     if isinstance(found, CommandTable):
         verbs = {command.name: command for command in found.commands}
         return verbs[verb]

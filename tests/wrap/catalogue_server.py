@@ -2,8 +2,8 @@
 
 catalogue_server.py FILE [--page N] [--id-last] [--record FILE]
 
-FILE holds {"tools": […], "prompts": […], "resourceTemplates": […]} and is read for each list. The tool `announce`
-sends list_changed.
+FILE holds {"tools": […], "prompts": […], "resourceTemplates": […], "instructions": "…"} and is read for each list and
+greeting. The tool `announce` sends list_changed.
 """
 
 import argparse
@@ -26,9 +26,14 @@ def say(content: dict[str, object]) -> None:
     print(json.dumps(whole), flush=True)
 
 
-def page_of(name: str, cursor: object) -> dict[str, object]:
+def read_file() -> dict[str, list[object]]:
     with open(given.file) as file:
-        objects = json.load(file).get(name, [])
+        content: dict[str, list[object]] = json.load(file)
+    return content
+
+
+def page_of(name: str, cursor: object) -> dict[str, object]:
+    objects = read_file().get(name, [])
     start = int(str(cursor or 0))
     end = start + given.page
     more = {"nextCursor": str(end)} if end < len(objects) else {}
@@ -45,10 +50,12 @@ for line in sys.stdin:
     message = json.loads(line)
     id, method, params = message.get("id"), message.get("method"), message.get("params") or {}
     record(line.strip())
-    if method == "initialize":
+    if method in ("initialize", "server/discover"):
         capabilities = {"tools": {"listChanged": True}, "prompts": {}, "resources": {}}
         info = {"name": "catalogue", "version": "1"}
-        say({"id": id, "result": {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info}})
+        greeting = {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info}
+        greeting |= {name: text for name, text in read_file().items() if name == "instructions"}
+        say({"id": id, "result": greeting})
     elif method in LISTS:
         say({"id": id, "result": page_of(LISTS[method], params.get("cursor"))})
     elif method == "tools/call" and params["name"] == "announce":

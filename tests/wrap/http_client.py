@@ -45,7 +45,8 @@ class Front:
 @contextmanager
 def front(*options: str, server: list[str] | None = None, at: str = "127.0.0.1:0") -> Iterator[Front]:
     """`shotclock wrap --http OPTIONS -- SERVER`, until the test is over."""
-    argv = [sys.executable, "-m", "shotclock", "wrap", "--http", at, *options, "--", *(server or SERVER)]
+    words = ["--", *server] if server else [] if "--config" in options else ["--", *SERVER]
+    argv = [sys.executable, "-m", "shotclock", "wrap", "--http", at, *options, *words]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
         try:

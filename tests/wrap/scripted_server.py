@@ -1,9 +1,10 @@
 """An MCP server that behaves as its tools are called. Started as a program; standard library only.
 
-scripted_server.py [--id-last] [--mute METHOD] [--exit-at-start CODE] [--record FILE] [--die-once FILE]
+scripted_server.py [--id-last] [--strict] [--mute METHOD] [--exit-at-start CODE] [--record FILE] [--die-once FILE]
         [--started FILE [--mute-later METHOD] [--delay-later SECONDS]]
 
-A server that finds FILE is not the first one to start, and behaves as the last options say.
+A strict server refuses every request before `initialize`. A server that finds FILE is not the first one to start, and
+behaves as the last options say.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import time
 
 options = argparse.ArgumentParser()
 options.add_argument("--id-last", action="store_true")
+options.add_argument("--strict", action="store_true")
 options.add_argument("--mute", default="")
 options.add_argument("--exit-at-start", type=int)
 options.add_argument("--record")
@@ -37,6 +39,7 @@ TOOLS = [
 asked: dict[int, object] = {}  # calls that wait for an answer of the client, by the ids of our requests
 cancelled: list[object] = []
 levels: list[object] = []
+greetings: list[object] = []
 
 
 def write(line: bytes) -> None:
@@ -54,8 +57,8 @@ def say(content: dict[str, object]) -> None:
     write(json.dumps(whole, separators=(",", ":") if given.id_last else None).encode() + b"\n")
 
 
-def answer(id: object, text: str) -> None:
-    say({"id": id, "result": {"content": [{"type": "text", "text": text}]}})
+def answer(id: object, text: str, **more: object) -> None:
+    say({"id": id, "result": {"content": [{"type": "text", "text": text}], **more}})
 
 
 def daemonise() -> int:
@@ -91,7 +94,7 @@ def call(id: object, name: str, arguments: dict[str, object], meta: dict[str, ob
         case "die_once":
             answer(id, "alive")
         case "big":
-            answer(id, "x" * int(str(arguments["size"])))
+            answer(id, "x" * int(str(arguments["size"])), **({"isError": True} if arguments.get("fails") else {}))
         case "half":
             write(b'{"jsonrpc":"2.0","id":' + json.dumps(id).encode() + b',"result":{"text":"' + b"y" * 200_000)
             os._exit(5)
@@ -135,8 +138,12 @@ def handle(message: dict[str, object]) -> None:
     assert isinstance(params, dict)
     if method == given.mute or (is_later and method == given.mute_later):
         return
+    if given.strict and id is not None and method != "initialize" and not greetings:
+        say({"id": id, "error": {"code": -32602, "message": "Invalid request parameters"}})
+        return
     match method:
         case "initialize":
+            greetings.append(params)
             capabilities = {"tools": {"listChanged": True}, "logging": {}}
             info = {"name": "scripted", "version": "1"}
             result = {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info}

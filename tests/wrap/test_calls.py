@@ -18,7 +18,7 @@ from shotclock.wrap.call_log import MOST_WAITING, CallLog, server_name
 from shotclock.wrap.limits import CallLimits
 from shotclock.wrap.requests import EndedRequest
 from tests.rows import row
-from tests.wrap.client import failure, wrapped
+from tests.wrap.client import SERVER, failure, wrapped
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -82,6 +82,14 @@ def test_every_call_is_logged_with_its_limits_outcome_sizes_and_digest() -> None
     assert hung["duration_ms"] >= 1_000 and hung["answer_bytes"] == 0
     assert hung["call_id"] == envelope["meta"]["request_id"] and hung["call_id"] in text
     assert missing["generation"] == 2
+
+
+def test_a_long_result_of_a_tool_that_failed_is_logged_as_one() -> None:
+    for style in ([], ["--id-last"]):
+        with wrapped(server=[*SERVER, *style]) as client:
+            assert client.ask("big", size=200_000, fails=True)["isError"]
+            assert client.text("big", size=200_000)
+        assert [each["outcome"] for each in listed()[:2]] == ["answered", "tool_error"]
 
 
 def test_calls_that_were_cancelled_or_in_flight_when_the_client_left_are_logged_once() -> None:

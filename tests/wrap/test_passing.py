@@ -123,5 +123,6 @@ def test_large_answers_are_cut_with_a_link_to_the_whole(monkeypatch: pytest.Monk
                 assert "shotclock left out" in text["text"] and link["type"] == "resource_link"
                 whole = json.loads(Path(link["uri"].removeprefix("file://")).read_bytes())
                 assert whole["result"]["content"][0]["text"] == "x" * size
+                assert client.ask("big", size=size, fails=True)["isError"] is True
             client.receive(client.request("tools/list"))
             assert client.text("echo", text="next") == "next"

@@ -1,5 +1,6 @@
 """Policy of wrapped servers: rules for calls, and approvals in the real inbox."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from shotclock.wrap.rules import CallVerdict, Rule, Rules, rule_reader
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wrapped
 from tests.wrap.client import SERVER as SCRIPTED
+from tests.wrap.test_calls import listed
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -267,6 +269,7 @@ def test_a_modified_call_runs_with_the_arguments_of_the_operator(server: Server,
         inbox("modify", wait_for_proposal(), "--file", str(edited))
         assert "/tmp/safe" in client.receive(id)["result"]["content"][0]["text"]
     assert server.calls_of("write_file") == [{"path": "/tmp/safe"}]
+    assert listed()[0]["arguments_sha256"] == hashlib.sha256(b'{"path":"/tmp/safe"}').hexdigest()
 
 
 def test_a_client_without_a_greeting_is_checked_like_any_other(server: Server) -> None:

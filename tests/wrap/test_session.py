@@ -62,7 +62,7 @@ class ReadyServer:
 
 
 def no_delete() -> Gate:
-    return Gate(GateSettings(Rules((rule_reader(CallVerdict.DENY)("delete"),)), ["server"], "/"), None, None)
+    return Gate(GateSettings(Rules((rule_reader(CallVerdict.DENY)("delete"),))), None, None)
 
 
 def call(id: int, tool: str) -> bytes:
@@ -101,6 +101,26 @@ def test_a_batch_is_refused_and_not_passed_on() -> None:
     session.connect(server)
     session.take_from_client(LinePart.WHOLE, b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
     assert not server.lines and json.loads(client.lines[0])["error"]["code"] == -32600
+
+
+def test_a_late_list_of_ours_never_reaches_the_client() -> None:
+    client, server = Lines(), ReadyServer()
+    gate = Gate(GateSettings(Rules(is_read_only=True)), None, None)
+    session = ClientSession(ServerLimits(list_ms=1), client, lambda text: None, gate=gate)
+    session.connect(server)
+    session.take_from_client(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n')
+    session.take_from_server(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":1,"result":{"capabilities":{"tools":{}}}}\n')
+    session.take_from_client(LinePart.WHOLE, b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+    listing = json.loads(server.lines[-1])
+    assert listing["method"] == "tools/list"
+    session.take_from_client(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{}}\n')
+    session.check_limits(session.next_due_ns, is_client_slow=False)  # the list is given up
+    for id in (listing["id"], 2):
+        line = encode({"result": {"tools": [{"name": "x" * 200_000}]}, "jsonrpc": "2.0", "id": id})
+        client.lines.clear()
+        for part, piece in LineSplitter().split(line):
+            session.take_from_server(part, piece)
+        assert b"".join(client.lines) == (line if id == 2 else b"")
 
 
 def test_the_pause_before_a_restart_grows_until_the_circuit_opens() -> None:

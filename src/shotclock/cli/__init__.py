@@ -71,9 +71,10 @@ def main(argv: list[str] | None = None) -> int:
 
         return timeout_main(words[1:])
     if words[:1] == ["wrap"]:  # in front of every MCP server of a client, so it stays small
-        from .wrap import main as wrap_main
+        from . import wrap
 
-        return wrap_main(words[1:])
+        if not wrap.names_verb(words[1:]):
+            return wrap.main(words[1:])
     if words[:2] == ["agent", "hook"]:  # before every command of an agent
         from .agent_hook import main as hook_main
 

@@ -1,39 +1,20 @@
-"""`shotclock agent`: put shotclock in front of the commands of a coding agent, and take it away again.
-
-plan     read the file, compute its new text         a child
-ask      show the difference, read the answer        here
-write    keep the old text, replace the file         a child
-"""
+"""`shotclock agent`: put shotclock in front of the commands of a coding agent, and take it away again."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import Ending, Failure
-from ..core.visible_text import visible
-from ..runtime.call import Outcome, no_time_left
-from .agent_install import ConfigChange, plan_install, plan_remove, write_plan
+from ..core.errors import Ending
+from ..runtime.call import Outcome
+from .agent_install import plan_install, plan_remove, write_plan
 from .agent_status import describe
 from .coding_agents import AGENTS, CodingAgent, ConfigScope
-from .output import ask_person, is_terminal, raise_on_stop, write_quietly
+from .config_files import change_file
 from .parser import CommandTable, Subcommand, argument, flag
-from .subcommand import (
-    JSON,
-    TIMEOUT_MS,
-    ChildWork,
-    Mistaken,
-    admit_call,
-    carry_out_or_fail,
-    conclude,
-    deliver,
-    draw_answer,
-    show_drawn,
-)
+from .subcommand import JSON, ChildWork, Mistaken, show_drawn
 
 ELSEWHERE = "give it the MCP server `shotclock serve shell` instead"
 
@@ -45,11 +26,12 @@ def _run_install(name: str, user: bool, project: bool, approvals: bool, accept_a
         raise Mistaken({"approvals": f"{agent.title} has no permission requests that a hook can answer; {able} have"})
     if agent.needs_acceptance and not accept_allow:
         raise Mistaken({"accept-allow": f"{agent.needs_acceptance}. Give --accept-allow if you accept that"})
-    return _change("install", partial(plan_install, agent, _scope(project), approvals=approvals), yes)
+    plan = partial(plan_install, agent, _scope(project), approvals=approvals)
+    return change_file("agent install", plan, write_plan, yes=yes)
 
 
 def _run_remove(name: str, user: bool, project: bool, yes: bool) -> Any:
-    return _change("remove", partial(plan_remove, _find(name), _scope(project)), yes)
+    return change_file("agent remove", partial(plan_remove, _find(name), _scope(project)), write_plan, yes=yes)
 
 
 def _scope(project: bool) -> ConfigScope:
@@ -60,45 +42,6 @@ def _find(name: str) -> CodingAgent:
     if name not in AGENTS:
         raise Mistaken({"name": f"{name!r} is not known here; there are {', '.join(AGENTS)}. For others, {ELSEWHERE}"})
     return AGENTS[name]
-
-
-def _change(verb: str, plan: Callable[[], ConfigChange], yes: bool) -> Callable[[bool], int]:
-    def start(as_json: bool) -> int:
-        raise_on_stop()
-        call = admit_call(f"agent {verb}", 0, mutates=True)  # a person may take long; each child has its own limit
-
-        def in_child(body: Callable[[], Outcome]) -> Outcome:
-            return carry_out_or_fail(admit_call(f"agent {verb}", TIMEOUT_MS, mutates=True), body)
-
-        def work() -> Outcome:
-            if call.no_time_left:
-                return no_time_left(call)
-            planned = in_child(lambda: Outcome(Ending.FINISHED, value=plan()))
-            if planned.problem is not None:
-                return planned
-            found: Any = planned.value
-            if found.before == found.after:
-                return Outcome(Ending.FINISHED, data=found.as_data(changed=False))
-            if not yes:
-                _ask(found)
-            return in_child(partial(write_plan, found))
-
-        envelope = conclude(call, work)
-        return deliver(envelope, as_json, lambda envelope: draw_answer(f"agent {verb}", envelope.data))
-
-    return start
-
-
-def _ask(plan: ConfigChange) -> None:
-    """Show the change and ask. Raises Failure unless a person agrees."""
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        message = "there is no terminal to ask at, and nothing was written; give --yes to write this"
-        raise Failure("ARG_ERROR", message, context={"diff": plan.diff, "notes": list(plan.notes)})
-    notes = "".join(f"{note}\n" for note in plan.notes)
-    write_quietly(sys.stderr, visible(f"{plan.diff}\n{notes}"))
-    typed = ask_person("Write this? [y/N] ")
-    if typed is None or typed.strip().lower() not in ("y", "yes"):
-        raise Failure("PERSON_REQUIRED", "it was not confirmed, and nothing was written")
 
 
 def _run_status(name: str | None) -> ChildWork:

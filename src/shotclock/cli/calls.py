@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from ..core.clocks import WallTime
 from ..core.errors import Ending
 from ..core.value_types import as_dict
 from ..process.clock import wall_time
+from ..process.kernel import can_see, is_alive
 from ..runtime.call import Outcome
 from ..store.calls import CallFilter, LoggedCall
 from ..store.store import Store
@@ -16,16 +19,37 @@ MOST_LISTED = 10_000
 
 
 def _list_calls(
-    server: str | None, tool: str | None, failed: bool, timeouts: bool, slowest: bool, since: int | None, limit: int
+    server: str | None,
+    tool: str | None,
+    running: bool,
+    failed: bool,
+    timeouts: bool,
+    slowest: bool,
+    since: int | None,
+    limit: int,
 ) -> Outcome:
     began = None if since is None else WallTime(max(0, wall_time().ms - since))
+    wanted = CallFilter(server, tool, failed, timeouts, began)
     with Store.open() as store:
-        found = store.calls.list(CallFilter(server, tool, failed, timeouts, began), limit + 1, slowest=slowest)
-    return Outcome(Ending.FINISHED, data={"calls": [_row(call) for call in found[:limit]], "more": len(found) > limit})
+        found = store.calls.look(wanted, 0 if running else limit + 1, is_alive, slowest=slowest)
+    now = wall_time()
+    rows = [] if failed or timeouts else found.describe_open(now, can_see)
+    over = [(call.started_at + call.duration_ms, _row(call)) for call in found.ended]
+    if not running and not timeouts:
+        over += zip((call.started_at for call in found.lost), found.describe_lost(now), strict=True)
+    rows += [row for _, row in sorted(over, key=itemgetter(0), reverse=True)]
+    if slowest:
+        rows.sort(key=_duration, reverse=True)
+    return Outcome(Ending.FINISHED, data={"calls": rows[:limit], "more": len(rows) > limit})
 
 
 def _row(call: LoggedCall) -> dict[str, object]:
     return {**as_dict(call), "started_at": call.started_at.iso()}
+
+
+def _duration(row: dict[str, object]) -> int:
+    duration_ms = row["duration_ms"]
+    return duration_ms if isinstance(duration_ms, int) else -1
 
 
 COMMANDS = {
@@ -34,6 +58,7 @@ COMMANDS = {
         options=(
             option("--server", "NAME", "List only calls of this server: its --name, or the name of its program."),
             option("--tool", "PATTERN", "List only calls of the tools of that name, as in 'read_*'."),
+            flag("--running", "List only calls that have not ended.", excludes=("--failed", "--timeouts")),
             flag("--failed", "List only calls that failed, by an error of the tool or of Shotclock."),
             flag("--timeouts", "List only calls that reached a limit."),
             flag("--slowest", "The slowest first, instead of the newest."),

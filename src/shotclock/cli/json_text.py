@@ -16,10 +16,14 @@ Path = tuple[str | int, ...]
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _USUAL_INDENT = "  "
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
+_VISIBLE = re.compile(r"[^\r\n]")
 
 
 @value
-class JsonItem:
+class TextItem:
     """A member of an object or an element of a list: its place in the text."""
 
     key: str | int
@@ -28,10 +32,52 @@ class JsonItem:
     end: int
 
 
-def list_items(text: str, at: int) -> list[JsonItem]:
+def blank_comments(text: str) -> str:
+    """Return the text with spaces in place of comments, commas before a closing bracket, and a byte order mark.
+
+    Every other character keeps its place, so that places in this text are places in the original.
+    """
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0][0] == '"' else _VISIBLE.sub(" ", match[0])
+
+    text = f" {text[1:]}" if text.startswith("\ufeff") else text
+    if _is_json(text):  # the usual case, and much faster: Claude Code's file may have megabytes
+        return text
+    return _LAST_COMMA.sub(blank, _COMMENT.sub(blank, text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def parse(text: str) -> Any:
+    """Return the value of a text without comments. Raises ValueError with its mistake."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def locate(text: str, path: Path) -> TextItem | None:
+    """Return the place of the value at a path, which is not empty, of a valid text. None: there is none."""
+    at, item = _skip(text, 0), None
+    for key in path:
+        item = _find(list_items(text, at), key) if text[at] in "{[" else None
+        if item is None:
+            return None
+        at = item.value_start
+    return item
+
+
+def list_items(text: str, at: int) -> list[TextItem]:
     """Return the items of the object or list that begins at this place of a valid text."""
     is_object = text[at] == "{"
-    found: list[JsonItem] = []
+    found: list[TextItem] = []
     at = _skip(text, at + 1)
     while text[at] not in "}]":
         start, key = at, cast("str | int", len(found))
@@ -40,7 +86,7 @@ def list_items(text: str, at: int) -> list[JsonItem]:
             at = _skip(text, _skip(text, at) + 1)
         value_start = at
         at = _DECODER.raw_decode(text, at)[1]
-        found.append(JsonItem(key, start, value_start, at))
+        found.append(TextItem(key, start, value_start, at))
         at = _skip(text, at)
         if text[at] == ",":
             at = _skip(text, at + 1)
@@ -105,12 +151,12 @@ def _skip(text: str, at: int) -> int:
     return at if match is None else match.end()
 
 
-def _find(items: list[JsonItem], key: str | int) -> JsonItem | None:
+def _find(items: list[TextItem], key: str | int) -> TextItem | None:
     """Return the item of this key; of two with one key the last counts, as for every reader of JSON."""
     return next((item for item in reversed(items) if item.key == key), None)
 
 
-def _append(text: str, at: int, items: list[JsonItem], key: str | int, content: object) -> str:
+def _append(text: str, at: int, items: list[TextItem], key: str | int, content: object) -> str:
     label = f"{json.dumps(key, ensure_ascii=False)}: " if text[at] == "{" else ""
     if items:
         indent = _indent_before(text, items[-1].start)

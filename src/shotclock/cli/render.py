@@ -18,7 +18,7 @@ from rich.text import Text
 from ..core.clocks import LATEST_MS, WallTime, format_duration
 from ..core.visible_text import one_line, visible
 from ..process.clock import wall_time
-from ..store.calls import SUCCEEDED
+from ..store.calls import RUNNING, SUCCEEDED, UNKNOWN, WAITING
 from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
 from .output import describe_page
@@ -81,6 +81,11 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _agents(data, console)
         case "agent install" | "agent remove" if "diff" in data:
             _agent_change("wrote" if name == "agent install" else "removed from", data, console)
+        case "wrap install" | "wrap remove" if "diff" in data:
+            _agent_change("wrote" if name == "wrap install" else "removed from", data, console)
+            _servers(data["servers"], console)
+        case "wrap status":
+            _clients(data, console)
         case "inbox list" if "proposals" in data:
             _list(data, console)
         case "inbox show" if "history" in data:
@@ -129,6 +134,24 @@ def _agent_change(verb: str, data: Any, console: Console) -> None:
     console.print(f"{verb if data['changed'] else 'nothing to change in'} {visible(data['file'])}", soft_wrap=True)
     for note in data["notes"] if data["changed"] else ():
         console.print(visible(note), soft_wrap=True)
+
+
+def _clients(data: Any, console: Console) -> None:
+    for each in data["clients"]:
+        line = f"{each['client']:<9} {each['scope']:<8} {visible(each['file'])}"
+        console.print(line if each["exists"] else f"{line} (no such file)", soft_wrap=True)
+        if each["problem"] is not None:
+            console.print(Text("  ! ", "yellow") + Text(visible(each["problem"])), soft_wrap=True)
+        _servers(each["servers"], console)
+
+
+def _servers(servers: Any, console: Console) -> None:
+    for each in servers:
+        style = {"wrapped": "green", "not wrapped": "yellow"}.get(each["state"], "bright_black")
+        project = "" if each["project"] is None else f" in {each['project']}"
+        reason = "" if each["reason"] is None else f": {each['reason']}"
+        line = Text(f"  {visible(each['name'])}{visible(project)} ") + Text(f"{each['state']}{reason}", style)
+        console.print(line, soft_wrap=True)
 
 
 def _errors(data: Any, console: Console) -> None:
@@ -248,10 +271,12 @@ def _calls(data: Any, console: Console) -> None:
     for column in (table.columns[3], *table.columns[5:]):
         column.justify = "right"
     for call in data["calls"]:
-        is_good = call["outcome"] in SUCCEEDED
+        colour = "green" if call["outcome"] in SUCCEEDED else "red"
+        colour = "yellow" if call["outcome"] in (RUNNING, WAITING, UNKNOWN) else colour
         names = (Text(one_line(call[name], 60), no_wrap=True, overflow="ellipsis") for name in ("server", "tool"))
-        outcome = Text(call["outcome"], "green" if is_good else "red")
-        took, shown = brief(call["duration_ms"]), (_short_size(call[name]) for name in sizes.values())
+        outcome = Text(call["outcome"], colour)
+        took = "" if call["duration_ms"] is None else brief(call["duration_ms"])
+        shown = (_short_size(call[name]) for name in sizes.values())
         table.add_row(_age(call["started_at"]), *names, took, outcome, *shown)
     _wrap_only(table, 2)
     table.columns[1].max_width = LONGEST_SERVER

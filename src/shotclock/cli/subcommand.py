@@ -330,7 +330,7 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
 MODULES = {
     "exec": ("exec", "Run one command with a timeout; if it hangs, kill everything it started."),
     "timeout": ("timeout", "Run one command with a timeout, in the words of timeout(1)."),
-    "wrap": ("wrap", "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind."),
+    "wrap": ("wrap_install", "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind."),
     "calls": ("calls", "List the calls of tools that passed through `shotclock wrap`."),
     "tools": ("call", "List the tools of an MCP server, which is started for it and gone afterwards."),
     "call": ("call", "Call one tool of an MCP server, which is started for it and gone afterwards."),

@@ -5,16 +5,22 @@ One such process runs before every server of every client, so it imports only wh
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Sequence
 
 from ..core.clocks import format_duration
+from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
+from ..process.spans import are_wanted
 from ..runtime.commands import problems_with
-from ..wrap.call_log import CallLog, server_name
+from ..wrap.asked_calls import DEFAULT_ASK_WAIT_MS
+from ..wrap.call_log import CallLog
 from ..wrap.catalogue import LastCatalogue
+from ..wrap.endpoint import Endpoint, read_header, read_url
 from ..wrap.front import Front
-from ..wrap.gate import DEFAULT_ASK_WAIT_MS, Gate, GateSettings, directory_of
+from ..wrap.gate import Gate, GateSettings
 from ..wrap.large_results import LARGEST_LIMIT
 from ..wrap.limits import (
     DEFAULT_GRACE_MS,
@@ -28,8 +34,9 @@ from ..wrap.limits import (
     read_tool_limits,
 )
 from ..wrap.pins import LockFile
+from ..wrap.requests import EndedRequest, OnEnded
 from ..wrap.rules import CallVerdict, Rules, rule_reader
-from ..wrap.server_process import ServerCommand
+from ..wrap.server_process import AdapterCommand, ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
 from .parser import (
@@ -38,6 +45,7 @@ from .parser import (
     Subcommand,
     command_help,
     duration,
+    expand,
     flag,
     is_option,
     name_and_value,
@@ -46,11 +54,17 @@ from .parser import (
     read,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..wrap.call_spans import CallSpans
+
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
 _HTTP = "Over HTTP"
+_REMOTE = "A server over HTTP"
 _LOG = "Log of calls"
+_SEVERAL = "Several servers as one"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
 
@@ -59,11 +73,16 @@ def main(words: list[str]) -> int:
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
         return emit_text(command_help("shotclock", COMMAND), 0)
+    if line.values["config"] is not None:
+        from .wrap_file import run_servers  # with modules that one server does not need
+
+        return run_servers(line, COMMAND, check_server, words_of_child(words))
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
-    line.mistakes += problems_with(command, env, line.values["cwd"])
+    limits = read_limits(line)
+    server = read_server(line, command, env, limits.grace_ms)
     is_over_http = line.values["http"] is not None
-    gate = None if is_over_http else read_gate(line, command, env)
+    gate = None if is_over_http else read_gate(line, command if line.values["url"] is None else server.identity, env)
     if line.mistakes:
         for mistake in line.mistakes:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
@@ -71,24 +90,27 @@ def main(words: list[str]) -> int:
     if is_over_http:
         from .wrap_http import offer_over_http  # with a server, which others need not load
 
-        return offer_over_http(line.values, read_limits(line), words_of_child(words), command)
-    limits = read_limits(line)
+        return offer_over_http(line.values, [limits], words_of_child(words), server.name)
     signals = TerminalSignals()
-    server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
-    log = None if line.values["no_log"] else CallLog(line.values["name"] or server_name(command))
+    name = line.values["name"] or server.name
+    log = None if line.values["no_log"] else CallLog(name)
+    traced = _begin_spans(name)
+    records = [each.add for each in (log, traced) if each is not None]
     front = Front(
         server,
         limits,
         signals,
         is_lazy=line.values["lazy"],
         gate=gate,
-        on_ended=None if log is None else log.add,
+        on_ended=_call_each(records) if records else None,
+        on_open=None if log is None else log.note_open,
         catalogue=catalogue,
     )
     front.run()
-    if log is not None and (unlogged := log.close()):
-        say_line(f"shotclock wrap: {unlogged}")
+    for each in (log, traced):
+        if each is not None and (missing := each.close()):
+            say_line(f"shotclock wrap: {missing}")
     if (problem := front.life.unstartable) is not None:
         say_line(f"shotclock wrap: {problem.message}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
@@ -109,6 +131,51 @@ def words_of_child(words: list[str]) -> list[str]:
     return kept + rest
 
 
+def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace_ms: int) -> ServerCommand:
+    """Return the process to start: the server or, for a server over HTTP, our adapter. Adds the mistakes."""
+    if line.values["url"] is None:
+        line.mistakes += problems_with(command, env, line.values["cwd"])
+        return ServerCommand(command, env, line.values["cwd"], grace_ms)
+    if command:
+        line.refuse("url", "--url and a command after -- exclude each other: leave one out")
+    endpoint = Endpoint("http", "localhost", 80, "/")
+    try:
+        endpoint = read_url(expand(line.values["url"]))
+    except ValueError as error:
+        line.refuse("url", str(error))
+    headers = dict(endpoint.headers)
+    for text in line.values["header"]:
+        try:
+            name, content = read_header(expand(text))
+        except ValueError as error:
+            line.refuse("header", str(error))
+        else:
+            if name.lower() in map(str.lower, headers):
+                line.refuse("header", f"{name} was given before, or is in the URL: leave one out")
+            headers[name] = content
+    return AdapterCommand(replace(endpoint, headers=tuple(headers.items())), grace_ms)
+
+
+def _begin_spans(server: str) -> CallSpans | None:
+    if not are_wanted():
+        return None
+    from ..runtime.telemetry import is_installed  # with threads and queues, which others need not load
+    from ..wrap.call_spans import CallSpans
+
+    return CallSpans(server) if is_installed() else None
+
+
+def _call_each(records: Sequence[OnEnded]) -> OnEnded:
+    if len(records) == 1:
+        return records[0]
+
+    def add(ended: EndedRequest) -> None:
+        for record in records:
+            record(ended)
+
+    return add
+
+
 def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
     """Return the policy that a command line sets, if any. Adds the mistakes to the line."""
     values = line.values
@@ -125,11 +192,9 @@ def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate
     if rules.asks or asks_about_changes:
         from ..wrap.approvals import InboxThread  # with the store, which others need not load
 
-        approvals = InboxThread(env)
+        approvals = InboxThread(command, os.path.abspath(values["cwd"] or os.curdir), env)
     settings = GateSettings(
         rules=rules,
-        argv=command,
-        directory=directory_of(values["cwd"]),
         ask_wait_ms=values["ask_wait"],
         updates_lock=values["update_lock"],
         asks_about_changes=asks_about_changes,
@@ -158,11 +223,26 @@ def read_limits(line: ParsedLine) -> ServerLimits:
     )
 
 
+def check_server(line: ParsedLine) -> ServerLimits:
+    """Check the command line of one of several servers. Adds the mistakes to it, and returns its limits."""
+    limits = read_limits(line)
+    read_server(line, line.typed.get("command", []), dict(line.values["env"]), limits.grace_ms)
+    return limits
+
+
 def _read_result_limit(text: str) -> int:
     count = read_byte_count(text)
     if count > LARGEST_LIMIT:
         raise ValueError(f"{text} is more than the {LARGEST_LIMIT // 1024 // 1024}M that may be kept in memory")
     return count
+
+
+def _read_variable(text: str) -> tuple[str, str]:
+    if "=" in text:
+        return name_and_value(text)
+    if text not in os.environ:
+        raise ValueError(f"the variable {text!r} is not set, so write {text}=VALUE")
+    return text, os.environ[text]
 
 
 def _of(default_ms: int) -> str:
@@ -253,8 +333,8 @@ COMMAND = Subcommand(
         option(
             "--lock",
             "FILE",
-            "Pin the definitions of tools, prompts and resource templates in this file. The first start writes it; "
-            "later, other definitions are left out of lists and cannot be called.",
+            "Pin the definitions of tools, prompts and resource templates, and the instructions of the server, in this "
+            "file. The first start writes it; later, others are left out of lists and cannot be used.",
             heading=_POLICY,
         ),
         option(
@@ -286,8 +366,31 @@ COMMAND = Subcommand(
             default="0",
             heading=_LIFE,
         ),
-        option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
-        option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+        option("--cwd", "DIR", "Run the server in this directory.", excludes=("--url",), heading=_LIFE),
+        option(
+            "--env",
+            "K[=V]",
+            "Set a variable of the server. Without a value it is the one of the environment.",
+            read=_read_variable,
+            repeats=True,
+            excludes=("--url",),
+            heading=_LIFE,
+        ),
+        option(
+            "--url",
+            "URL",
+            "Use the server at this address, over streamable HTTP, in place of a command.",
+            heading=_REMOTE,
+        ),
+        option(
+            "--header",
+            "'NAME: VALUE'",
+            "Send this header with every request, as in 'Authorization: Bearer ${TOKEN}', with a variable of the "
+            "environment.",
+            repeats=True,
+            needs="--url",
+            heading=_REMOTE,
+        ),
         option(
             "--http",
             "[HOST:]PORT",
@@ -313,15 +416,32 @@ COMMAND = Subcommand(
         ),
         option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
         flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
+        option(
+            "--config",
+            "FILE",
+            "Run the servers of this file as one: a wrap.yaml, or the JSON of a client with mcpServers or servers.",
+            heading=_SEVERAL,
+        ),
+        option(
+            "--server",
+            "NAME",
+            "Run only this server of the file.",
+            repeats=True,
+            needs="--config",
+            heading=_SEVERAL,
+        ),
     ),
     rest="command",
-    usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
-    description="Run an MCP server that speaks over stdin and stdout. Messages pass unchanged in both directions; a "
-    "call that hangs is answered on time, and a server that crashes or hangs is replaced.",
+    usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | [OPTIONS] --url URL | --config FILE [--server NAME]",
+    description="Run an MCP server that speaks over stdin and stdout, or use one over HTTP. Messages pass unchanged in "
+    "both directions; a call that hangs is answered on time, and a server that crashes or hangs is replaced.",
     epilogue="""\
 In the configuration of a client, put it in front of the server:
 
   "command": "shotclock", "args": ["wrap", "--", "npx", "-y", "some-server"]
+
+`shotclock wrap install CLIENT` does that for every server of Claude Code, Codex, Cursor, VS Code or Gemini CLI, and
+`shotclock wrap remove CLIENT` restores them; see their --help. `shotclock wrap status` lists them.
 
 At a limit the server is asked to cancel the call. If it then answers nothing within the grace, not even a ping, it is
 killed with everything it has started, and started again. The call is answered with an error that names the limit, and
@@ -335,4 +455,14 @@ Exit codes: 0 the client has gone; 125 bad options or a failure of ours; 126 the
 not found. A signal that stopped us also ends us.""",
     main=main,
 )
-COMMANDS = {"wrap": COMMAND}
+FOR_EVERY_SERVER = (_CALL, _SERVER, _LIFE, _LOG, _POLICY)
+"""The headings of options that suit every server over stdin and stdout."""
+VERBS = ("install", "remove", "status")
+
+
+def names_verb(words: list[str]) -> bool:
+    """Return whether the words begin with a verb of `shotclock wrap`. Only a format may precede it."""
+    rest = words
+    while rest and rest[0].partition("=")[0] in ("--json", "--format"):
+        rest = rest[2:] if rest[0] == "--format" else rest[1:]
+    return bool(rest) and rest[0] in VERBS

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.errors import Failure
 from ..process.addresses import Site, check_reach, listen_on, parse_address
 from ..process.foreground import TerminalSignals
-from ..wrap.call_log import server_name
 from ..wrap.http_access import TokenCheck, has_tokens
 from ..wrap.http_front import HttpFront
 from ..wrap.http_sessions import FrontSettings
@@ -21,7 +20,7 @@ from .output import say_line
 
 
 def offer_over_http(
-    values: Mapping[str, Any], limits: ServerLimits, words_of_child: list[str], command: list[str]
+    values: Mapping[str, Any], limits: Sequence[ServerLimits], words_of_child: list[str], name: str
 ) -> int:
     """Serve HTTP clients, each session with a `wrap` process of its own, and return the exit code."""
     text, require_token = values["http"], values["require_token"]
@@ -36,10 +35,10 @@ def offer_over_http(
         child_argv=(sys.executable, "-P", "-m", "shotclock", "wrap", *words_of_child),
         most_sessions=values["max_sessions"],
         idle_ms=values["session_idle"],
-        end_within_ms=limits.shutdown_ms + limits.grace_ms,
+        end_within_ms=max(each.shutdown_ms + each.grace_ms for each in limits),
     )
     signals = TerminalSignals()
     site = Site.at(sock.getsockname()[:2], os.environ, require_token=require_token)
     front = HttpFront(sock, site, settings, TokenCheck().owner_of, signals)
-    front.run(values["name"] or (server_name(command) if command else "servers"))
+    front.run(values["name"] or name)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0

@@ -472,6 +472,12 @@ def is_alive(holder: ProcessIdentity) -> bool:
     return seen is not None and seen == holder.started
 
 
+def can_see(holder: ProcessIdentity) -> bool:
+    """Return whether the processes of its machine and pid namespace are seen from here."""
+    me = this_process()
+    return (holder.boot_id, holder.namespace) == (me.boot_id, me.namespace)
+
+
 @lru_cache(maxsize=1)  # keyed by pid: a fork is another process
 def _this_process(pid: int) -> ProcessIdentity:
     if (unfit := find_unfitness()) is not None:

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..core.clocks import NS_PER_MS
 from .clock import monotonic_ns
@@ -23,12 +23,18 @@ LOOK_MS = 500
 class PipedChild:
     """A child with pipes. One thread reads; writes may come from others, one at a time."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        """Start it. Raises OSError."""
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, has_own_group: bool = False
+    ) -> None:
+        """Start it. In a group of its own, the signals of a terminal do not reach it. Raises OSError."""
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(list(argv), stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+        group = 0 if has_own_group else None
+        self._process = subprocess.Popen(
+            list(argv), stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=env, process_group=group
+        )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin = self._process.stdin
+        self.stdin_fd = self._stdin.fileno()
         self.stdout_fd = self._process.stdout.fileno()
         self.stderr_fd = self._process.stderr.fileno()
         self.is_ending = False

@@ -41,6 +41,8 @@ class Span:
     code: str | None = None
     message: str = ""
     events: tuple[SpanEvent, ...] = ()
+    is_of_server: bool = False
+    """Whether it is of the kind SERVER, for a request of another process; otherwise it is INTERNAL."""
 
 
 recorder: Recorder | None = None

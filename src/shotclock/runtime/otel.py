@@ -1,4 +1,4 @@
-"""Spans written with the SDK of OpenTelemetry. Only the thread of `telemetry.py` imports this."""
+"""Spans written with the SDK of OpenTelemetry. Only the threads that record spans import this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from opentelemetry import trace as api
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, Tracer, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON
@@ -28,21 +28,31 @@ LAST_EXPORT_S = 0.7
 
 
 class Writer:
-    def __init__(self, on_failure: Callable[[str], None], *, most: int) -> None:
+    def __init__(self, on_failure: Callable[[str], None], *, most: int, has_thread: bool = True) -> None:
+        """Without a thread of its own, spans are sent by `send`."""
         provider = api.get_tracer_provider()
         self._own: TracerProvider | None = None
         self._exporter: _Exporter | None = None
         if not isinstance(provider, TracerProvider):
             self._exporter = _Exporter(on_failure)
-            provider = self._own = _make_provider(self._exporter, most)
+            provider = self._own = _make_provider(self._exporter, most, has_thread)
         tracer = provider.get_tracer("shotclock", __version__)
         assert isinstance(tracer, Tracer)
         self._tracer, self._ids = tracer, _Ids()
         tracer.id_generator = self._ids
 
     def flush(self) -> None:
-        if self._own is not None and self._exporter is not None:
+        self.hurry()
+        self.send()
+
+    def hurry(self) -> None:
+        """Give every further request LAST_EXPORT_S, and stop one that is being retried. May be called by any thread."""
+        if self._exporter is not None:
             self._exporter.hurry()
+
+    def send(self) -> None:
+        """Send the written spans now."""
+        if self._own is not None:
             self._own.force_flush()
 
     def write(self, ended: Span) -> None:
@@ -52,7 +62,11 @@ class Writer:
             parent = api.NonRecordingSpan(span_context(api, ended.trace.below(ended.parent_id)))
             context = api.set_span_in_context(parent, context)
         span = self._tracer.start_span(
-            ended.name, context, attributes=dict(ended.attributes), start_time=ended.started_ns
+            ended.name,
+            context,
+            api.SpanKind.SERVER if ended.is_of_server else api.SpanKind.INTERNAL,
+            attributes=dict(ended.attributes),
+            start_time=ended.started_ns,
         )
         for event in ended.events:
             span.add_event(event.name, dict(event.attributes), event.at_ns)
@@ -76,12 +90,31 @@ class _Ids(RandomIdGenerator):
         return int(self.following.span_id, 16)
 
 
-def _make_provider(exporter: _Exporter, most: int) -> TracerProvider:
+class _Gatherer(SpanProcessor):
+    """Processor that keeps ended spans until they are sent, in the thread that asks for it."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._ended: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._ended.append(span)
+
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        ended, self._ended = self._ended, []
+        return not ended or self._exporter.export(ended) is SpanExportResult.SUCCESS
+
+
+def _make_provider(exporter: _Exporter, most: int, has_thread: bool) -> TracerProvider:
     """Make a provider that is not set as the program's, so it receives only our spans."""
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": "shotclock", "service.version": __version__})
     # The caller's decision, or yes: our children have it already, so a later sampler could not change it.
     provider = TracerProvider(sampler=DEFAULT_ON, resource=resource, shutdown_on_exit=False)
+    if not has_thread:
+        provider.add_span_processor(_Gatherer(exporter))
+        return provider
     # The SDK's default is 2,048, fewer than the spans of a thousand steps.
     size = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else most
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=size))

@@ -28,7 +28,7 @@ HANDOVER_LIMIT_S = 1.0  # how long a closing runtime waits until the program's o
 
 
 def begin_if_wanted() -> None:
-    if spans.recorder is None and spans.are_wanted() and _is_installed():
+    if spans.recorder is None and spans.are_wanted() and is_installed():
         spans.recorder = Recorder()
 
 
@@ -37,7 +37,8 @@ def finish() -> str | None:
     return None if spans.recorder is None else spans.recorder.finish()
 
 
-def _is_installed() -> bool:
+def is_installed() -> bool:
+    """Return whether spans can be recorded."""
     try:
         return spans.has_own_provider() or all(
             importlib.util.find_spec(name) is not None

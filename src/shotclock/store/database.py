@@ -412,7 +412,11 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
     return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
-_holds_opening = threading.local()
+class _HoldsOpening(threading.local):
+    now = False  # also in a fork that began before this module was imported
+
+
+_holds_opening = _HoldsOpening()
 
 
 def _before_fork() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..core.proposal import Proposal, Summary
 from .audit import Entry, Token
-from .calls import LoggedCall
+from .calls import SUCCEEDED, LoggedCall, OpenCall
 from .database import Schema
 from .idempotency import Lock, Reply
 from .jobs import Checkpoint, Job
@@ -16,7 +16,7 @@ from .rows import create_table
 from .runs import StepRecord, StoredRun
 
 # To be raised with every change of the tables. 1 to 11 were never released.
-VERSION = 13
+VERSION = 14
 
 _NUMBER, _NUMBERED, _TEXT = "INTEGER NOT NULL", "INTEGER PRIMARY KEY AUTOINCREMENT", "TEXT NOT NULL"
 _RUN = "TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE"
@@ -100,6 +100,8 @@ _STATEMENTS = (
     "CREATE TABLE ended_sessions (id TEXT NOT NULL PRIMARY KEY, expires_at INTEGER NOT NULL)",
     create_table("calls", [LoggedCall], {"seq": _NUMBERED}),
     "CREATE INDEX calls_started ON calls (started_at)",
+    f"CREATE INDEX calls_failed ON calls (seq) WHERE outcome NOT IN {SUCCEEDED}",
+    create_table("open_calls", [OpenCall], {}, "PRIMARY KEY (holder, number)") + " WITHOUT ROWID",
     # The time of the last pruning.
     "CREATE TABLE pruned (at INTEGER NOT NULL)",
     "INSERT INTO pruned (at) VALUES (0)",

@@ -197,7 +197,7 @@ def prune(
     pages = _list_old_pages(store, before)
     old_calls = _before(now, retention.calls_ms), retention.calls
     if dry_run:
-        calls = store.calls.count_outdated(*old_calls)
+        calls = store.calls.count_outdated(*old_calls) + store.calls.count_outdated_lost(*old_calls, is_alive)
         return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages), calls)
     is_all = limit < 0 or max(len(runs), len(proposals)) <= limit
     if not is_all:
@@ -207,7 +207,7 @@ def prune(
     for page in pages:
         with contextlib.suppress(OSError):
             os.unlink(page)
-    calls = store.calls.forget_outdated(*old_calls)
+    calls = store.calls.forget_outdated(*old_calls) + store.calls.forget_lost(*old_calls, is_alive)
     return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), calls, is_all)
 
 

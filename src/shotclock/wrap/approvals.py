@@ -30,7 +30,7 @@ from ..process.kernel import this_process
 from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
 from ..store.store import Store
-from .gate import CallToAsk
+from .asked_calls import CallToAsk
 from .pins import Change, digest_of
 from .requests import NEVER_NS
 
@@ -93,9 +93,10 @@ class QuestionEnd:
 class InboxThread:
     """The thread that asks. Everything that uses the store runs on it."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        """`variables` of the server are a part of every question, by digest."""
+    def __init__(self, argv: list[str], directory: str, variables: Mapping[str, str]) -> None:
+        """The command of the server is a part of every question, its `variables` by digest."""
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._server = {"MCP server": argv, "directory": directory}
         self._variables = variables
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._news: deque[QuestionEnd] = deque()
@@ -105,15 +106,13 @@ class InboxThread:
 
     # --- for the loop --------------------------------------------------------------------------------------------
 
-    def ask_about_call(
-        self, argv: list[str], directory: str, call: CallToAsk, until_ns: int, is_wanted: Callable[[], bool]
-    ) -> InboxQuestion:
+    def ask_about_call(self, call: CallToAsk, until_ns: int, is_wanted: Callable[[], bool]) -> InboxQuestion:
         """Ask whether a tool may be called once. Raises ValueError if the call cannot be shown."""
-        return self._ask(InboxQuestion(_call_request(argv, directory, call), until_ns, is_wanted))
+        return self._ask(InboxQuestion(_call_request(self._server, call), until_ns, is_wanted))
 
-    def ask_about_change(self, argv: list[str], directory: str, lock: str, change: Change) -> InboxQuestion:
+    def ask_about_change(self, lock: str, change: Change) -> InboxQuestion:
         """Ask whether a changed definition may be pinned."""
-        return self._ask(InboxQuestion(_change_request(argv, directory, lock, change)))
+        return self._ask(InboxQuestion(_change_request(self._server, lock, change)))
 
     def _ask(self, question: InboxQuestion) -> InboxQuestion:
         self._order(lambda: self._propose(question))
@@ -123,6 +122,11 @@ class InboxThread:
         """Record the outcome of an approved action; without a code it succeeded."""
         outcome = ActionOutcome(code is None, wall_time(), code, None if code is None else message)
         self._order(lambda: self._record(proposal_id, outcome))
+
+    def record_end(self, news: QuestionEnd, code: str | None, message: str = "") -> None:
+        """Record the outcome of the action that a question was about."""
+        if news.question.proposal is not None:
+            self.record(news.question.proposal.id, code, message)
 
     def read_news(self) -> list[QuestionEnd]:
         with suppress(BlockingIOError):
@@ -244,7 +248,7 @@ class InboxThread:
 # --- what is asked -----------------------------------------------------------------------------------------------
 
 
-def _call_request(argv: list[str], directory: str, call: CallToAsk) -> ProposalRequest:
+def _call_request(server: Mapping[str, object], call: CallToAsk) -> ProposalRequest:
     """Return the question whether a tool may be called once, bound to the server, the arguments and the definition."""
     tool, arguments, definition = call.tool, call.arguments, call.definition
     schema, hints = definition.get("inputSchema"), definition.get("annotations")
@@ -258,8 +262,7 @@ def _call_request(argv: list[str], directory: str, call: CallToAsk) -> ProposalR
         input_schema=schema if isinstance(schema, dict) and len(canonical(schema)) <= LONGEST_SCHEMA else None,
         policy=Policy(destructive=isinstance(hints, dict) and hints.get("destructiveHint") is True),
         surroundings={
-            "MCP server": argv,
-            "directory": directory,
+            **server,
             "definition of the tool": f"sha256 {digest_of(definition)}",
             **NOT_BOUND,
         },
@@ -267,7 +270,7 @@ def _call_request(argv: list[str], directory: str, call: CallToAsk) -> ProposalR
     )
 
 
-def _change_request(argv: list[str], directory: str, lock: str, change: Change) -> ProposalRequest:
+def _change_request(server: Mapping[str, object], lock: str, change: Change) -> ProposalRequest:
     """Return the question whether a changed definition may be pinned."""
     return ProposalRequest(
         Kind.OPERATION,
@@ -275,8 +278,7 @@ def _change_request(argv: list[str], directory: str, lock: str, change: Change) 
         "\n".join(change.lines()),
         operation=f"pin {change.kind.noun} {change.name}",
         surroundings={
-            "MCP server": argv,
-            "directory": directory,
+            **server,
             "lock file": lock,
             "before": None if change.before is None else f"sha256 {digest_of(change.before)}",
             "now": None if change.now is None else f"sha256 {digest_of(change.now)}",

@@ -1,6 +1,7 @@
 """The log of calls: written to the store in batches, by a thread that lives only while there are calls to write.
 
-The loop of the front never waits for the store. What the store does not accept in time is dropped and counted.
+The loop of the front never waits for the store. What the store does not accept in time is dropped and counted. A call
+that lasts is written at once as an open one, and replaced as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from collections.abc import Sequence
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
-from ..process.clock import pause, wall_time
-from ..process.kernel import is_alive
-from .requests import EndedRequest
+from ..core.value_types import record
+from ..process.clock import monotonic_ns, pause, wall_ns, wall_time
+from ..process.kernel import is_alive, this_process
+from .requests import EndedRequest, OpenRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..store.calls import LoggedCall, OpenCall
 
 BATCH_S = 1.0
 # So many waiting calls are written at once, without waiting for more.
@@ -32,8 +38,8 @@ _STARTERS = re.compile(r"npx|bunx?|pnpm|yarn|dlx|exec|run|tool|uvx?|pipx|python[
 _ENDINGS = re.compile(r"\.(py|m?js|c?ts|sh)$|(?<=.)@[^@]*$")
 
 # A process that is forked during an import could never import the same module.
-_importing = threading.Lock()
-os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
+importing = threading.Lock()
+os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
 
 
 def server_name(argv: Sequence[str]) -> str:
@@ -41,6 +47,15 @@ def server_name(argv: Sequence[str]) -> str:
     words = [os.path.basename(word.rstrip("/")) for word in argv if not word.startswith("-")]
     named = [word for word in words if word and _STARTERS.fullmatch(word) is None]
     return _ENDINGS.sub("", (named or words or ["server"])[0])[:LONGEST_NAME]
+
+
+@record
+class Batch:
+    """Records that are written together."""
+
+    ended: list[tuple[WallTime, EndedRequest]]
+    opened: dict[int, OpenRequest]
+    closed: set[int]
 
 
 class CallLog:
@@ -53,6 +68,8 @@ class CallLog:
         self._is_closing = False
         self._gives_up = False
         self._waiting: deque[tuple[WallTime, EndedRequest]] = deque()
+        self._opened: dict[int, OpenRequest] = {}
+        self._closed: set[int] = set()  # open calls that have ended and are not in `_waiting`
         self._writer: threading.Thread | None = None
         self._dropped = 0
         self._problem = ""
@@ -62,12 +79,22 @@ class CallLog:
         if ended.method != "tools/call":
             return
         with self._lock:
+            self._opened.pop(ended.number, None)
             if len(self._waiting) >= MOST_WAITING:
                 self._dropped += 1
+                self._closed |= {ended.number} - {0}
                 return
             self._waiting.append((wall_time(), ended))
-            if len(self._waiting) == LARGE_BATCH:
+            if len(self._waiting) == LARGE_BATCH or ended.number:  # one that is recorded as open must not seem to be
                 self._wake.set()
+            if self._writer is None:
+                self._start()
+
+    def note_open(self, requests: list[OpenRequest]) -> None:
+        """Record calls that are open, or that have changed since they were recorded. Never waits for the store."""
+        with self._lock:
+            self._opened |= {request.number: request for request in requests}
+            self._wake.set()
             if self._writer is None:
                 self._start()
 
@@ -100,45 +127,39 @@ class CallLog:
                 self._wake.wait(BATCH_S)
                 self._wake.clear()
             with self._lock:
-                batch = list(self._waiting)
-            is_written = self._try_to_write(batch)
+                batch = Batch(list(self._waiting), dict(self._opened), set(self._closed))
+            is_done_with = self._try_to_write(batch)
             with self._lock:
-                for _ in range(len(batch) if is_written else 0):
-                    self._waiting.popleft()
-                if not self._waiting:
+                if is_done_with:
+                    self._forget(batch)
+                if not (self._waiting or self._opened or self._closed - batch.closed):
                     self._writer = None
                     return
             if self._gives_up:
                 return
-            if not is_written:
+            if not is_done_with:
                 pause(BUSY_PAUSE_S)
 
-    def _try_to_write(self, batch: list[tuple[WallTime, EndedRequest]]) -> bool:
+    def _forget(self, batch: Batch) -> None:
+        for _ in batch.ended:
+            self._waiting.popleft()
+        for number, request in batch.opened.items():
+            if self._opened.get(number) is request:
+                del self._opened[number]
+
+    def _try_to_write(self, batch: Batch) -> bool:
         """Write calls to the store. Return whether they are done with: written, or dropped because it is unusable."""
         try:
-            with _importing:  # here: SQLite takes time and memory that a server without calls does not need
-                from ..store.calls import LoggedCall
+            with importing:  # here: SQLite takes time and memory that a server without calls does not need
                 from ..store.store import Store, prune_in_passing, read_retention
-            calls = [
-                LoggedCall(
-                    server=self._server,
-                    tool=ended.tool[:LONGEST_NAME],
-                    started_at=WallTime(max(0, at.ms - ended.elapsed_ms)),
-                    duration_ms=ended.elapsed_ms,
-                    outcome=ended.outcome,
-                    call_id=ended.id or None,
-                    timeout_ms=ended.limits.timeout_ms,
-                    idle_ms=ended.limits.idle_ms,
-                    request_bytes=ended.request_bytes,
-                    answer_bytes=ended.answer_bytes,
-                    arguments_sha256=ended.digest,
-                    generation=ended.generation,
-                    pid=os.getpid(),
-                )
-                for at, ended in batch
-            ]
+            calls = [self._ended_call(at, ended) for at, ended in batch.ended]
+            opened = [self._open_call(request) for request in batch.opened.values()]
+            numbers = {ended.number for _, ended in batch.ended if ended.number} | batch.closed
+            closed = [(this_process(), number) for number in numbers]
             with Store.open() as store:
-                store.calls.add(calls, read_retention(os.environ).calls)
+                store.calls.add(calls, read_retention(os.environ).calls, opened, closed)
+                with self._lock:
+                    self._closed -= batch.closed
                 prune_in_passing(store, os.environ, wall_time(), is_alive)
             return True
         except Failure as failure:
@@ -148,5 +169,45 @@ class CallLog:
         except Exception as error:  # a bug of ours must not end the log
             self._problem = f"{type(error).__name__}: {error}"
         with self._lock:
-            self._dropped += len(batch)
+            self._dropped += len(batch.ended)
+            self._closed |= {ended.number for _, ended in batch.ended} - {0}
         return True
+
+    def _ended_call(self, at: WallTime, ended: EndedRequest) -> LoggedCall:
+        from ..store.calls import LoggedCall  # as above
+
+        return LoggedCall(
+            server=self._server,
+            tool=ended.tool[:LONGEST_NAME],
+            started_at=WallTime(max(0, at.ms - ended.elapsed_ms)),
+            duration_ms=ended.elapsed_ms,
+            outcome=ended.outcome,
+            call_id=ended.id or None,
+            timeout_ms=ended.limits.timeout_ms,
+            idle_ms=ended.limits.idle_ms,
+            request_bytes=ended.request_bytes,
+            answer_bytes=ended.answer_bytes,
+            arguments_sha256=ended.digest,
+            generation=ended.generation,
+            pid=os.getpid(),
+        )
+
+    def _open_call(self, request: OpenRequest) -> OpenCall:
+        from ..store.calls import OpenCall  # as above
+
+        behind_ns = wall_ns() - monotonic_ns()
+        return OpenCall(
+            holder=this_process(),
+            number=request.number,
+            server=self._server,
+            tool=request.tool[:LONGEST_NAME],
+            started_at=WallTime.of_ns(max(0, request.arrived_ns + behind_ns)),
+            is_sent=request.is_sent,
+            timeout_ms=request.limits.timeout_ms,
+            idle_ms=request.limits.idle_ms,
+            due_at=None if request.due_ns is None else WallTime.of_ns(max(0, request.due_ns + behind_ns)),
+            due_by=request.due_by,
+            request_bytes=request.request_bytes,
+            arguments_sha256=request.digest,
+            generation=request.generation,
+        )

@@ -14,7 +14,7 @@ from .gate import Gate
 from .lifecycle import ServerLife
 from .limits import ServerLimits
 from .lines import READ_SIZE, LineSplitter
-from .requests import OnEnded
+from .requests import OnEnded, OnOpen
 from .server_process import ServerCommand
 from .session import ClientSession
 from .writers import LineWriter, NoteWriter
@@ -37,6 +37,7 @@ class Front:
         is_lazy: bool = False,
         gate: Gate | None = None,
         on_ended: OnEnded | None = None,
+        on_open: OnOpen | None = None,
         catalogue: LastCatalogue | None = None,
     ) -> None:
         self._signals = signals
@@ -48,6 +49,7 @@ class Front:
         self._session = ClientSession(
             limits, self._client, self._note, gate=gate, on_ended=on_ended, catalogue=catalogue
         )
+        self._session.guard.on_open = on_open
         self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
         self._splitter = LineSplitter()
         self._is_client_open = True

@@ -17,7 +17,24 @@ from .limits import ServerLimits
 from .links import ClientLink, Note, ServerLink
 from .messages import cancellation_line, notification_line
 from .replay import ReplayMemory
-from .requests import NEVER_NS, ClientRequest, EndedRequest, OnEnded, RequestState, RequestTable
+from .requests import (
+    NEVER_NS,
+    ClientRequest,
+    EndedRequest,
+    OnEnded,
+    OnOpen,
+    OpenRequest,
+    RequestState,
+    RequestTable,
+)
+
+# A call is recorded as open after this time, so that nothing is written for short ones.
+OPEN_AFTER_MS = 1_000
+# How often open calls are compared with what was recorded, and how often at most.
+LOOK_MS = 1_000
+SHORTEST_LOOK_MS = 200
+# A limit that has moved less, by progress of the server, is not recorded again.
+MOVED_MS = 1_000
 
 _CODES = {ClockKind.IDLE: "STALLED", ClockKind.QUEUE: "QUEUE_TIMEOUT"}
 
@@ -41,6 +58,9 @@ class RequestGuard:
         self._note = note
         self._on_ended = on_ended
         self._beat_ns = NEVER_NS
+        self._look_ns = NEVER_NS
+        self._last_number = 0
+        self.on_open: OnOpen | None = None
         self.on_approved_failed: Callable[[ClientRequest, str, str], None] | None = None
 
     def connect(self, server: ServerLink) -> None:
@@ -50,9 +70,11 @@ class RequestGuard:
         self.requests.add(request)
         if self._limits.heartbeat_ms and request.token is not None:
             self._beat_ns = min(self._beat_ns, request.arrived_ns + self._limits.heartbeat_ms * NS_PER_MS)
+        if self.on_open is not None and request.is_call:
+            self._look_ns = min(self._look_ns, request.arrived_ns + OPEN_AFTER_MS * NS_PER_MS)
 
     def note_sent(self, request: ClientRequest) -> None:
-        request.state = RequestState.SENT
+        request.state, request.is_unsent = RequestState.SENT, False
         request.sent_ns = request.sign_ns = monotonic_ns()
         self.requests.look_again_at(request)
 
@@ -81,7 +103,7 @@ class RequestGuard:
 
     @property
     def next_due_ns(self) -> int:
-        return min(self.requests.next_due_ns, self._beat_ns)
+        return min(self.requests.next_due_ns, self._beat_ns, self._look_ns)
 
     def postpone(self, until_ns: int) -> None:
         """Look at the requests later: the answer to one of them is on its way."""
@@ -95,6 +117,46 @@ class RequestGuard:
                     self.requests.look_again_at(request)
         if now_ns >= self._beat_ns:
             self._send_heartbeats(now_ns)
+        if now_ns >= self._look_ns:
+            self._record_open(now_ns)
+
+    def _record_open(self, now_ns: int) -> None:
+        """Report the calls that have been open for a while, and those that have changed since they were reported."""
+        changed: list[OpenRequest] = []
+        self._look_ns = NEVER_NS
+        for request in self.requests:
+            if not request.is_call or request.state is RequestState.CANCELLED:
+                continue
+            recorded_ns = request.arrived_ns + OPEN_AFTER_MS * NS_PER_MS
+            if now_ns >= recorded_ns:
+                recorded_ns = now_ns + LOOK_MS * NS_PER_MS
+                now = self._describe_open(request)
+                if request.recorded is None or not _is_same(request.recorded, now):
+                    request.recorded = now
+                    changed.append(now)
+            self._look_ns = min(self._look_ns, recorded_ns)
+        if self._look_ns < NEVER_NS:
+            self._look_ns = max(self._look_ns, now_ns + SHORTEST_LOOK_MS * NS_PER_MS)
+        if changed and self.on_open is not None:
+            self.on_open(changed)
+
+    def _describe_open(self, request: ClientRequest) -> OpenRequest:
+        if not request.number:
+            self._last_number += 1
+            request.number = self._last_number
+        due_ns, kind = request.due(self._limits.grace_ms)
+        return OpenRequest(
+            request.number,
+            request.tool,
+            request.arrived_ns,
+            request.state is not RequestState.HELD,
+            request.limits,
+            due_ns if due_ns < NEVER_NS else None,
+            request.fired if request.state is RequestState.STOPPING else kind if due_ns < NEVER_NS else None,
+            request.size,
+            request.digest,
+            self._server.generation,
+        )
 
     def _reach_limit(self, request: ClientRequest, kind: ClockKind | None, now_ns: int) -> None:
         match request.state:
@@ -152,7 +214,7 @@ class RequestGuard:
         what, ending = _reason(request, kind), Ending.ABANDONED
         if request.state is not RequestState.HELD:
             what += "; the server was asked to cancel it, and may still be working on it"
-        elif not request.is_repeated:
+        elif not request.is_repeated or request.is_unsent:
             what, ending = f"was not sent: {what}", Ending.NOT_STARTED
         else:
             what = f"was lost with its server, and {what} when it was to be repeated"
@@ -192,6 +254,9 @@ class RequestGuard:
                 answer_bytes,
                 request.digest,
                 self._server.generation,
+                request.number,
+                request.id,
+                request.trace,
             )
         )
 
@@ -210,6 +275,13 @@ class RequestGuard:
             beat = {"progressToken": request.token[1], "progress": request.beats / 1_000_000}
             beat["message"] = f"running for {took}"
             self._client.write_line(notification_line("notifications/progress", beat))
+
+
+def _is_same(before: OpenRequest, now: OpenRequest) -> bool:
+    """Return whether a call is still as it was recorded, but for small movements of its next limit."""
+    if before.due_ns is None or now.due_ns is None:
+        return before == now
+    return replace(before, due_ns=now.due_ns) == now and abs(now.due_ns - before.due_ns) < MOVED_MS * NS_PER_MS
 
 
 def _reason(request: ClientRequest, kind: ClockKind) -> str:

@@ -25,15 +25,15 @@ class LargeResult:
     def add(self, piece: bytes) -> None:
         self._capture.add(piece)
 
-    def finish(self, request: ClientRequest, *, has_schema: bool, is_modern: bool) -> bytes:
+    def finish(self, request: ClientRequest, *, is_error: bool, is_modern: bool) -> bytes:
         """Return the line for the client: the same, or a cut one."""
         captured = self._capture.finish()
         if not captured.truncated:
             return captured.head + captured.tail
-        return _cut_line(request, captured, has_schema=has_schema, is_modern=is_modern)
+        return _cut_line(request, captured, is_error=is_error, is_modern=is_modern)
 
 
-def _cut_line(request: ClientRequest, captured: Captured, *, has_schema: bool, is_modern: bool) -> bytes:
+def _cut_line(request: ClientRequest, captured: Captured, *, is_error: bool, is_modern: bool) -> bytes:
     left_out = captured.total - len(captured.head) - len(captured.tail)
     gap = f"[… shotclock left out {left_out} of {captured.total} bytes, the limit of --result-limit"
     content: list[object] = []
@@ -47,7 +47,7 @@ def _cut_line(request: ClientRequest, captured: Captured, *, has_schema: bool, i
         gap += f"; the first {captured.file_bytes} bytes are in {captured.file}"
     text = f"{_text_of_head(captured.head)}\n{gap} …]\n{_text_of_tail(captured.tail)}"
     result: JsonObject = {"content": [{"type": "text", "text": text}, *content]}
-    if has_schema:  # clients refuse a success without the structured content that the tool declares
+    if is_error:
         result["isError"] = True
     if is_modern:
         result["resultType"] = "complete"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
 LONGEST_PARSED = 64 * 1024
@@ -17,9 +17,13 @@ TAIL_SIZE = 2 * 1024
 
 _ID = rb'(-?[0-9]{1,400}|"(?:[^"\\]|\\.){0,400}")'
 _PLAIN = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
-# Quotes inside strings are escaped, so both find members of the outermost object only.
+# Quotes inside strings are escaped, so these find members of the outermost object only, and of its `result`.
 _ID_IN_HEAD = re.compile(rb"\s*\{\s*(?:" + _PLAIN + rb',\s*)*"id"\s*:\s*' + _ID + rb"\s*[,}]")
 _ID_IN_TAIL = re.compile(rb',\s*"id"\s*:\s*' + _ID + rb"\s*(?:,\s*" + _PLAIN + rb")*\}\s*\Z")
+_ERROR_IN_TAIL = re.compile(
+    rb'[,{]\s*"isError"\s*:\s*(true|false)\s*(?:,\s*"resultType"\s*:\s*"[^"\\]*"\s*)?\}\s*'
+    rb'(?:,\s*(?:"id"\s*:\s*' + _ID + rb"\s*|" + _PLAIN + rb"))*\}\s*\Z"
+)
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 
@@ -120,6 +124,12 @@ def id_in_tail(tail: bytes) -> object:
     return None if found is None else json.loads(found[1])
 
 
+def error_flag_in_tail(tail: bytes) -> bool | None:
+    """Return `isError` of the result that a long line ends with; None if it is not there."""
+    found = _ERROR_IN_TAIL.search(tail)
+    return None if found is None else found[1] == b"true"
+
+
 def replace_id_in_head(line: bytes, new_id: str | int) -> bytes | None:
     """Return the line with another id, and every other byte unchanged; None if the id is not near its start."""
     return _replace(line, _ID_IN_HEAD.match(line), new_id)
@@ -134,3 +144,35 @@ def _replace(line: bytes, found: re.Match[bytes] | None, new_id: str | int) -> b
     if found is None:
         return None
     return line[: found.start(1)] + json.dumps(new_id).encode() + line[found.end(1) :]
+
+
+def replace_value(line: bytes, path: Sequence[str], new: object) -> bytes | None:
+    """Return the line, or the head of one, with another value at a path of keys; None if the value is not there."""
+    text = line.decode("utf-8", "surrogateescape")  # a head may end inside a character
+    at: int | None = _skip(text, 0)
+    try:
+        for key in path:
+            at = None if at is None else _find_member(text, at, key)
+        if at is None:
+            return None
+        _, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
+    if end >= len(text):
+        return None
+    return (text[:at] + json.dumps(new) + text[end:]).encode("utf-8", "surrogateescape")
+
+
+def _find_member(text: str, at: int, key: str) -> int | None:
+    """Return where the value of a member begins. Raises ValueError."""
+    while text[at : at + 1] in ("{", ","):
+        name, at = _DECODER.raw_decode(text, _skip(text, at + 1))
+        at = _skip(text, at)
+        if text[at : at + 1] != ":":
+            return None
+        at = _skip(text, at + 1)
+        if name == key:
+            return at
+        _, at = _DECODER.raw_decode(text, at)
+        at = _skip(text, at)
+    return None

@@ -1,4 +1,7 @@
-"""Lists of a server, read under ids of our own: all pages of all kinds, one request at a time."""
+"""Lists of a server, read under ids of our own: all pages of all kinds, one request at a time.
+
+They are read after the greeting of the client, after a restart, and after the server has announced a change.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from ..core.clocks import NS_PER_MS, format_duration
 from ..core.json_values import is_deeper_than
 from ..process.clock import monotonic_ns
 from .messages import JsonObject, Message, request_line
-from .pins import ListKind, Objects, digest_of
+from .pins import TOOLS, ListKind, Objects, digest_of
 from .replay import ReplayMemory
 from .requests import NEVER_NS
 
 MOST_PAGES = 1_000
 MOST_OBJECTS = 5_000
 DEPTH_LIMIT = 64
+# A server may announce changes all the time: its lists are read this often at most.
+RELIST_MS = 300
 # Errors of servers that do not have a list.
 _NO_SUCH_METHOD = (-32601, -32602)
 
@@ -34,13 +39,21 @@ class OwnLists:
         self._list_ms = list_ms
         self._send = send
         self._own_id = ""
+        self._given_up: set[object] = set()  # ids whose answers may still come
         self._pages = 0
 
     @property
     def is_under_way(self) -> bool:
         return bool(self._own_id)
 
-    def is_answer(self, id: object) -> bool:
+    @property
+    def may_be_answered(self) -> bool:
+        """Return whether an answer to a request of ours may come, also to one that was given up."""
+        return self.is_under_way or bool(self._given_up)
+
+    def note_answer(self, id: object) -> bool:
+        """Note that an answer has come. Return whether it is the one that is waited for."""
+        self._given_up.discard(id)
         return bool(self._own_id) and id == self._own_id
 
     def begin(self) -> None:
@@ -101,13 +114,107 @@ class OwnLists:
     def fail(self, problem: str) -> None:
         self.problem, self._own_id, self.due_ns = problem, "", NEVER_NS
 
+    def forget(self) -> None:
+        """Forget the requests to a server that is gone."""
+        self.fail("")
+        self._given_up.clear()
+
     def check(self, now_ns: int) -> bool:
         """Return whether the time of a page is over."""
         if now_ns < self.due_ns:
             return False
         kind = self._kinds[len(self.listed) - 1]
+        self._given_up.add(self._own_id)
         self.fail(f"{kind.method} was not answered within {format_duration(self._list_ms)}")
         return True
+
+
+class KnownLists:
+    """The lists of a server as they were last read, and when to read them again."""
+
+    def __init__(self, reading: OwnLists, may_ask: Callable[[], bool], on_read: Callable[[str], None]) -> None:
+        """`on_read` gets the problem of a reading that has failed, otherwise nothing."""
+        self.is_stale = True
+        self._listed: dict[str, Objects] = {}
+        self._reading = reading
+        self._may_ask = may_ask
+        self._on_read = on_read
+        self._changed_again = False
+        self._not_before_ns = 0
+        self._retry_ns = NEVER_NS
+
+    def objects(self, kind: ListKind) -> Objects:
+        return self._listed.get(kind.name, {})
+
+    def tool(self, name: str) -> JsonObject:
+        """Return the definition of a tool; an empty one if the server lists no such tool."""
+        definition = self.objects(TOOLS).get(name)
+        return definition if isinstance(definition, dict) else {}
+
+    def hints_of(self, name: str) -> JsonObject:
+        hints = self.tool(name).get("annotations")
+        return hints if isinstance(hints, dict) else {}
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._reading.is_under_way
+
+    @property
+    def may_be_answered(self) -> bool:
+        return self._reading.may_be_answered
+
+    def note_changed(self) -> None:
+        self.is_stale, self._changed_again = True, self.is_under_way
+        self.read_if_stale()
+
+    def note_lost_server(self) -> None:
+        self.is_stale = True
+        self._reading.forget()
+
+    def read_if_stale(self) -> None:
+        if not self.is_stale or self.is_under_way or not self._may_ask():
+            return
+        now_ns = monotonic_ns()
+        if now_ns < self._not_before_ns:
+            self._retry_ns = self._not_before_ns
+            return
+        self._not_before_ns, self._retry_ns = now_ns + RELIST_MS * NS_PER_MS, NEVER_NS
+        self._changed_again = False
+        self._reading.begin()
+        self._finish_if_done()
+
+    def take_answer(self, message: Message) -> None:
+        if self._reading.note_answer(message.id):
+            self._reading.take_answer(message)
+            self._finish_if_done()
+
+    def fail(self, id: object, problem: str) -> None:
+        """Give up a list that cannot be checked whole."""
+        if self._reading.note_answer(id):
+            self._reading.fail(problem)
+            self._finish_if_done()
+
+    @property
+    def next_due_ns(self) -> int:
+        return min(self._reading.due_ns, self._retry_ns)
+
+    def check(self, now_ns: int) -> None:
+        if self._reading.check(now_ns):
+            self._finish_if_done()
+        if now_ns >= self._retry_ns:
+            self._retry_ns = NEVER_NS
+            self.read_if_stale()
+
+    def _finish_if_done(self) -> None:
+        problem = self._reading.problem
+        if self.is_under_way:
+            return
+        if self._changed_again and not problem:
+            self.read_if_stale()
+            return
+        if not problem:
+            self.is_stale, self._listed = False, self._reading.listed
+        self._on_read(problem)
 
 
 def name_of(kind: ListKind, definition: object) -> str | None:

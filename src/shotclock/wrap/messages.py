@@ -14,11 +14,12 @@ JsonObject = dict[str, object]
 
 # A request that stays open for hours: its answer is the end of a subscription.
 LISTEN = "subscriptions/listen"
+DISCOVER = "server/discover"
 # Repeating these on another server process changes nothing.
 HARMLESS = frozenset(
     {
         "initialize",
-        "server/discover",
+        DISCOVER,
         "ping",
         "tools/list",
         "prompts/list",
@@ -36,6 +37,8 @@ LIST_CHANGES = {
     "notifications/prompts/list_changed": "prompts",
     "notifications/resources/list_changed": "resources",
 }
+# Of a request that may be repeated; hundreds may be open.
+LONGEST_REPEATED = 16 * 1024
 _ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 REVISION_KEY = _ENVELOPE_PREFIX + "protocolVersion"
 
@@ -49,7 +52,7 @@ class Message:
     key: Key | None
     method: str | None
     params: JsonObject
-    result: object
+    result: object  # of a long line at most its `isError`
     is_error: bool
     is_answer: bool
     is_long: bool
@@ -62,6 +65,10 @@ class Message:
     def meta(self) -> JsonObject:
         meta = self.params.get("_meta")
         return meta if isinstance(meta, dict) else {}
+
+    @property
+    def is_tool_error(self) -> bool:
+        return isinstance(self.result, dict) and self.result.get("isError") is True
 
     def with_id(self, new_id: str | int) -> bytes | None:
         """Return the line with another id; None if a long line has its id further behind."""
@@ -106,6 +113,13 @@ def _message(line: bytes, content: JsonObject, *, is_long: bool) -> Message:
         is_answer="result" in content or "error" in content,
         is_long=is_long,
     )
+
+
+def error_of(message: Message) -> JsonObject:
+    """Return the error of a message; an empty one if there is none, or if the line is too long to be read."""
+    content = {} if message.is_long or not message.is_error else json.loads(message.line)
+    error = content.get("error")
+    return error if isinstance(error, dict) else {}
 
 
 def key_of(id: object) -> Key | None:

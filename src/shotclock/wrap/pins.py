@@ -1,5 +1,7 @@
 """Pins: the known definition of every tool, prompt and resource template of a server, in a lock file.
 
+The instructions in the greeting of the server are one more object. A file of an earlier version has no pin of them.
+
 A definition is pinned whole, as canonical JSON: the same server writes its keys in another order for each revision of
 the protocol, and a change of any field can mislead a model.
 """
@@ -36,6 +38,7 @@ class ListKind:
 TOOLS = ListKind("tools", "tools/list", "name", "tool", "tools")
 PROMPTS = ListKind("prompts", "prompts/list", "name", "prompt", "prompts")
 TEMPLATES = ListKind("resourceTemplates", "resources/templates/list", "uriTemplate", "resource template", "resources")
+GREETING = ListKind("greeting", "initialize", "instructions", "greeting field", "")
 KINDS = {kind.method: kind for kind in (TOOLS, PROMPTS, TEMPLATES)}
 
 Objects = dict[str, object]  # the definitions of one list, by name
@@ -101,6 +104,7 @@ class LockFile:
         self.path = os.path.abspath(path)
         self.is_new = True
         self._pins: dict[str, dict[str, JsonObject]] = {kind.name: {} for kind in KINDS.values()}
+        """By kind and name. The greeting is missing until it was seen once."""
         self._load()
 
     def _load(self) -> None:
@@ -113,12 +117,16 @@ class LockFile:
             raise ValueError(f"{self.path} cannot be read: {error}") from None
         if not isinstance(content, dict) or content.get("version") != FORMAT_VERSION:
             raise ValueError(f"{self.path} is no lock file of shotclock wrap")
-        for name in self._pins:
+        for name in [*self._pins, *([GREETING.name] if GREETING.name in content else [])]:
             pins = content.get(name)
             if not isinstance(pins, dict) or not all(_is_pin(pin) for pin in pins.values()):
                 raise ValueError(f"{self.path} has no valid pins of {name}; delete it to pin them anew")
             self._pins[name] = pins
         self.is_new = False
+
+    def has(self, kind: ListKind) -> bool:
+        """Return whether objects of a kind are pinned at all."""
+        return kind.name in self._pins
 
     def fits(self, kind: ListKind, name: str, definition: object) -> bool:
         pin = self._pins[kind.name].get(name)

@@ -6,8 +6,10 @@ it in every request, so only open subscriptions are repeated.
 
 from __future__ import annotations
 
+import os
+
 from ..core.value_types import value
-from .messages import REVISION_KEY, JsonObject, Message, envelope_of_protocol, read_line, request_line
+from .messages import DISCOVER, REVISION_KEY, JsonObject, Message, envelope_of_protocol, read_line, request_line
 from .requests import ClientRequest
 
 OWN_PREFIX = "shotclock-"
@@ -49,6 +51,7 @@ class ReplayMemory:
         self._level = b""
         self._subscriptions: dict[str, bytes] = {}
         self._count = 0
+        self._own_suffix = f"-{os.getpid()}"  # the client may be another wrap, with such ids of its own
 
     @property
     def is_modern(self) -> bool:
@@ -66,12 +69,15 @@ class ReplayMemory:
 
     def own_id(self, purpose: str) -> str:
         self._count += 1
-        return f"{OWN_PREFIX}{purpose}-{self._count}"
+        return f"{OWN_PREFIX}{purpose}-{self._count}{self._own_suffix}"
+
+    def is_own(self, id: object) -> bool:
+        return isinstance(id, str) and id.startswith(OWN_PREFIX) and id.endswith(self._own_suffix)
 
     def note_client_message(self, message: Message) -> None:
         if message.method == "notifications/initialized":
             self._initialized = message.line
-        elif not self.envelope and REVISION_KEY in message.meta and message.method != "server/discover":
+        elif not self.envelope and REVISION_KEY in message.meta and message.method != DISCOVER:
             self.envelope = envelope_of_protocol(message.meta)
 
     def note_result(self, request: ClientRequest, result: object) -> None:
@@ -107,7 +113,10 @@ class ReplayMemory:
         """Return a request that a server answers at once: a ping, or discovery, because 2026-07-28 has no ping."""
         if self.greeting is not None:
             return request_line(own_id, "ping")
-        return request_line(own_id, "server/discover", {"_meta": self.envelope})
+        return self.discovery_line(own_id)
+
+    def discovery_line(self, own_id: str) -> bytes:
+        return request_line(own_id, DISCOVER, {"_meta": self.envelope})
 
 
 def _under(own_id: str, line: bytes) -> bytes:

@@ -8,15 +8,14 @@ from enum import Enum, auto
 
 from ..core.clocks import NS_PER_MS, ClockKind
 from ..core.proposal import digest
+from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..core.value_types import record, value
 from ..runtime.call import Effects
 from .limits import CallLimits
-from .messages import HARMLESS, Key, Message, key_of
+from .messages import HARMLESS, LONGEST_REPEATED, Key, Message, key_of
 
 # The answer to a request that the client cancelled, or that we answered, may come this late without being strange.
 REMEMBERED_MS = 60_000
-# Of a request that may be repeated; hundreds may be open.
-LONGEST_REPEATED = 16 * 1024
 MOST_REMEMBERED = 1_000
 NEVER_NS = 1 << 62
 
@@ -50,9 +49,13 @@ class ClientRequest:
     changed_ns: int = 0  # when it was stopped or cancelled
     fired: ClockKind | None = None
     is_repeated: bool = False
+    is_unsent: bool = False  # the server over HTTP has refused it, as its session was lost
     approval: str = ""  # the id of the proposal by which a person has approved this call
     definition: str = ""  # the digest of the tool that was approved
     beats: int = 0  # heartbeats sent; -1 after the server's own progress
+    trace: TraceContext | None = None  # of the client, from `_meta`
+    number: int = 0  # in the log, once it has recorded the call as open
+    recorded: OpenRequest | None = None  # as the log has it
 
     @property
     def is_call(self) -> bool:
@@ -63,9 +66,9 @@ class ClientRequest:
         """Return whether another server process may be asked again after this one died."""
         if not 0 < len(self.line) <= LONGEST_REPEATED or self.is_repeated or self.approval:
             return False
-        if self.is_call:
+        if self.is_call and not self.is_unsent:
             return not self.effects.mutates or self.effects.idempotent
-        return self.method in HARMLESS
+        return self.is_unsent or self.method in HARMLESS
 
     def due(self, grace_ms: int) -> tuple[int, ClockKind | None]:
         """Return when to look at it next, and the limit that is reached then."""
@@ -172,18 +175,38 @@ class EndedRequest:
     answer_bytes: int  # 0 without an answer of the server
     digest: str | None  # of the arguments; None where they were too long to be read
     generation: int  # of the server process: 1 until it is started again
+    number: int = 0  # of the open request, if it was recorded
+    request_id: object = None  # of the client
+    trace: TraceContext | None = None  # of the client
+
+
+@value
+class OpenRequest:
+    """A request that has been open for a while, for the log of calls. Times are those of the monotonic clock."""
+
+    number: int
+    tool: str
+    arrived_ns: int
+    is_sent: bool
+    limits: CallLimits
+    due_ns: int | None  # when its next limit is reached
+    due_by: ClockKind | None
+    request_bytes: int
+    digest: str | None
+    generation: int
 
 
 OnEnded = Callable[[EndedRequest], None]
+OnOpen = Callable[[list[OpenRequest]], None]
 
 
 def outcome_of(answer: Message) -> str:
-    """Return the outcome of a request that the server has answered. A long answer is not read for `isError`."""
+    """Return the outcome of a request that the server has answered. A long answer may have `isError` out of sight."""
     if answer.is_error:
         return "error"
-    if answer.is_long:
+    if answer.is_long and answer.result is None:
         return "answered"
-    return "tool_error" if isinstance(answer.result, dict) and answer.result.get("isError") is True else "ok"
+    return "tool_error" if answer.is_tool_error else "ok"
 
 
 def digest_of_arguments(call: Message) -> str | None:
@@ -212,4 +235,5 @@ def new_request(message: Message, now_ns: int) -> ClientRequest:
         token=key_of(message.meta.get("progressToken")),
         held_ns=now_ns,
         sign_ns=now_ns,
+        trace=parse_trace(message.meta.get(TRACEPARENT), message.meta.get(TRACESTATE)),
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 # A collector gets the spans when their process leaves at the latest; this is for a machine that is busy.
 SPANS_WITHIN_S = 15.0
@@ -38,6 +39,7 @@ class Seen:
     resource: dict[str, Any]
     started_ns: int
     ended_ns: int
+    role: str  # SERVER, INTERNAL and so on
 
     @property
     def kind(self) -> str:
@@ -77,6 +79,7 @@ class Collector:
                             resource,
                             span.start_time_unix_nano,
                             span.end_time_unix_nano,
+                            Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
                         )
                     )
 

@@ -10,7 +10,8 @@ GET    /api/running                                          POST   /api/running
                                                              POST   /api/running/stop           reason, within_ms
 
 Both take a run (with step), a job or a request_id. The store knows the work that runs, the process that runs it knows
-its clocks. The work of a process that does not answer is shown without clocks.
+its clocks. The work of a process that does not answer is shown without clocks. Calls of wrapped MCP servers are listed
+too; they cannot be changed here.
 
 Changes of the inbox are server-sent events:
 
@@ -77,6 +78,7 @@ from .auth import (
     read_body,
     refusal,
 )
+from .wrapped_calls import describe_calls, read_calls
 
 if TYPE_CHECKING:
     from ...temporal.front_end import FrontEnd
@@ -395,6 +397,7 @@ class Operators:
         principal.must_be_operator("see what runs")
         store = self._store()
         runs, jobs = await asyncio.to_thread(_read_store, store)
+        wrapped = await asyncio.to_thread(read_calls, store)
         holders = {run.holder for run in runs} | {job.runner for job in jobs if job.runner is not None}
         calls = await _list_calls_of(store, holders)
         shown = [
@@ -416,6 +419,7 @@ class Operators:
             "runs": shown,
             "jobs": [_describe_job(job, calls.get(job.runner) if job.runner else None) for job in jobs],
             "calls": [call for call in list_calls() if call["request_id"] in own],
+            **describe_calls(wrapped, wall_time()),
         }
 
     async def _extend_running(self, request: Request, principal: Principal) -> dict[str, Any]:

@@ -23,6 +23,7 @@ const state = { tab: "waiting", open: null, statuses: new Set(), hasOlder: false
 
 const running = new RunningView($("rows"), $("detail"), {
   onBack: () => go(null, "running"), onOpen: (id) => go(id, "running"), onRefused: whoAreWe, say,
+  onEmpty: (isEmpty) => { $("nothing").hidden = !isEmpty; $("nothing").textContent = "Nothing runs."; },
   onCount: (count) => { $("running-count").hidden = !count; $("running-count").textContent = String(count); },
 });
 const view = new ProposalView($("detail"), { onChange: changed, onBack: () => go(null), onRefused: whoAreWe, me });

@@ -1,4 +1,5 @@
 // What runs now: runs with their steps, jobs and calls of this server, their clocks, and what is decided about them.
+// Below: open calls of wrapped MCP servers, and calls of them that failed in the last hour. They are only shown.
 
 import { askRunning } from "/page/api.js";
 import { age, complaint, countdown, el, moment, setClock, span } from "/page/elements.js";
@@ -10,12 +11,24 @@ const LOOK_EVERY_MS = 1_500;
 const AMOUNTS = [["+30 s", 30_000], ["+5 m", 300_000], ["+1 h", 3_600_000]];
 // How long a button that ends something waits for the second press.
 const SURE_MS = 4_000;
-const KINDS = { run: "Run", job: "Job", call: "Call" };
-const MARKS = { run: "⟳", job: "◍", call: "▸" };
+const KINDS = { run: "Run", job: "Job", call: "Call", wrapped: "Call of an MCP server", failed: "Failed call of an MCP server" };
+const MARKS = { run: "⟳", job: "◍", call: "▸", wrapped: "▸", failed: "✕" };
+// Calls of wrapped servers that are not under way, in words.
+const OUTCOMES = {
+  waiting: "waits for its server, or for an approval", unknown: "may still run: its process cannot be seen from here",
+  lost: "shotclock wrap was killed during the call, so how it ended is not known", tool_error: "error of the tool", error: "error of the protocol",
+  TIMEOUT: "timeout reached", STALLED: "idle limit reached", QUEUE_TIMEOUT: "the server was not ready in time",
+  CANCELLED: "cancelled by the client", CONNECTION_LOST: "the server ended",
+};
+const LIMITS = { timeout: "timeout", idle: "idle limit", queue: "limit for the server to be ready" };
 
 export class RunningView {
   #list; #detail; #on;
   #items = [];
+  #failed = [];
+  #failedCommand = "";
+  #hidden = 0; // open calls beyond those that are listed
+  #kept = { key: "", node: null }; // the page of a call: not drawn again while it is the same, so that text can be selected
   #open = null;
   #timer = 0;
   #isShown = false;
@@ -46,7 +59,7 @@ export class RunningView {
   }
 
   step(by) {
-    const ids = this.#items.map((item) => item.id);
+    const ids = [...this.#items, ...this.#failed].map((item) => item.id);
     if (!ids.length) return;
     const at = ids.indexOf(this.#open);
     this.#on.onOpen(ids[at < 0 ? (by > 0 ? 0 : ids.length - 1) : Math.max(0, Math.min(ids.length - 1, at + by))]);
@@ -64,13 +77,17 @@ export class RunningView {
         ...data.runs.map((run) => ({ kind: "run", ...run })),
         ...data.jobs.map((job) => ({ kind: "job", ...job })),
         ...data.calls.map((call) => ({ kind: "call", id: call.request_id, name: call.name, started_at: call.started_at, call })),
+        ...data.wrapped.map((call) => ({ kind: "wrapped", ...call, name: call.tool || "(no name)" })),
       ];
+      this.#failed = data.failed.map((call) => ({ kind: "failed", ...call, name: call.tool || "(no name)" }));
+      this.#failedCommand = data.failed_has_more ? data.failed_command : "";
+      this.#hidden = data.wrapped_count - data.wrapped.length;
       this.#loaded = true;
     } catch (refusal) {
       if (await this.#on.onRefused(refusal)) return;
       this.#lost = refusal.message;
     }
-    this.#on.onCount(this.#items.length);
+    this.#on.onCount(this.#items.length + this.#hidden);
     this.#paint();
     if (this.#isShown) this.#timer = setTimeout(() => this.#look(), LOOK_EVERY_MS);
   }
@@ -78,9 +95,17 @@ export class RunningView {
   #paint() {
     if (!this.#isShown) return;
     const had = document.activeElement?.dataset?.key;
-    this.#list.replaceChildren(...this.#items.map((item) => this.#row(item)));
-    const item = this.#items.find((one) => one.id === this.#open);
-    this.#detail.replaceChildren(item ? this.#page(item) : this.#blank());
+    this.#list.replaceChildren(
+      ...this.#items.map((item) => this.#row(item)),
+      ...(this.#failed.length && !this.#items.length ? [note("Nothing runs now.")] : []),
+      ...(this.#hidden ? [note(`and ${this.#hidden} more open calls: `, "shotclock calls --running --limit 10000")] : []),
+      ...(this.#failed.length ? [el("li", { class: "rows-head" }, el("h2", {}, "Failed in the last hour"))] : []),
+      ...this.#failed.map((item) => this.#row(item)),
+      ...(this.#failedCommand ? [note("There may be more: ", this.#failedCommand)] : []));
+    this.#on.onEmpty(this.#loaded && !this.#items.length && !this.#failed.length);
+    const item = [...this.#items, ...this.#failed].find((one) => one.id === this.#open);
+    if (item?.kind === "wrapped" || item?.kind === "failed") this.#paintCall(item);
+    else this.#detail.replaceChildren(item ? this.#page(item) : this.#blank());
     if (had) [...document.querySelectorAll("[data-key]")].find((node) => node.dataset.key === had)?.focus({ preventScroll: true });
   }
 
@@ -90,8 +115,8 @@ export class RunningView {
       el("span", { class: "what" },
         el("bdi", { class: "row-title" }, complaint(item.name)),
         el("span", { class: "row-more" }, describe(item))),
-      el("span", { class: "when" }, clockOf(item)),
-      el("span", { class: "sr" }, ` ${KINDS[item.kind]}, running`));
+      el("span", { class: "when" }, item.kind === "failed" ? [outcomePill(item), el("span", { class: "row-more" }, moment(item.ended_at ?? item.started_at))] : clockOf(item)),
+      el("span", { class: "sr" }, ` ${KINDS[item.kind]}, ${item.outcome ?? "running"}`));
     if (item.id === this.#open) link.setAttribute("aria-current", "true");
     return el("li", { class: "row" }, link);
   }
@@ -101,7 +126,7 @@ export class RunningView {
     return el("div", { class: "blank" }, el("h2", {}, words),
       this.#trouble(),
       this.#open ? el("p", {}, el("a", { href: "#/running" }, "Back to what runs")) : null,
-      this.#loaded && !this.#items.length ? el("p", {}, "Runs, jobs and calls of this server appear here while they are under way.") : null);
+      this.#loaded && !this.#items.length ? el("p", {}, "Runs, jobs, calls of this server and calls of MCP servers behind ", el("code", {}, "shotclock wrap"), " appear here while they are under way.") : null);
   }
 
   #trouble() {
@@ -127,6 +152,42 @@ export class RunningView {
         item.call ? el("section", {}, news(item.call), this.#buttons(target, item.call, item.name))
           : el("p", { class: "muted" }, "Its process does not answer: how its clocks stand is not known."),
         item.steps ? el("section", {}, el("h3", {}, "Steps"), el("ul", { class: "steps" }, item.steps.map((step) => this.#step(item, step)))) : null));
+  }
+
+  #paintCall(item) {
+    const { duration_ms, ...fixed } = item;
+    const key = JSON.stringify([fixed, this.#lost, this.#said]);
+    if (key !== this.#kept.key || this.#kept.node.parentNode !== this.#detail) {
+      this.#kept = { key, node: this.#callPage(item) };
+      this.#detail.replaceChildren(this.#kept.node);
+    }
+    this.#kept.node.querySelector("[data-as-of]")?.setAttribute("data-as-of", this.#seenAt);
+    this.#kept.node.querySelector(".since")?.replaceChildren(span(duration_ms));
+  }
+
+  /** One call of a wrapped server. */
+  #callPage(item) {
+    const isOpen = item.kind === "wrapped";
+    const facts = [
+      ["server", el("bdi", { class: "name" }, complaint(item.server))],
+      ["began", moment(item.started_at)],
+      isOpen ? ["open for", el("span", { class: "since" })] : null,
+      isOpen ? ["time left", clockOf(item, true)] : ["took", item.duration_ms == null ? "not known" : short(item.duration_ms)],
+      ["timeout", item.timeout_ms ? span(item.timeout_ms) : "none"],
+      ["idle limit", item.idle_ms ? span(item.idle_ms) : "none"],
+      isOpen ? ["as of", age(this.#seenAt)] : null,
+      ["process of shotclock wrap", String(item.pid)],
+      item.call_id ? ["id", el("bdi", { class: "name" }, complaint(item.call_id))] : null,
+    ];
+    return el("div", { class: "scroll" },
+      el("button", { class: "quiet back", type: "button", onclick: this.#on.onBack }, "‹ Running"),
+      el("div", { class: "title" }, el("h2", {}, el("bdi", {}, complaint(item.name))), outcomePill(item)),
+      el("div", { class: "facts" }, facts.filter(Boolean).map(([label, value]) =>
+        el("div", { class: "fact" }, el("span", { class: "label" }, label), el("span", {}, value)))),
+      this.#trouble(),
+      el("div", { class: "body" },
+        el("section", {}, el("p", {}, sentence(item))),
+        el("section", {}, el("h3", {}, "More about it"), el("pre", { class: "action", tabindex: "0", role: "region", "aria-label": "Command that lists such calls" }, complaint(item.more)))));
   }
 
   #step(run, step) {
@@ -173,13 +234,35 @@ export class RunningView {
   }
 }
 
+/** The outcome of a call as its code or word, which `shotclock calls` uses too. */
+function outcomePill(item) {
+  const look = item.outcome === "running" ? "pending" : ["waiting", "unknown", "CANCELLED"].includes(item.outcome) ? "withdrawn" : "rejected";
+  return el("span", { class: `pill ${look}` }, item.outcome.toLowerCase().replaceAll("_", " "));
+}
+
+function sentence(item) {
+  if (item.kind === "failed") return `${capital(OUTCOMES[item.outcome] ?? `failed with ${item.outcome}`)}.`;
+  const state = item.outcome === "running" ? "The server has this call." : `${capital(`this call ${OUTCOMES[item.outcome]}`)}.`;
+  return item.due_by ? `${state} Its ${LIMITS[item.due_by]} is reached next; it is answered with an error then.` : state;
+}
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const short = (ms) => (ms < 1_000 ? `${ms} ms` : span(ms));
+const note = (text, command) => el("li", { class: "rows-note muted" }, text, command ? el("code", {}, command) : null);
+
 function describe(item) {
   const steps = item.steps?.filter((step) => step.calls.length || step.status === "running").map((step) => step.id) ?? [];
+  if (item.server !== undefined) {
+    const server = el("bdi", {}, complaint(item.server));
+    if (item.kind === "wrapped") return item.outcome === "running" ? [server, ` · for ${span(item.duration_ms)}`] : [`${item.outcome} · `, server];
+    return item.duration_ms == null ? server : [server, ` · took ${short(item.duration_ms)}`];
+  }
   const said = item.call?.winding_down ? "winding down" : steps.length ? steps.slice(0, 3).join(", ") + (steps.length > 3 ? " …" : "") : item.kind;
   return complaint(said);
 }
 
 function clockOf(item, isLong = false) {
+  if (item.kind === "wrapped") return item.due_at ? countdown({ created_at: item.started_at, expires_at: item.due_at }, { words: isLong }) : el("span", { class: "muted" }, "no limit");
   if (item.call) return clock(item.call, item.call.remaining_ms, isLong);
   return el("span", { class: "muted" }, "unknown");
 }
