@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 HERE = Path(__file__).parent
 SDK_SERVER = [sys.executable, str(HERE / "sdk_server.py")]
 ASKING_SERVER = [sys.executable, str(HERE / "asking_server.py")]
+MODERN_SERVER = [*SERVER, "--modern"]
 NO_ANSWER_S = 60.0
 MODES = ["legacy", "2026-07-28", "auto"]
 
@@ -246,7 +247,7 @@ def test_a_cancelled_call_ends_its_stream() -> None:
 
 
 def test_clients_with_equal_ids_and_tokens_share_one_server() -> None:
-    with front() as served:
+    with front(server=MODERN_SERVER) as served:
         clients = [HttpClient(served) for _ in range(4)]
         for number, client in enumerate(clients):
             client.begin_modern_call("progress", id=1, token="t", count=number + 1, every=0.05)
@@ -262,7 +263,7 @@ def test_clients_with_equal_ids_and_tokens_share_one_server() -> None:
 
 
 def test_a_closed_connection_cancels_its_call() -> None:
-    with front() as served, HttpClient(served) as client:
+    with front(server=MODERN_SERVER) as served, HttpClient(served) as client:
         with HttpClient(served) as leaving:
             leaving.begin_modern_call("hang", id=1)
             assert client.modern_call("echo", id=2, text="x").text == "x"
@@ -270,7 +271,7 @@ def test_a_closed_connection_cancels_its_call() -> None:
 
 
 def test_headers_have_to_match_the_message() -> None:
-    with front() as served, HttpClient(served) as client:
+    with front(server=MODERN_SERVER) as served, HttpClient(served) as client:
         call = client.call_message("echo", ENVELOPE_OF_PROTOCOL, text="x")
         good = {"MCP_Protocol_Version": MODERN, "Mcp_Method": "tools/call", "Mcp_Name": "echo"}
         assert client.post(call, **good).text == "x"
@@ -423,7 +424,7 @@ def test_a_signal_ends_everything(number: signal.Signals) -> None:
 
 
 def test_nothing_survives_a_killed_front() -> None:
-    with front() as served, session(served) as client, HttpClient(served) as modern:
+    with front(server=MODERN_SERVER) as served, session(served) as client, HttpClient(served) as modern:
         left = [int(client.call(tool).text) for tool in ("pid", "daemon")]
         left += [int(modern.modern_call(tool, id=1).text) for tool in ("pid", "daemon")]
         left += children_of(served.process.pid)
