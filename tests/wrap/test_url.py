@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from mcp import Client, StdioServerParameters
 from mcp_types import CreateMessageResult, ElicitResult, TextContent
 
-from shotclock.wrap.http_client import MOST_OPEN
+from shotclock.wrap.remote.adapter import MOST_OPEN
 from tests.wrap.bad_http_server import LARGE
 from tests.wrap.client import ANSWER_WITHIN_S, ENDED_WITHIN_S, GREETING, RawClient, connected, failure
 from tests.wrap.test_lives import POLL_S, wait_until_gone
@@ -76,7 +76,7 @@ def wait_for_call(client: RawClient, tool: str) -> None:
 
 def adapter_of(client: RawClient) -> psutil.Process:
     below = psutil.Process(client.process.pid).children(recursive=True)
-    return next(each for each in below if "http_client" in " ".join(each.cmdline()))
+    return next(each for each in below if "wrap.remote.adapter" in " ".join(each.cmdline()))
 
 
 # --- a server that behaves -----------------------------------------------------------------------------------------

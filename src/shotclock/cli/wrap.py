@@ -18,7 +18,6 @@ from ..runtime.commands import problems_with
 from ..wrap.asked_calls import DEFAULT_ASK_WAIT_MS
 from ..wrap.call_log import CallLog
 from ..wrap.catalogue import LastCatalogue
-from ..wrap.endpoint import Endpoint, read_header, read_url
 from ..wrap.front import Front
 from ..wrap.gate import Gate, GateSettings
 from ..wrap.large_results import LARGEST_LIMIT
@@ -34,6 +33,7 @@ from ..wrap.limits import (
     read_tool_limits,
 )
 from ..wrap.pins import LockFile
+from ..wrap.remote.endpoint import Endpoint, read_header, read_url
 from ..wrap.requests import EndedRequest, OnEnded
 from ..wrap.rules import CallVerdict, Rules, rule_reader
 from ..wrap.server_process import AdapterCommand, ServerCommand

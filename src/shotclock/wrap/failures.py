@@ -13,8 +13,8 @@ from ..core.errors import Ending
 from ..core.value_types import field, record, value
 from ..process.clock import monotonic_ns
 from ..runtime.call import Outcome, admit, answer
-from .endpoint import AdapterReport, Fate
 from .messages import encode
+from .remote.endpoint import AdapterReport, Fate
 from .requests import ClientRequest
 
 ENVELOPE_KEY = "shotclock.dev/envelope"

@@ -18,11 +18,11 @@ from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..process.clock import monotonic_ns
 from ..process.foreground import TerminalSignals
-from .endpoint import AdapterReport
 from .failures import CONNECTION_CLOSED, WrapFailure, reported_failure
 from .limits import ServerLimits
 from .lines import READ_SIZE, LinePart, LineSplitter
 from .messages import Message, encode, key_of
+from .remote.endpoint import AdapterReport
 from .replay import OWN_PREFIX, Greeting
 from .requests import NEVER_NS, RequestState
 from .restarts import Restarts

@@ -18,8 +18,8 @@ from ..process.foreground import REPORT_MARGIN_MS, TerminalSignals
 from ..process.kill import VERIFY_LIMIT_MS
 from ..runtime.commands import explain_unstartable, signal_name
 from .call_log import server_name
-from .endpoint import Endpoint
 from .failures import OF_PROCESS, OF_SESSION
+from .remote.endpoint import Endpoint
 
 KEPT_STDERR = 2 * 1024
 
@@ -69,7 +69,7 @@ class AdapterCommand(ServerCommand):
     def __init__(self, endpoint: Endpoint, grace_ms: int) -> None:
         # -P, and only our own root on the path: a `queue.py` in the current folder must not be imported.
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        code = f"import sys; sys.path.append({root!r}); from shotclock.wrap.http_client import main; main()"
+        code = f"import sys; sys.path.append({root!r}); from shotclock.wrap.remote.adapter import main; main()"
         # The address may have a secret query, and others see the words of a command.
         argv = [sys.executable, "-P", "-c", code, endpoint.origin]
         super().__init__(argv, endpoint.to_environment(), None, grace_ms)

@@ -8,14 +8,14 @@ import os
 import threading
 from collections.abc import Callable
 
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ..lines import id_in_tail
+from ..messages import Message, encode, key_of, read_line, read_long_line
+from .connections import Exchange, HttpLink, HttpResponse, NoAnswer, explain_loss
 from .endpoint import Fate
-from .event_stream import CollectedMessage, EventReader, MessageTooLarge
-from .http_link import Exchange, HttpLink, HttpResponse, NoAnswer, explain_loss
-from .lines import id_in_tail
-from .messages import Message, encode, key_of, read_line, read_long_line
-from .request_headers import ANNOTATION, SESSION, RequestHeaders
+from .events import CollectedMessage, EventReader, MessageTooLarge
+from .headers import ANNOTATION, SESSION, RequestHeaders
 
 RETRY_MS = 1_000
 LONGEST_RETRY_MS = 30_000

@@ -18,15 +18,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ..lines import READ_SIZE, LinePart, LineSplitter, id_in_tail
+from ..messages import LONGEST_REPEATED, Key, Message, encode, key_of, read_line, read_long_line
+from .connections import Exchange, HttpLink, NoAnswer
 from .endpoint import AdapterReport, Endpoint, Fate
-from .event_stream import CollectedMessage, MessageTooLarge
-from .http_link import Exchange, HttpLink, NoAnswer
-from .http_requests import HttpRequests, LineOutput, RequestExchange
-from .lines import READ_SIZE, LinePart, LineSplitter, id_in_tail
-from .messages import LONGEST_REPEATED, Key, Message, encode, key_of, read_line, read_long_line
-from .request_headers import RequestHeaders
+from .events import CollectedMessage, MessageTooLarge
+from .exchanges import HttpRequests, LineOutput, RequestExchange
+from .headers import RequestHeaders
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 SESSION_LOST = 3  # our exit code

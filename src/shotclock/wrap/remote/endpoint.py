@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
-from ..core.value_types import value
+from ...core.value_types import value
 
 VARIABLE = "SHOTCLOCK_WRAP_ENDPOINT"
 SHORTEST_SECRET = 6  # a shorter header value is left in excerpts of answers: "true" is no secret

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO
 
-from ..core.value_types import value
-from .lines import LONGEST_PARSED, READ_SIZE, TAIL_SIZE
+from ...core.value_types import value
+from ..lines import LONGEST_PARSED, READ_SIZE, TAIL_SIZE
 
 LARGEST_MESSAGE = 1024 * 1024 * 1024
 LONGEST_FIELD = 8 * 1024  # of an event, except its data

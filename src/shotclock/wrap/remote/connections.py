@@ -10,12 +10,12 @@ import threading
 from collections.abc import Mapping
 from urllib.parse import urljoin, urlsplit
 
-from .._version import __version__
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
+from ..._version import __version__
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ..lines import READ_SIZE
 from .endpoint import Endpoint, Fate, read_url
-from .event_stream import CollectedMessage
-from .lines import READ_SIZE
+from .events import CollectedMessage
 
 CONNECT_LIMIT_S = 10.0
 # Most servers close a connection after 5 s without a request. One that is closed meanwhile would lose the request.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 
-from .messages import REVISION_KEY, Message
+from ..messages import REVISION_KEY, Message
 
 SESSION, REVISION, METHOD, NAME = "Mcp-Session-Id", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"
 PARAMETER_PREFIX = "Mcp-Param-"
