@@ -306,7 +306,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
             assert f"was not sent: the server could not be reached at {url}: connection refused" in error["message"]
     with wrapped_url("http://name.invalid/mcp", greets=False) as client:
         error = client.receive(client.request("initialize", GREETING))["error"]
-        assert "its name cannot be resolved" in error["message"]
+        assert "the name cannot be resolved" in error["message"]
     with serving("bad_http_server.py") as port, wrapped_url(f"https://127.0.0.1:{port}/mcp", greets=False) as client:
         assert "TLS failed" in client.receive(client.request("initialize", GREETING))["error"]["message"]
 

@@ -9,34 +9,30 @@ docs/design.md: R75.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import queue
-import select
 import signal
+import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 
-from ...core.clocks import NS_PER_MS
+from ...core.value_types import value
 from ...process.clock import monotonic_ns
-from ..lines import READ_SIZE, LinePart, LineSplitter, id_in_tail
-from ..messages import LONGEST_REPEATED, Key, Message, encode, key_of, read_line, read_long_line
+from ..lines import READ_SIZE, LinePart, LineSplitter
+from ..messages import LONGEST_REPEATED, Key, Message, encode, key_of
 from .connections import Exchange, HttpLink, NoAnswer
 from .endpoint import AdapterReport, Endpoint, Fate
 from .events import CollectedMessage, MessageTooLarge
 from .exchanges import HttpRequests, LineOutput, RequestExchange
-from .headers import RequestHeaders
+from .headers import ConversationHeaders, HeaderTexts
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 SESSION_LOST = 3  # our exit code
 
 # Calls that wait for the server at the same time, and as many other requests: many calls must not fail a ping.
 MOST_OPEN = 256
-# Cancelled requests whose stream stays open for a late answer, and how long: closing it is no cancellation before
-# the revision 2026-07-28.
-MOST_CANCELLED = 64
-CANCELLED_LIMIT_MS = 5_000
+# Cancelled requests whose stream stays open for a late answer: closing it is no cancellation before 2026-07-28.
+MOST_CANCELLED = 32
 # Notifications and answers of the client, which a server accepts at once.
 ACCEPT_LIMIT_S = 30.0
 # The server has to know that the client is initialized before its next request.
@@ -46,72 +42,47 @@ DELETE_LIMIT_S = 1.5
 LAST_REPORTS_S = 0.25
 # A line that is being written when this process has to end. A client that does not read exhausts this.
 LAST_LINE_S = 1.0
-LOOK_MS = 500
 THREAD_STACK = 512 * 1024
 
 PARSE_ERROR = -32700
 
 
+@value
 class Posting:
     """A notification or an answer of the client on its way."""
 
-    def __init__(self, message: Message, body: CollectedMessage, headers: dict[str, str | bytes]) -> None:
-        self.message, self.body, self.headers = message, body, headers
-        self.after: Exchange | None = None  # a cancellation must not overtake its request
-        self.done = threading.Event()
+    what: str
+    body: CollectedMessage
+    headers: HeaderTexts
+    after: Exchange | None = None  # a cancellation must not overtake its request
 
 
 class HttpClient:
     """The client side of streamable HTTP, for both generations of the protocol."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        self._why_lost = f"at {endpoint.shown} does not know the session any more"
         self._link = HttpLink(endpoint)
-        self._headers = RequestHeaders()
+        self._headers = ConversationHeaders()
         self._output = LineOutput(STDOUT)
         self._lock = threading.Lock()
-        self._open: dict[Key, RequestExchange] = {}
-        self._cancelled: deque[tuple[int, RequestExchange]] = deque()
+        self._open: dict[Key | None, RequestExchange] = {}
         self._postings: queue.SimpleQueue[Posting] = queue.SimpleQueue()
-        self._requests = HttpRequests(self._link, self._headers, self._output, self._note, self._lose_session)
+        self._requests = HttpRequests(self._link, self._headers, self._output, _note, self._lose_session)
         self._is_lost = False
-        self._long: Message | None = None
-        self._body = CollectedMessage()
 
-    def run(self, stop_fd: int) -> None:
-        """Pass messages until stdin ends or there is anything to read on the other descriptor."""
+    def run(self) -> None:
+        """Pass messages until stdin ends."""
         _start(self._send_postings)
-        splitter = LineSplitter()
-        poller = select.poll()
-        poller.register(STDIN, select.POLLIN)
-        poller.register(stop_fd, select.POLLIN)
-        while True:
-            ready = [fd for fd, _ in poller.poll(LOOK_MS if self._cancelled else None)]
-            if stop_fd in ready:
-                return
-            if ready:
-                chunk = os.read(STDIN, READ_SIZE)
-                if not chunk:
-                    return
-                for part, piece in splitter.split(chunk):
-                    self._take(part, piece)
-            self._end_cancelled()
+        splitter, body = LineSplitter(), CollectedMessage()
+        while chunk := os.read(STDIN, READ_SIZE):
+            for part, piece in splitter.split(chunk):
+                body.add(piece.rstrip(b"\r\n"))
+                if part in (LinePart.WHOLE, LinePart.END):
+                    self._dispatch(body.parse(), body)
+                    body = CollectedMessage()
 
     # --- from the client -----------------------------------------------------------------------------------------
-
-    def _take(self, part: LinePart, piece: bytes) -> None:
-        if part is LinePart.WHOLE:
-            self._dispatch(read_line(piece), CollectedMessage(piece.rstrip(b"\r\n")))
-            return
-        if part is LinePart.START:
-            self._long, self._body = read_long_line(piece), CollectedMessage()
-        self._body.add(piece.rstrip(b"\r\n") if part is LinePart.END else piece)
-        if part is LinePart.END:
-            message = self._long
-            if message is not None and message.key is None:
-                message.id = id_in_tail(piece)
-                message.key = key_of(message.id)
-            self._dispatch(message, self._body)
 
     def _dispatch(self, message: Message | None, body: CollectedMessage) -> None:
         if message is None:
@@ -123,10 +94,11 @@ class HttpClient:
             self._begin(RequestExchange(message, body, headers, is_modern=self._headers.is_modern))
         elif message.method == "notifications/cancelled":
             self._cancel(message, body)
+        elif message.method == "notifications/initialized":
+            if self._send(self._posting(message, body), INITIALIZED_LIMIT_S) and self._headers.session:
+                _start(self._requests.listen)
         else:
-            posting = self._post(message, body)
-            if message.method == "notifications/initialized":
-                posting.done.wait(INITIALIZED_LIMIT_S)
+            self._postings.put(self._posting(message, body))
 
     def _begin(self, exchange: RequestExchange) -> None:
         if self._is_lost:
@@ -135,7 +107,7 @@ class HttpClient:
         with self._lock:
             alike = (each for each in self._open.values() if each.is_call is exchange.is_call)
             is_full = sum(not each.is_cancelled for each in alike) >= MOST_OPEN
-            if not is_full and exchange.key is not None:
+            if not is_full:
                 self._open[exchange.key] = exchange
         if is_full:
             what = "calls" if exchange.is_call else "other requests"
@@ -144,74 +116,50 @@ class HttpClient:
         else:
             _start(self._run, exchange)
 
-    def _post(self, message: Message, body: CollectedMessage, after: Exchange | None = None) -> Posting:
-        posting = Posting(message, body, self._headers.of_message(message))
-        posting.after = after
-        self._postings.put(posting)
-        return posting
-
     def _cancel(self, message: Message, body: CollectedMessage) -> None:
         """Cancel a request: in 2026-07-28 by closing its stream, before by a notification."""
-        key = key_of(message.params.get("requestId"))
-        exchange = None if key is None else self._open.get(key)
+        exchange = self._open.get(key_of(message.params.get("requestId")))
+        if not self._headers.is_modern:
+            self._postings.put(self._posting(message, body, exchange))
         if exchange is None:
-            if not self._headers.is_modern:
-                self._post(message, body)
-        elif exchange.is_modern:
-            self._give_up(exchange)
-        else:
-            exchange.is_cancelled = True
-            self._post(message, body, exchange)
-            self._cancelled.append((monotonic_ns() + CANCELLED_LIMIT_MS * NS_PER_MS, exchange))
-
-    def _end_cancelled(self) -> None:
-        now_ns = monotonic_ns()
-        while self._cancelled and (
-            len(self._cancelled) > MOST_CANCELLED
-            or self._cancelled[0][0] <= now_ns
-            or self._cancelled[0][1].ended.is_set()
-        ):
-            self._give_up(self._cancelled.popleft()[1])
-
-    def _give_up(self, exchange: RequestExchange) -> None:
-        self._forget(exchange)
-        exchange.abort()
-
-    def _forget(self, exchange: RequestExchange) -> None:
+            return
+        exchange.is_cancelled = True
+        if exchange.is_modern:
+            exchange.abort()
         with self._lock:
-            if exchange.key is not None and self._open.get(exchange.key) is exchange:
-                del self._open[exchange.key]
+            cancelled = [each for each in self._open.values() if each.is_cancelled and not each.is_aborted]
+        if len(cancelled) > MOST_CANCELLED:
+            cancelled[0].abort()
+
+    def _posting(self, message: Message, body: CollectedMessage, after: Exchange | None = None) -> Posting:
+        return Posting(message.method or "an answer of the client", body, self._headers.of_message(message), after)
 
     def _send_postings(self) -> None:
         """Send notifications and answers in the order of the client."""
         while True:
             posting = self._postings.get()
-            try:
-                if posting.after is not None:
-                    posting.after.has_sent.wait(ACCEPT_LIMIT_S)
-                self._send_posting(posting)
-            except (NoAnswer, OSError, http.client.HTTPException, MessageTooLarge) as error:
-                what = posting.message.method or "an answer of the client"
-                why = f"{error.fate}: the server {error.why}" if isinstance(error, NoAnswer) else f"was lost: {error}"
-                self._note(f"{what} {why}")
-            finally:
-                posting.done.set()
-                posting.body.close()
+            if posting.after is not None:
+                posting.after.has_sent.wait(ACCEPT_LIMIT_S)
+            self._send(posting, ACCEPT_LIMIT_S)
 
-    def _send_posting(self, posting: Posting) -> None:
-        refusal = self._requests.post(posting.headers, posting.body, ACCEPT_LIMIT_S)
+    def _send(self, posting: Posting, within_s: float) -> bool:
+        """Send a notification or an answer. Return whether the server accepted it."""
+        try:
+            refusal = self._requests.post(posting.headers, posting.body, within_s)
+        except NoAnswer as failure:
+            refusal = f"it {failure.fate}: the server {failure.why}"
+        except MessageTooLarge as error:
+            refusal = str(error)
+        posting.body.close()
         if refusal:
-            self._note(f"the server refused {posting.message.method or 'an answer of the client'}: {refusal}")
-        elif posting.message.method == "notifications/initialized" and self._headers.session:
-            _start(self._requests.listen)
+            _note(f"the server did not accept {posting.what}: {refusal}")
+        return not refusal
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     def _run(self, exchange: RequestExchange) -> None:
         try:
             self._requests.ask(exchange)
-            if not exchange.is_answered:
-                raise NoAnswer("CONNECTION_LOST", Fate.LOST, "ended its answer without a result")
         except NoAnswer as failure:
             self._report(exchange, failure)
         except MessageTooLarge as error:
@@ -222,7 +170,9 @@ class HttpClient:
             self._report(exchange, NoAnswer("INTERNAL_ERROR", Fate.LOST, why))
             raise
         finally:
-            self._forget(exchange)
+            with self._lock:
+                if self._open.get(exchange.key) is exchange:
+                    del self._open[exchange.key]
             exchange.has_sent.set()
             exchange.ended.set()
             exchange.body.close()
@@ -236,26 +186,22 @@ class HttpClient:
 
     def _report_lost(self, exchange: RequestExchange) -> None:
         """Report a request that the next session may send."""
-        body = exchange.body
-        line = body.head.decode("utf-8", "replace") + "\n" if body.size < LONGEST_REPEATED else ""
-        self._report(exchange, NoAnswer("CONNECTION_LOST", Fate.NOT_SENT, self._why_lost()), line)
-
-    def _why_lost(self) -> str:
-        return f"at {self._endpoint.shown} does not know the session any more"
+        line = exchange.body.read().decode("utf-8", "replace") + "\n" if exchange.body.size < LONGEST_REPEATED else ""
+        self._report(exchange, NoAnswer("CONNECTION_LOST", Fate.NOT_SENT, self._why_lost), line)
 
     def _lose_session(self, exchange: RequestExchange | None = None) -> None:
         """End this process, so that it is started again and the client is greeted anew."""
         with self._lock:
             is_first, self._is_lost = not self._is_lost, True
+            others = [each for each in self._open.values() if each is not exchange]
         if is_first:
-            self._output.write_line(AdapterReport(None, "CONNECTION_LOST", Fate.LOST, self._why_lost()).to_line())
+            self._output.write_line(AdapterReport(None, "CONNECTION_LOST", Fate.LOST, self._why_lost).to_line())
         if exchange is not None:
             self._report_lost(exchange)
         if is_first:
-            give_up_ns = monotonic_ns() + int(LAST_REPORTS_S * 1000) * NS_PER_MS
-            for other in list(self._open.values()):
-                if other is not exchange:
-                    other.ended.wait(max(0.0, (give_up_ns - monotonic_ns()) / NS_PER_MS / 1000))
+            give_up_ns = monotonic_ns() + int(LAST_REPORTS_S * 1e9)
+            for other in others:
+                other.ended.wait(max(0.0, (give_up_ns - monotonic_ns()) / 1e9))
             self._output.close(LAST_LINE_S)
             os._exit(SESSION_LOST)
 
@@ -266,16 +212,16 @@ class HttpClient:
         if self._requests.listening is not None:
             self._requests.listening.abort()
         if self._headers.session:
-            deleting = _start(self._delete_session)
-            deleting.join(DELETE_LIMIT_S)
+            _start(self._delete_session).join(DELETE_LIMIT_S)
 
     def _delete_session(self) -> None:
         with contextlib.suppress(NoAnswer):
             self._link.send("DELETE", self._headers.of_stream(), None, Exchange(), DELETE_LIMIT_S).close()
 
-    def _note(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(STDERR, f"shotclock: {text}\n".encode("utf-8", "replace"))
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"shotclock: {text}\n".encode("utf-8", "replace"))
 
 
 def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -286,11 +232,12 @@ def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C concerns the process that started us
-    stop_fd, stopping_fd = os.pipe()
-    signal.signal(signal.SIGTERM, lambda number, frame: os.write(stopping_fd, b"!"))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     threading.stack_size(THREAD_STACK)
     client = HttpClient(Endpoint.from_environment(os.environ))
-    client.run(stop_fd)
+    with contextlib.suppress(SystemExit):
+        client.run()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     client.close()
     os._exit(0)  # threads may wait for the server
 

@@ -7,15 +7,16 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
 from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ..._version import __version__
 from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ..lines import READ_SIZE
 from .endpoint import Endpoint, Fate, read_url
-from .events import CollectedMessage
+from .events import CollectedMessage, MessageTooLarge
+from .headers import HeaderTexts
 
 CONNECT_LIMIT_S = 10.0
 # Most servers close a connection after 5 s without a request. One that is closed meanwhile would lose the request.
@@ -24,10 +25,10 @@ MOST_KEPT = 32
 MOST_REDIRECTS = 5
 # The end of a body that is of no use, so that its connection can be reused.
 DRAIN_LIMIT_S = 1.0
-MOST_DRAINED = 64 * 1024
-# A peer that is gone without a word is found after KEEP_IDLE_S + KEEP_TRIES * KEEP_EVERY_S.
-KEEP_IDLE_S, KEEP_EVERY_S, KEEP_TRIES = 30, 10, 3
-_KEEP_ALIVE = {"TCP_KEEPIDLE": KEEP_IDLE_S, "TCP_KEEPINTVL": KEEP_EVERY_S, "TCP_KEEPCNT": KEEP_TRIES}
+MOST_DRAINED = 16  # pieces
+# A peer that is gone without a word is found after a minute.
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
+_BROKEN = (OSError, http.client.HTTPException, ValueError)
 
 
 class NoAnswer(Exception):
@@ -72,56 +73,54 @@ class Exchange:
 class HttpResponse:
     """A response whose body is read in pieces."""
 
-    def __init__(
-        self, link: HttpLink, exchange: Exchange, connection: http.client.HTTPConnection, sock: socket.socket
-    ) -> None:
-        response = connection.getresponse()  # the connection may forget its socket here
-        self.status = response.status
-        self.reason = response.reason
-        self.kind = (response.getheader("content-type") or "").partition(";")[0].strip().lower()
-        self._link = link
-        self._exchange = exchange
-        self._connection = connection
-        self._socket = sock
-        self._response = response
+    def __init__(self, link: HttpLink, exchange: Exchange, connection: http.client.HTTPConnection) -> None:
+        self._socket = connection.sock  # the connection may forget it in the next line
+        self._response = connection.getresponse()
+        self._link, self._exchange, self._connection = link, exchange, connection
+        self.status = self._response.status
+        self.kind = self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
         return self._response.getheader(name) or ""
 
+    @property
+    def title(self) -> str:
+        return f"HTTP {self.status} {self._response.reason}".rstrip()
+
     def read(self) -> bytes:
-        """Return the next bytes; none at the end. Raises OSError or HTTPException if the body is cut off."""
-        piece = self._response.read1(READ_SIZE)
-        if not piece and self._response.length:  # read1 does not complain
-            raise http.client.IncompleteRead(b"", self._response.length)
+        """Return the next bytes; none at the end. Raises NoAnswer if the body is cut off."""
+        try:
+            piece = self._response.read1(READ_SIZE)
+            if not piece and self._response.length:  # read1 does not complain
+                raise http.client.IncompleteRead(b"")
+        except _BROKEN as error:
+            self.close()
+            raise NoAnswer("CONNECTION_LOST", Fate.LOST, _explain_loss(error)) from None
         return piece
 
     def collect(self, most: int | None = None) -> CollectedMessage:
-        """Return the body, or its first bytes. Raises as `read`, and MessageTooLarge."""
+        """Return the body, or its first bytes, and end the response. Raises as `read`, and MessageTooLarge."""
         body = CollectedMessage()
-        while (most is None or body.size < most) and (piece := self.read()):
-            body.add(piece if most is None else piece[:most])
+        try:
+            while (most is None or body.size < most) and (piece := self.read()):
+                body.add(piece[:most])
+        except MessageTooLarge:
+            self.close()
+            raise
+        self.finish()
         return body
 
-    def limit_waits(self, seconds: float) -> None:
-        """Raise TimeoutError from a read that waits longer."""
-        self._socket.settimeout(seconds)
-
     def finish(self) -> None:
-        """Read the rest if it is short and comes at once, so that the connection can be reused. Close it otherwise."""
-        try:
-            self.limit_waits(DRAIN_LIMIT_S)
-            drained = 0
-            while drained < MOST_DRAINED and (piece := self.read()):
-                drained += len(piece)
-            is_usable = drained < MOST_DRAINED and not self._response.will_close
-        except (OSError, http.client.HTTPException, ValueError):
-            is_usable = False
-        self._response.close()
-        self._exchange.hold(None)  # an abort that comes now must not close the connection of another request
-        if is_usable and not self._exchange.is_aborted:
-            self._link.keep(self._connection)
-        else:
-            self._connection.close()
+        """Keep the connection for another request if the rest is short and comes at once. Close it otherwise."""
+        with contextlib.suppress(NoAnswer, OSError):
+            self._socket.settimeout(DRAIN_LIMIT_S)
+            is_read = any(not self.read() for _ in range(MOST_DRAINED))
+            self._response.close()
+            self._exchange.hold(None)  # an abort that comes now must not close the connection of another request
+            if is_read and not self._response.will_close and not self._exchange.is_aborted:
+                self._link.keep(self._connection)
+                return
+        self.close()
 
     def close(self) -> None:
         self._exchange.hold(None)
@@ -138,6 +137,7 @@ class HttpLink:
         self._lock = threading.Lock()
         self._kept: list[tuple[int, http.client.HTTPConnection]] = []
         self._tls: ssl.SSLContext | None = None
+        self._via = ""
         if endpoint.scheme == "https":
             self._tls = ssl.create_default_context()
             self._tls.set_alpn_protocols(["http/1.1"])
@@ -145,108 +145,106 @@ class HttpLink:
     def send(
         self,
         method: str,
-        headers: Mapping[str, str | bytes],
+        headers: HeaderTexts,
         body: CollectedMessage | None,
         exchange: Exchange,
         answer_within_s: float | None = None,
     ) -> HttpResponse:
         """Send a request and return its response, which may take as long as the server works. Raises NoAnswer."""
-        for _ in range(MOST_REDIRECTS):
-            response = self._send_once(method, headers, body, exchange, answer_within_s)
+        redirects = 0
+        while True:
+            kept = self._take_kept()
+            connection = kept or self._connect()
+            exchange.has_sent.clear()
+            exchange.hold(connection.sock)
+            try:
+                connection.sock.settimeout(answer_within_s)
+                self._write(connection, method, headers, body, exchange)
+                response = HttpResponse(self, exchange, connection)
+            except _BROKEN as error:
+                exchange.hold(None)
+                connection.close()
+                if exchange.has_sent.is_set():
+                    raise NoAnswer("CONNECTION_LOST", Fate.LOST, _explain_loss(error)) from None
+                if kept is None or exchange.is_aborted:
+                    raise self._unreachable(error) from None
+                continue  # the server closed an idle connection, and cannot begin with a part of a request
             if response.status not in (301, 302, 303, 307, 308):
                 return response
-            try:
-                self._follow(response)
-            finally:
-                response.finish()
-        raise NoAnswer("HTTP_STATUS", Fate.REFUSED, f"redirected more than {MOST_REDIRECTS} times")
+            response.finish()
+            redirects += 1
+            self._follow(response, is_last=redirects > MOST_REDIRECTS)
 
-    def _follow(self, response: HttpResponse) -> None:
+    def _write(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        headers: HeaderTexts,
+        body: CollectedMessage | None,
+        exchange: Exchange,
+    ) -> None:
+        connection.putrequest(method, self._path)
+        all_headers = {"User-Agent": f"shotclock/{__version__}", **dict(self.endpoint.headers), **headers}
+        if body is not None:
+            all_headers["Content-Length"] = str(body.size)
+        for name, text in all_headers.items():
+            connection.putheader(name, text.encode("latin-1", "replace"))
+        try:
+            connection.endheaders(None if body is None else body.pieces())
+        except ConnectionError:
+            if body is None or body.size <= READ_SIZE:
+                raise
+            return  # the server may have answered that the body is too large for it
+        exchange.has_sent.set()
+        # A server that delays small packets would otherwise wait 40 ms before it sends the body after the headers.
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    def _follow(self, response: HttpResponse, *, is_last: bool) -> None:
         """Use the address of a redirect from now on. Raises NoAnswer if our headers must not be sent there."""
-        here = self.endpoint.origin + self._path
-        there = urljoin(here, response.header("location"))
+        there = urljoin(self.endpoint.origin + self._path, response.header("location"))
+        why = f"redirected (HTTP {response.status}) to"
         try:
             target = read_url(there)
-            shown = target.shown
         except ValueError:
-            raise NoAnswer("HTTP_STATUS", Fate.REFUSED, f"redirected (HTTP {response.status}) to no address") from None
-        if response.status not in (307, 308) or target.origin != self.endpoint.origin or urlsplit(there).username:
-            why = f"redirected (HTTP {response.status}) to {shown}, which is not followed: use that address in --url"
+            raise NoAnswer("HTTP_STATUS", Fate.REFUSED, f"{why} no address") from None
+        is_here = target.origin == self.endpoint.origin and not urlsplit(there).username
+        if response.status not in (307, 308) or not is_here or is_last:
+            why = f"{why} {target.shown}, which is not followed: use that address in --url"
             raise NoAnswer("HTTP_STATUS", Fate.REFUSED, why)
         self._path = target.path
 
-    def _send_once(
-        self,
-        method: str,
-        headers: Mapping[str, str | bytes],
-        body: CollectedMessage | None,
-        exchange: Exchange,
-        answer_within_s: float | None,
-    ) -> HttpResponse:
-        kept = self._take_kept()
-        connection = kept or self._connect()
-        sock = connection.sock
-        exchange.has_sent.clear()
-        exchange.hold(sock)
-        try:
-            sock.settimeout(answer_within_s)
-            connection.putrequest(method, self._path)
-            for name, text in {
-                "User-Agent": f"shotclock/{__version__}",
-                **dict(self.endpoint.headers),
-                **headers,
-            }.items():
-                connection.putheader(name, text if isinstance(text, bytes) else text.encode("latin-1", "replace"))
-            if body is not None:
-                connection.putheader("Content-Length", str(body.size))
-            connection.endheaders(None if body is None else body.body())
-            exchange.has_sent.set()
-            # A server that delays small packets would otherwise wait 40 ms before it sends the body after the headers.
-            _set_tcp_option(sock, "TCP_QUICKACK", 1)
-            return HttpResponse(self, exchange, connection, sock)
-        except (OSError, http.client.HTTPException) as error:
-            exchange.hold(None)
-            connection.close()
-            if exchange.has_sent.is_set():
-                raise NoAnswer("CONNECTION_LOST", Fate.LOST, explain_loss(error)) from None
-            if kept is None or exchange.is_aborted:
-                raise self._unreachable(error) from None
-        # The server closed an idle connection, and cannot begin with a part of a request.
-        return self._send_once(method, headers, body, exchange, answer_within_s)
-
     def _connect(self) -> http.client.HTTPConnection:
-        endpoint = self.endpoint
-        if self._tls is None:
-            connection = http.client.HTTPConnection(
-                endpoint.host, endpoint.port, timeout=CONNECT_LIMIT_S, blocksize=READ_SIZE
-            )
-        else:
-            connection = http.client.HTTPSConnection(
-                endpoint.host, endpoint.port, timeout=CONNECT_LIMIT_S, blocksize=READ_SIZE, context=self._tls
-            )
+        host, port = self.endpoint.host, self.endpoint.port
         try:
+            if self._tls is None:
+                connection = http.client.HTTPConnection(host, port, CONNECT_LIMIT_S)
+            elif (proxy := _find_proxy(host, port)) is None:
+                connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_LIMIT_S, context=self._tls)
+            else:
+                self._via = f" through the proxy {proxy.origin}"
+                connection = http.client.HTTPSConnection(
+                    proxy.host, proxy.port, timeout=CONNECT_LIMIT_S, context=self._tls
+                )
+                connection.set_tunnel(host, port, {f"Proxy-{name}": text for name, text in proxy.headers})
             connection.connect()
-        except (OSError, ValueError) as error:  # ValueError: a host name that cannot be encoded
-            connection.close()
+        except _BROKEN as error:  # ValueError: a host name that cannot be encoded
             raise self._unreachable(error) from None
-        sock = connection.sock
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, number in _KEEP_ALIVE.items():
-            _set_tcp_option(sock, name, number)
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, number in _KEEP_ALIVE.items():
+            connection.sock.setsockopt(socket.IPPROTO_TCP, option, number)
         return connection
 
     def _unreachable(self, error: Exception) -> NoAnswer:
-        why = f"could not be reached at {self.endpoint.shown}: {_explain_unreachable(error)}"
+        why = f"could not be reached at {self.endpoint.shown}{self._via}: {_explain_unreachable(error)}"
         return NoAnswer("CONNECT_FAILED", Fate.NOT_SENT, why)
 
     def keep(self, connection: http.client.HTTPConnection) -> None:
         """Keep a connection for the next request."""
         with self._lock:
             self._kept.append((monotonic_ns(), connection))
-            dropped = self._kept[:-MOST_KEPT]
-            del self._kept[:-MOST_KEPT]
-        for _, old in dropped:
-            old.close()
+            dropped = self._kept.pop(0)[1] if len(self._kept) > MOST_KEPT else None
+        if dropped is not None:
+            dropped.close()
 
     def _take_kept(self) -> http.client.HTTPConnection | None:
         """Return a connection that the server has most likely not closed: a request is never sent twice."""
@@ -261,10 +259,16 @@ class HttpLink:
             connection.close()
 
 
-def _set_tcp_option(sock: socket.socket, name: str, number: int) -> None:
-    option = getattr(socket, name, None)  # not every system has all of them
-    if option is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, option, number)
+def _find_proxy(host: str, port: int) -> Endpoint | None:
+    """Return the proxy that HTTPS_PROXY names, unless NO_PROXY names the host. Raises ValueError."""
+    proxies = getproxies()
+    text = proxies.get("https") or proxies.get("all")
+    if not text or proxy_bypass(f"{host}:{port}"):
+        return None
+    proxy = read_url(text if "://" in text else f"http://{text}")
+    if proxy.scheme != "http":
+        raise ValueError("the proxy of HTTPS_PROXY should begin with http://")
+    return proxy
 
 
 def _is_silent(sock: socket.socket | None) -> bool:
@@ -282,7 +286,7 @@ def _is_silent(sock: socket.socket | None) -> bool:
     return False  # its end, or bytes that belong to no request
 
 
-def explain_loss(error: Exception) -> str:
+def _explain_loss(error: Exception) -> str:
     """Return why a request that was begun has no answer."""
     if isinstance(error, http.client.IncompleteRead):
         return "closed the connection in the middle of its answer"
@@ -301,7 +305,7 @@ def _explain_unreachable(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or error}"
     if isinstance(error, socket.gaierror):
-        return f"its name cannot be resolved: {error.strerror}"
+        return f"the name cannot be resolved: {error.strerror}"
     if isinstance(error, TimeoutError):
         return f"no connection within {CONNECT_LIMIT_S:g}s"
     return (getattr(error, "strerror", None) or str(error)).lower()

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-import http.client
-import json
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 
 from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
-from ..lines import id_in_tail
-from ..messages import Message, encode, key_of, read_line, read_long_line
-from .connections import Exchange, HttpLink, HttpResponse, NoAnswer, explain_loss
+from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION
+from ..messages import JsonObject, Message, encode, error_of, read_line, request_line
+from .connections import Exchange, HttpLink, HttpResponse, NoAnswer
 from .endpoint import Fate
 from .events import CollectedMessage, EventReader, MessageTooLarge
-from .headers import ANNOTATION, SESSION, RequestHeaders
+from .headers import ConversationHeaders, HeaderTexts
 
-RETRY_MS = 1_000
-LONGEST_RETRY_MS = 30_000
+SHORTEST_RETRY_MS, LONGEST_RETRY_MS = 50, 30_000
 MOST_RESUMPTIONS = 5
 EXCERPT = 200
 LONGEST_ERROR = 64 * 1024
-LONGEST_LEARNED = 1024 * 1024  # of a greeting, or of a list of tools
+# Of our own requests for lists of tools.
+LIST_LIMIT_S = 30.0
+MOST_PAGES = 50
 
-_EVENTS = "text/event-stream"
 # The server did not begin with a request that it answers so.
 _NOT_BEGUN = (400, 404, 405, 406, 411, 413, 415, 421, 429)
 METHOD_NOT_FOUND = -32601
+HEADER_MISMATCH = -32020
 
 
 class RequestExchange(Exchange):
-    """A request of the client that waits for its answer."""
+    """A request that waits for its answer."""
 
     def __init__(
-        self, message: Message, body: CollectedMessage, headers: dict[str, str | bytes], *, is_modern: bool
+        self,
+        message: Message,
+        body: CollectedMessage,
+        headers: HeaderTexts,
+        *,
+        is_modern: bool,
+        is_own: bool = False,
     ) -> None:
         super().__init__()
         self.id, self.key, self.method = message.id, message.key, message.method
         self.body, self.headers = body, headers
         self.is_call = message.method == "tools/call"
-        self.is_modern = is_modern
+        self.is_modern, self.is_own = is_modern, is_own
         self.is_answered = self.is_cancelled = False
+        self.has_learned = False  # the list of tools was read for it
+        self.result: object = None  # of a request of our own
 
 
 class LineOutput:
@@ -54,18 +62,23 @@ class LineOutput:
     def write(self, message: CollectedMessage) -> None:
         with self._lock:
             for piece in message.pieces():
-                while piece:
-                    try:
-                        piece = piece[os.write(self._fd, piece) :]
-                    except OSError:  # the process that started us is gone
-                        os._exit(0)
+                self._write(piece)
+            self._write(b"\n")
+
+    def write_line(self, line: bytes) -> None:
+        with self._lock:
+            self._write(line)
+
+    def _write(self, piece: bytes) -> None:
+        while piece:
+            try:
+                piece = piece[os.write(self._fd, piece) :]
+            except OSError:  # the process that started us is gone
+                os._exit(0)
 
     def close(self, within_s: float) -> None:
         """Wait for the end of the current line, and write no other."""
         self._lock.acquire(timeout=within_s)
-
-    def write_line(self, line: bytes) -> None:
-        self.write(CollectedMessage(line.rstrip(b"\n")))
 
 
 class HttpRequests:
@@ -74,13 +87,12 @@ class HttpRequests:
     def __init__(
         self,
         link: HttpLink,
-        headers: RequestHeaders,
+        headers: ConversationHeaders,
         output: LineOutput,
         note: Callable[[str], None],
         lose_session: Callable[[RequestExchange | None], None],
     ) -> None:
         self.listening: Exchange | None = None
-        self._endpoint = link.endpoint
         self._link = link
         self._headers = headers
         self._output = output
@@ -89,217 +101,210 @@ class HttpRequests:
 
     def ask(self, exchange: RequestExchange) -> None:
         """Send a request and pass the messages of its answer on. Raises NoAnswer and MessageTooLarge."""
-        response = self._link.send("POST", exchange.headers, exchange.body, exchange)
+        within_s = LIST_LIMIT_S if exchange.is_own else None
+        response = self._link.send("POST", exchange.headers, exchange.body, exchange, within_s)
         if exchange.method == "initialize" and response.status == 200:
             session = response.header(SESSION)
             self._headers.session = session if session.isascii() and session.isprintable() else ""
         if response.status >= 400:
             self._take_refusal(exchange, response)
-        elif response.status == 200 and response.kind == _EVENTS:
-            reader = EventReader()
-            failure = self._read_events(response, reader, exchange)
-            self._resume(exchange, reader, failure)
-        elif response.status == 200 and response.kind == "application/json":
-            self._deliver(_collect(response), exchange)
+        elif response.status == 200 and response.kind == EVENT_TYPE:
+            self._read_answer(exchange, response)
+        elif response.status == 200 and response.kind == JSON_TYPE:
+            self._deliver(response.collect(), exchange)
         else:
-            text = _collect(response, LONGEST_ERROR)
             kind = f" as {response.kind}" if response.kind else ""
-            why = f"gave no answer that can be read: {self._status(response, text)}{kind}"
+            why = f"gave no answer that can be read: {self._describe(response, response.collect(LONGEST_ERROR))}{kind}"
             raise NoAnswer("HTTP_STATUS", Fate.FAILED, why)
+        if not exchange.is_answered:
+            raise NoAnswer("CONNECTION_LOST", Fate.LOST, "ended its answer without a result")
 
-    def post(self, headers: dict[str, str | bytes], body: CollectedMessage, within_s: float) -> str:
+    def post(self, headers: HeaderTexts, body: CollectedMessage, within_s: float) -> str:
         """Send a notification or an answer. Return why the server refused it, if it did. Raises NoAnswer."""
         response = self._link.send("POST", headers, body, Exchange(), within_s)
         if response.status < 400:
             response.finish()
             return ""
-        text = _collect(response, LONGEST_ERROR)
-        if SESSION in headers and _names_lost_session(response.status, _read_error(response, text)):
+        text = response.collect(LONGEST_ERROR)
+        if SESSION in headers and _names_lost_session(response.status, _read_refusal(response, text)):
             self._lose_session(None)
-        return self._status(response, text)
+        return self._describe(response, text)
 
     def _take_refusal(self, exchange: RequestExchange, response: HttpResponse) -> None:
         """Pass the error of a server on, or raise NoAnswer."""
-        text = _collect(response, LONGEST_ERROR)
-        status, answer = response.status, _read_error(response, text)
-        if SESSION in exchange.headers and _names_lost_session(status, answer):
+        text = response.collect(LONGEST_ERROR)
+        status, refusal = response.status, _read_refusal(response, text)
+        shown = self._describe(response, text)
+        if SESSION in exchange.headers and _names_lost_session(status, refusal):
             exchange.is_answered = True
             self._lose_session(exchange)
         elif status in (401, 403):
             hint = "pass a token with --header 'Authorization: Bearer ${TOKEN}'; OAuth is not done here"
             code = "AUTH_REQUIRED" if status == 401 else "PERMISSION_DENIED"
-            raise NoAnswer(code, Fate.REFUSED, f"denies access: {self._status(response, text)}; {hint}")
-        elif answer is not None:
-            self._answer_error(exchange, answer["error"])
+            raise NoAnswer(code, Fate.REFUSED, f"denies access: {shown}; {hint}")
+        elif refusal is not None:
+            error = error_of(refusal)
+            may_learn = exchange.is_call and not exchange.has_learned and error.get("code") == HEADER_MISMATCH
+            if may_learn and self._learn_tools(exchange) and not exchange.is_aborted:
+                self.ask(exchange)
+            else:
+                self._answer_error(exchange, error)
         elif exchange.method == "server/discover" and status < 500:
             # An older server may know no such request. Clients greet after this error.
-            error = {"code": METHOD_NOT_FOUND, "message": f"the server answered: {self._status(response, text)}"}
-            self._answer_error(exchange, error)
+            self._answer_error(exchange, {"code": METHOD_NOT_FOUND, "message": f"the server answered: {shown}"})
         else:
             code = "RATE_LIMITED" if status == 429 else "HTTP_STATUS"
             fate = Fate.REFUSED if status in _NOT_BEGUN else Fate.FAILED
-            raise NoAnswer(code, fate, f"answered with {self._status(response, text)}")
+            raise NoAnswer(code, fate, f"answered with {shown}")
 
-    def _answer_error(self, exchange: RequestExchange, error: object) -> None:
+    def _learn_tools(self, exchange: RequestExchange) -> bool:
+        """Read which arguments of a refused call belong in headers. Return whether its headers have changed.
+
+        This process may be younger than the client's list of tools.
+        """
+        exchange.has_learned = True
+        call = exchange.body.parse()
+        if call is None:
+            return False
+        cursor: object = None
+        with contextlib.suppress(NoAnswer, MessageTooLarge):
+            for _ in range(MOST_PAGES):
+                params: JsonObject = {"_meta": call.meta} | ({} if cursor is None else {"cursor": cursor})
+                line = request_line("shotclock-list", "tools/list", params)
+                if (message := read_line(line)) is None:
+                    break
+                headers = self._headers.of_message(message)
+                own = RequestExchange(message, CollectedMessage(line), headers, is_modern=True, is_own=True)
+                self.ask(own)
+                cursor = own.result.get("nextCursor") if isinstance(own.result, dict) else None
+                if cursor is None:
+                    break
+        before, exchange.headers = exchange.headers, self._headers.of_message(call)
+        return exchange.headers != before
+
+    def _answer_error(self, exchange: RequestExchange, error: JsonObject) -> None:
         """Write an error under the id of the request: servers that refuse early do not know it."""
         exchange.is_answered = True
-        self._output.write_line(encode({"jsonrpc": "2.0", "id": exchange.id, "error": error}))
+        if not exchange.is_own:
+            self._output.write_line(encode({"jsonrpc": "2.0", "id": exchange.id, "error": error}))
 
-    def _status(self, response: HttpResponse, text: CollectedMessage) -> str:
-        """Return a status with the beginning of its text."""
-        excerpt = self._excerpt(text)
-        return f"HTTP {response.status} {response.reason}".rstrip() + (f" ({excerpt})" if excerpt else "")
+    def _describe(self, response: HttpResponse, text: CollectedMessage) -> str:
+        """Return the status of a response and the beginning of its text, in one line."""
+        excerpt = self._excerpt(text.read(0, 4 * EXCERPT).decode("utf-8", "replace"))
+        return self._excerpt(response.title) + (f" ({excerpt})" if excerpt else "")
 
-    def _excerpt(self, text: CollectedMessage) -> str:
-        """Return the beginning of a text in one line."""
-        found = text.head[: 4 * EXCERPT].decode("utf-8", "replace")
-        line = " ".join("".join(each if each.isprintable() else " " for each in found).split())
-        return self._endpoint.without_secrets(line)[:EXCERPT]
+    def _excerpt(self, text: str) -> str:
+        line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+        return self._link.endpoint.without_secrets(line)[:EXCERPT]
 
     # --- streams -------------------------------------------------------------------------------------------------
 
-    def _read_events(
-        self, response: HttpResponse, reader: EventReader, exchange: RequestExchange | None
-    ) -> NoAnswer | None:
-        """Pass the messages of a stream on until it ends or has the answer. Return how it was cut off."""
-        failure = None
-        try:
-            while (exchange is None or not exchange.is_answered) and (chunk := response.read()):
-                for event in reader.read(chunk):
-                    if event.kind == "message" and event.data.size:  # an event without data only carries an id
-                        self._deliver(event.data, exchange)
-                        event.data.close()
-        except (OSError, http.client.HTTPException) as error:
-            failure = NoAnswer("CONNECTION_LOST", Fate.LOST, explain_loss(error))
-        except MessageTooLarge:
-            response.close()
-            raise
-        if failure is None:
-            response.finish()
-        else:
-            response.close()
-        return failure
-
-    def _resume(self, exchange: RequestExchange, reader: EventReader, failure: NoAnswer | None) -> None:
-        """Read the rest of an answer whose stream has ended early, where the server numbers its events."""
-        failed = 0
-        while not exchange.is_answered and not exchange.is_aborted:
-            if not reader.last_id or exchange.is_modern or failed >= MOST_RESUMPTIONS:
-                if failure is not None:
-                    raise failure
-                return
-            if exchange.ended.wait(_retry_s(reader, failed)):
-                return
-            before, reader = reader, EventReader()
-            reader.last_id, reader.retry_ms = before.last_id, before.retry_ms
+    def _read_answer(self, exchange: RequestExchange, response: HttpResponse) -> None:
+        """Read the stream of an answer and, where the server numbers its events, the streams that continue it."""
+        reader, failed = EventReader(), 0
+        stream: HttpResponse | None = response
+        while not exchange.ended.is_set():
+            before, why = reader.last_id, "ended its answer without a result"
             try:
-                response = self._open_stream(exchange, reader.last_id)
-                if response.status != 200 or response.kind != _EVENTS:
-                    text = _collect(response, LONGEST_ERROR)
-                    why = f"ended the stream of its answer and does not resume it: {self._status(response, text)}"
-                    raise NoAnswer("CONNECTION_LOST", Fate.LOST, why)
-                failure = self._read_events(response, reader, exchange)
-                failed = 0 if reader.last_id != before.last_id else failed + 1
-            except NoAnswer as again:
-                if again.fate is not Fate.NOT_SENT:
-                    raise
-                failed += 1
-                failure = NoAnswer("CONNECTION_LOST", Fate.LOST, f"ended the stream of its answer and {again.why}")
-
-    def _open_stream(self, exchange: Exchange, last_id: str) -> HttpResponse:
-        headers = {"Accept": _EVENTS, **self._headers.of_stream()}
-        if last_id:
-            headers["Last-Event-ID"] = last_id.encode()
-        return self._link.send("GET", headers, None, exchange)
+                stream = stream or self._open_stream(exchange, reader.last_id)
+                if stream.kind == EVENT_TYPE:
+                    self._read_events(stream, reader, exchange)
+                else:
+                    failed = MOST_RESUMPTIONS
+                    shown = self._describe(stream, stream.collect(LONGEST_ERROR))
+                    why = f"ended the stream of its answer and does not resume it: {shown}"
+            except NoAnswer as failure:
+                why = failure.why
+            stream = None
+            failed = 0 if reader.last_id != before else failed + 1
+            if exchange.is_answered:
+                return
+            if not reader.last_id or exchange.is_modern or failed > MOST_RESUMPTIONS:
+                raise NoAnswer("CONNECTION_LOST", Fate.LOST, why)
+            exchange.ended.wait(_retry_s(reader, failed))
 
     def listen(self) -> None:
         """Receive messages that belong to no request, as long as the session lasts. Not every server has them."""
         reader, failed, was_open = EventReader(), 0, False
         while True:
             exchange = self.listening = Exchange()
-            before = reader.last_id
-            try:
+            before, opened_ns = reader.last_id, monotonic_ns()
+            with contextlib.suppress(NoAnswer, MessageTooLarge):
                 response = self._open_stream(exchange, reader.last_id)
-                if response.status == 200 and response.kind == _EVENTS:
-                    was_open, started_ns = True, monotonic_ns()
+                if response.status == 200 and response.kind == EVENT_TYPE:
+                    was_open = True
                     self._read_events(response, reader, None)
-                    has_lasted = monotonic_ns() - started_ns > LONGEST_RETRY_MS * NS_PER_MS
-                    failed = 0 if has_lasted or reader.last_id != before else failed + 1
                 else:
                     response.finish()
                     if not was_open:
                         return
                     if response.status == 404:
                         self._lose_session(None)
-                    failed += 1
-            except (NoAnswer, MessageTooLarge):
-                failed += 1
+            has_lasted = monotonic_ns() - opened_ns > LONGEST_RETRY_MS * NS_PER_MS
+            failed = 0 if has_lasted or reader.last_id != before else failed + 1
             if exchange.ended.wait(_retry_s(reader, failed)):
                 return
-            later = EventReader()
-            later.last_id, later.retry_ms = reader.last_id, reader.retry_ms
-            reader = later
+
+    def _open_stream(self, exchange: Exchange, last_id: str) -> HttpResponse:
+        headers = self._headers.of_stream() | ({LAST_EVENT_ID: last_id} if last_id else {})
+        return self._link.send("GET", headers, None, exchange)
+
+    def _read_events(self, response: HttpResponse, reader: EventReader, exchange: RequestExchange | None) -> None:
+        """Pass the messages of a stream on until it ends or has the answer. Raises NoAnswer and MessageTooLarge."""
+        reader.restart()
+        try:
+            while (exchange is None or not exchange.is_answered) and (chunk := response.read()):
+                for text in reader.read(chunk):
+                    self._deliver(text, exchange)
+        except MessageTooLarge:
+            response.close()
+            raise
+        response.finish()
 
     def _deliver(self, text: CollectedMessage, exchange: RequestExchange | None) -> None:
         """Write a message of the server to stdout, and note whether it answers the request."""
-        message = read_long_line(text.head) if text.is_long else read_line(text.head)
-        if message is None or not text.head.lstrip().startswith(b"{"):
-            self._note(f"dropped a text of the server that is no message: {self._excerpt(text)!r}")
+        message = text.parse()
+        if message is None:
+            excerpt = self._excerpt(text.read(0, 4 * EXCERPT).decode("utf-8", "replace"))
+            self._note(f"dropped a text of the server that is no message: {excerpt!r}")
             return
-        if message.is_answer and exchange is not None:
-            id = id_in_tail(text.tail) if message.key is None and text.is_long else message.id
-            if id is None and message.is_error and not text.is_long:
-                self._answer_error(exchange, json.loads(text.head)["error"])
+        if exchange is not None and message.is_answer:
+            if message.is_error and message.id is None:
+                self._answer_error(exchange, error_of(message))
                 return
-            if key_of(id) == exchange.key:
-                self._learn(exchange, text)
+            if message.key == exchange.key:
+                self._learn(exchange, message, text)
                 exchange.is_answered = True
-        self._output.write(text)
+        if exchange is None or not exchange.is_own:
+            self._output.write(text)
+        text.close()
 
-    def _learn(self, exchange: RequestExchange, text: CollectedMessage) -> None:
-        """Note the parts of an answer that later headers need."""
-        is_list = exchange.method == "tools/list" and exchange.is_modern
-        if text.size > LONGEST_LEARNED or not (is_list or exchange.method == "initialize"):
-            return
-        whole = b"".join(text.pieces())
-        if not is_list or ANNOTATION.encode() in whole:
-            message = read_line(whole)
-            result = None if message is None else message.result
-            (self._headers.note_tools if is_list else self._headers.note_greeting)(result)
+    def _learn(self, exchange: RequestExchange, message: Message, text: CollectedMessage) -> None:
+        """Note the parts of an answer that later requests need."""
+        if exchange.method == "initialize":
+            self._headers.note_greeting(message.result)
+        elif exchange.method == "tools/list" and exchange.is_modern and not message.is_long:
+            self._headers.declared.learn(text.read())
+        if exchange.is_own:
+            exchange.result = message.result
 
 
 def _retry_s(reader: EventReader, failed: int) -> float:
     """Return the pause before a stream is opened again: the server's, growing as long as it does not succeed."""
-    first_ms = RETRY_MS if reader.retry_ms is None else reader.retry_ms
-    return min(LONGEST_RETRY_MS, first_ms << min(failed, 10)) / 1000
+    return min(LONGEST_RETRY_MS, max(SHORTEST_RETRY_MS, reader.retry_ms) << min(failed, 10)) / 1000
 
 
-def _collect(response: HttpResponse, most: int | None = None) -> CollectedMessage:
-    """Return the body of a response. Raises NoAnswer if it is cut off."""
-    try:
-        text = response.collect(most)
-    except (OSError, http.client.HTTPException) as error:
-        response.close()
-        raise NoAnswer("CONNECTION_LOST", Fate.LOST, explain_loss(error)) from None
-    response.finish()
-    return text
-
-
-def _read_error(response: HttpResponse, text: CollectedMessage) -> dict[str, object] | None:
+def _read_refusal(response: HttpResponse, text: CollectedMessage) -> Message | None:
     """Return the JSON-RPC error in a body, if it has one."""
-    message = read_line(text.head) if response.kind == "application/json" else None
-    if message is None or not message.is_error:
-        return None
-    content = json.loads(text.head)
-    return content if isinstance(content["error"], dict) else None
+    message = text.parse() if response.kind == JSON_TYPE else None
+    return message if message is not None and error_of(message) else None
 
 
-def _names_lost_session(status: int, answer: dict[str, object] | None) -> bool:
+def _names_lost_session(status: int, refusal: Message | None) -> bool:
     """Return whether an answer to a request with a session id means that the server does not know the session."""
-    error = answer["error"] if answer is not None else None
-    if not isinstance(error, dict) or answer is None:
-        return status == 404
+    error = {} if refusal is None else error_of(refusal)
     if status == 404:
         return error.get("code") != METHOD_NOT_FOUND
     # Servers made from an example of the TypeScript SDK answer so.
-    return status == 400 and answer.get("id") is None and "session id" in str(error.get("message")).lower()
+    is_example = status == 400 and refusal is not None and refusal.id is None
+    return is_example and "session id" in str(error.get("message")).lower()
