@@ -10,6 +10,7 @@ from typing import Any
 LARGE = 60_000_000
 PIECE = b"x" * 100_000
 HANG_S = 60.0
+LARGEST_SMALL = 1_000_000
 
 requests: list[dict[str, Any]] = []
 """Every request: its method, its headers, its message."""
@@ -67,6 +68,10 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(b"")
 
     def do_POST(self) -> None:
+        if self.path == "/small" and int(self.headers["Content-Length"]) > LARGEST_SMALL:
+            self.answer(b"", status=413)
+            self.close_connection = True
+            return
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.note(message)
         method, id = message.get("method"), message.get("id")

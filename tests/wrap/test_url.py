@@ -3,10 +3,13 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -152,7 +155,7 @@ def test_a_new_session_is_opened_after_a_restart_of_the_server() -> None:
             first = client.text("pid")
             servers.close()
             text, envelope = failure(client.ask("pid"))
-            assert "was not sent: the server could not be reached" in text and "connection refused" in text
+            assert "was not sent: the server could not be reached" in text and "Connection refused" in text
             assert envelope["error"]["code"] == "CONNECT_FAILED" and envelope["meta"]["ending"] == "not_started"
             servers.enter_context(serving("sdk_http_server.py", str(port)))
             assert client.text("pid") != first  # held until the new session is open, then sent
@@ -206,6 +209,17 @@ def test_headers_repeat_the_message_in_2026(bad: str) -> None:
     assert called["headers"]["MCP-Protocol-Version"] == "2026-07-28" and "Mcp-Session-Id" not in called["headers"]
     assert called["headers"]["Mcp-Method"] == "tools/call" and called["headers"]["Mcp-Name"] == "echo"
     assert read["headers"]["Mcp-Name"] == "=?base64?ZmlsZTovLy/DvA==?="
+
+
+@pytest.mark.slow
+def test_a_call_is_sent_with_the_headers_of_its_tool_before_the_client_has_read_a_list() -> None:
+    prefix = "io.modelcontextprotocol/"
+    info = {"name": "raw", "version": "1"}
+    meta = {prefix + "protocolVersion": "2026-07-28", prefix + "clientInfo": info, prefix + "clientCapabilities": {}}
+    with serving("sdk_http_server.py") as port, wrapped_url(f"http://127.0.0.1:{port}/mcp", greets=False) as client:
+        assert client.text("route", region="Zürich", meta=meta) == "Zürich"
+        assert client.text("route", unused="y" * 100_000, region="Bern", meta=meta) == "Bern"
+        assert all(json.loads(line)["id"] in (1, 2) for line in client.lines)
 
 
 def test_a_lost_session_is_replaced_and_the_call_is_sent_in_the_new_one(bad: str, tmp_path: Path) -> None:
@@ -303,7 +317,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/mcp"
         with wrapped_url(f"{url}?key=s3cret", greets=False) as client:
             error = client.receive(client.request("initialize", GREETING))["error"]
-            assert f"was not sent: the server could not be reached at {url}: connection refused" in error["message"]
+            assert f"was not sent: the server could not be reached at {url}: Connection refused" in error["message"]
     with wrapped_url("http://name.invalid/mcp", greets=False) as client:
         error = client.receive(client.request("initialize", GREETING))["error"]
         assert "the name cannot be resolved" in error["message"]
@@ -331,6 +345,63 @@ def test_tls_is_checked_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             failure(client.ask("hang"))
             assert client.text("odd_stream") == "odd"
             assert client.text("size", text="y" * 300_000) == "300000"
+
+
+def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = tmp_path / "certificate.pem"
+    certificate.write_bytes(self_signed("localhost"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with serving("bad_http_server.py", "0", str(certificate)) as port, tunnelling() as (proxy, asked):
+        url = f"https://localhost:{port}/mcp"
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:s3cret@127.0.0.1:{proxy}")
+        with wrapped_url(url) as client:
+            assert client.text("echo", text="x") == "x"
+        assert asked and all(f"CONNECT localhost:{port} " in each for each in asked)
+        assert all("Proxy-Authorization: Basic dXNlcjpzM2NyZXQ=" in each for each in asked)
+        asked.clear()
+        monkeypatch.setenv("NO_PROXY", "example.org,localhost")
+        with wrapped_url(url) as client:
+            assert client.text("echo", text="x") == "x"
+        assert not asked
+        monkeypatch.delenv("NO_PROXY")
+        with wrapped_url("https://refused.invalid/mcp", greets=False) as client:
+            message = client.receive(client.request("initialize", GREETING))["error"]["message"]
+        assert f"through the proxy http://127.0.0.1:{proxy}: Tunnel connection failed: 403" in message
+        monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:9")
+        with wrapped_url(url, greets=False) as client:
+            message = client.receive(client.request("initialize", GREETING))["error"]["message"]
+        assert "HTTPS_PROXY" in message and "http://" in message and "s3cret" not in message
+
+
+@contextmanager
+def tunnelling() -> Iterator[tuple[int, list[str]]]:
+    """A proxy, its port, and the heads of the requests that it got. It knows localhost only."""
+    asked: list[str] = []
+
+    class Tunnel(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            head = b"".join(iter(self.rfile.readline, b"\r\n")).decode()
+            asked.append(head)
+            host, port = head.split()[1].split(":")
+            if host != "localhost":
+                self.wfile.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+                return
+            with socket.create_connection(("127.0.0.1", int(port)), ANSWER_WITHIN_S) as there:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                ends = {self.connection: there, there: self.connection}
+                while ready := select.select(list(ends), [], [], ANSWER_WITHIN_S)[0]:
+                    for end in ready:
+                        if not (data := end.recv(65536)):
+                            return
+                        ends[end].sendall(data)
+
+    class Proxy(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Proxy(("127.0.0.1", 0), Tunnel) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1], asked
+        server.shutdown()
 
 
 def self_signed(host: str) -> bytes:
@@ -395,6 +466,14 @@ def test_too_many_open_calls_are_refused_and_a_ping_is_not(bad: str) -> None:
 
 def is_cancellation(request: dict[str, Any]) -> bool:
     return bool(request["message"]) and request["message"].get("method") == "notifications/cancelled"
+
+
+def test_a_server_that_refuses_a_large_request_early_is_quoted(bad: str) -> None:
+    with wrapped_url(bad.replace("/mcp", "/small")) as client:
+        text, envelope = failure(client.ask("size", text="y" * 30_000_000))
+        assert "HTTP 413" in text and "has not begun with it" in text, text
+        assert envelope["meta"]["ending"] == "not_started"
+        assert client.text("echo", text="alive") == "alive"
 
 
 def test_a_server_that_answers_nothing_is_given_up_and_greeted_again() -> None:
@@ -483,4 +562,5 @@ def test_wrong_options_are_named() -> None:
         "--url", "http://host", "--header", "A: ${NOT_SET_AT_ALL}"
     )
     assert "s3cret" not in run("--url", "http://host/mcp", "--header", "s3cret")
+    assert "s3cret" not in run("--url", "http://user:s3cret/@host/mcp")
     assert "given before" in run("--url", "http://user:pw@host/mcp", "--header", "Authorization: x")

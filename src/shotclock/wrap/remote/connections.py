@@ -265,10 +265,10 @@ def _find_proxy(host: str, port: int) -> Endpoint | None:
     text = proxies.get("https") or proxies.get("all")
     if not text or proxy_bypass(f"{host}:{port}"):
         return None
-    proxy = read_url(text if "://" in text else f"http://{text}")
-    if proxy.scheme != "http":
-        raise ValueError("the proxy of HTTPS_PROXY should begin with http://")
-    return proxy
+    text = text if "://" in text else f"http://{text}"
+    if not text.startswith("http://"):
+        raise ValueError("HTTPS_PROXY should begin with http://")
+    return read_url(text)
 
 
 def _is_silent(sock: socket.socket | None) -> bool:
@@ -308,4 +308,4 @@ def _explain_unreachable(error: Exception) -> str:
         return f"the name cannot be resolved: {error.strerror}"
     if isinstance(error, TimeoutError):
         return f"no connection within {CONNECT_LIMIT_S:g}s"
-    return (getattr(error, "strerror", None) or str(error)).lower()
+    return str(getattr(error, "strerror", None) or error)

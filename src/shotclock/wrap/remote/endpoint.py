@@ -78,8 +78,8 @@ def read_url(text: str) -> Endpoint:
     try:
         parts = urlsplit(text)
         port = parts.port
-    except ValueError as error:
-        raise ValueError(f"it is no valid URL: {error}") from None
+    except ValueError:  # whose text may repeat a part of a password
+        raise ValueError("it is no valid URL") from None
     if parts.scheme not in _DEFAULT_PORTS:
         raise ValueError("it has to begin with http:// or https://")
     if not parts.hostname:
