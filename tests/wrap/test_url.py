@@ -36,6 +36,8 @@ FOLDER = Path(__file__).parent
 WRAP = [sys.executable, "-m", "shotclock", "wrap"]
 MOST_MB = 40.0  # of the adapter; about 25 are usual
 HUNG_AT_ONCE = 100
+# Of notifications that a server does not read, and the pause after which no more are accepted.
+MOST_ACCEPTED, STALLED_S = 40_000_000, 3.0
 
 
 @contextmanager
@@ -506,6 +508,21 @@ def test_a_large_result_passes_without_being_gathered(bad: str) -> None:
             assert len(answer["result"]["content"][0]["text"]) == LARGE
         assert client.text("size", text="y" * 3_000_000) == "3000000"
         assert adapter.memory_info().rss / 1e6 < MOST_MB
+
+
+def test_notifications_for_a_deaf_server_are_not_collected_without_end(bad: str) -> None:
+    line = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"text": "y" * 1000}}) + "\n"
+    flood, written = line.encode() * 64, 0
+    with wrapped_url(bad) as client:
+        client.text("deafen")
+        assert client.process.stdin is not None
+        fd = client.process.stdin.fileno()
+        os.set_blocking(fd, False)
+        while written < MOST_ACCEPTED and select.select([], [fd], [], STALLED_S)[1]:
+            written += os.write(fd, flood)
+        os.set_blocking(fd, True)
+        client.process.terminate()
+    assert written < MOST_ACCEPTED
 
 
 def test_a_slow_answer_blocks_no_other(bad: str) -> None:

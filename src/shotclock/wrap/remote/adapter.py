@@ -23,10 +23,10 @@ from ..messages import LONGEST_REPEATED, Key, Message, encode, key_of
 from .connections import Exchange, HttpLink, NoAnswer
 from .endpoint import AdapterReport, Endpoint, Fate
 from .events import CollectedMessage, MessageTooLarge
-from .exchanges import HttpRequests, LineOutput, RequestExchange
+from .exchanges import HttpRequests, LineOutput, RequestExchange, note
 from .headers import ConversationHeaders, HeaderTexts
 
-STDIN, STDOUT, STDERR = 0, 1, 2
+STDIN, STDOUT = 0, 1
 SESSION_LOST = 3  # our exit code
 
 # Calls that wait for the server at the same time, and as many other requests: many calls must not fail a ping.
@@ -35,6 +35,8 @@ MOST_OPEN = 256
 MOST_CANCELLED = 32
 # Notifications and answers of the client, which a server accepts at once.
 ACCEPT_LIMIT_S = 30.0
+# Of them that wait for the server. At this limit no more is read from the client.
+MOST_POSTINGS = 200
 # The server has to know that the client is initialized before its next request.
 INITIALIZED_LIMIT_S = 10.0
 DELETE_LIMIT_S = 1.5
@@ -67,8 +69,8 @@ class HttpClient:
         self._output = LineOutput(STDOUT)
         self._lock = threading.Lock()
         self._open: dict[Key | None, RequestExchange] = {}
-        self._postings: queue.SimpleQueue[Posting] = queue.SimpleQueue()
-        self._requests = HttpRequests(self._link, self._headers, self._output, _note, self._lose_session)
+        self._postings = queue.Queue[Posting](MOST_POSTINGS)
+        self._requests = HttpRequests(self._link, self._headers, self._output, self._lose_session)
         self._is_lost = False
 
     def run(self) -> None:
@@ -152,7 +154,7 @@ class HttpClient:
             refusal = str(error)
         posting.body.close()
         if refusal:
-            _note(f"the server did not accept {posting.what}: {refusal}")
+            note(f"the server did not accept {posting.what}: {refusal}")
         return not refusal
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -217,11 +219,6 @@ class HttpClient:
     def _delete_session(self) -> None:
         with contextlib.suppress(NoAnswer):
             self._link.send("DELETE", self._headers.of_stream(), None, Exchange(), DELETE_LIMIT_S).close()
-
-
-def _note(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(STDERR, f"shotclock: {text}\n".encode("utf-8", "replace"))
 
 
 def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:

@@ -25,7 +25,7 @@ MOST_KEPT = 32
 MOST_REDIRECTS = 5
 # The end of a body that is of no use, so that its connection can be reused.
 DRAIN_LIMIT_S = 1.0
-MOST_DRAINED = 16  # pieces
+MOST_DRAINED = 4  # pieces
 # A peer that is gone without a word is found after a minute.
 _KEEP_ALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 _BROKEN = (OSError, http.client.HTTPException, ValueError)

@@ -44,7 +44,7 @@ class CollectedMessage:
             self._file.write(piece)
             self._file.flush()
         except OSError as error:
-            raise MessageTooLarge(f"it cannot be stored in {tempfile.gettempdir()}: {error.strerror}") from None
+            raise MessageTooLarge(f"it cannot be stored in a temporary file: {error.strerror}") from None
 
     def read(self, start: int = 0, most: int = -1) -> bytes:
         """Return a part of a message that is complete."""

@@ -16,6 +16,8 @@ from .endpoint import Fate
 from .events import CollectedMessage, EventReader, MessageTooLarge
 from .headers import ConversationHeaders, HeaderTexts
 
+STDERR = 2
+
 SHORTEST_RETRY_MS, LONGEST_RETRY_MS = 50, 30_000
 MOST_RESUMPTIONS = 5
 EXCERPT = 200
@@ -89,14 +91,12 @@ class HttpRequests:
         link: HttpLink,
         headers: ConversationHeaders,
         output: LineOutput,
-        note: Callable[[str], None],
         lose_session: Callable[[RequestExchange | None], None],
     ) -> None:
         self.listening: Exchange | None = None
         self._link = link
         self._headers = headers
         self._output = output
-        self._note = note
         self._lose_session = lose_session
 
     def ask(self, exchange: RequestExchange) -> None:
@@ -266,7 +266,7 @@ class HttpRequests:
         message = text.parse()
         if message is None:
             excerpt = self._excerpt(text.read(0, 4 * EXCERPT).decode("utf-8", "replace"))
-            self._note(f"dropped a text of the server that is no message: {excerpt!r}")
+            note(f"dropped a text of the server that is no message: {excerpt!r}")
             return
         if exchange is not None and message.is_answer:
             if message.is_error and message.id is None:
@@ -287,6 +287,11 @@ class HttpRequests:
             self._headers.declared.learn(text.read())
         if exchange.is_own:
             exchange.result = message.result
+
+
+def note(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"shotclock: {text}\n".encode("utf-8", "replace"))
 
 
 def _retry_s(reader: EventReader, failed: int) -> float:
