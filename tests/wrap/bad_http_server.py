@@ -56,6 +56,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.note()
         last = self.headers.get("Last-Event-ID")
+        if last is not None and last.startswith("poll-"):
+            self.begin_stream()
+            self.chunk(f"id: poll-{len(requests)}\ndata:\n\n".encode())
+            self.chunk(b"")
+            return
         if last is None or last not in late:
             self.answer(b"no stream here", status=405, kind="text/plain")
             return
@@ -162,6 +167,12 @@ class Handler(BaseHTTPRequestHandler):
         self.begin_stream()
         self.chunk(b"id: e8\nretry: 50\ndata:\n\n")
         late["e8"] = result(id, "resumed")
+        self.chunk(b"")
+
+    def call_poll(self, id: Any, arguments: Any) -> None:
+        """End every stream before the answer, and promise another one."""
+        self.begin_stream()
+        self.chunk(b"id: poll-0\nretry: 50\ndata:\n\n")
         self.chunk(b"")
 
     def call_lose_stream(self, id: Any, arguments: Any) -> None:

@@ -444,6 +444,21 @@ def test_a_stream_that_ends_early_is_resumed(bad: str) -> None:
         ]
 
 
+def test_the_stream_of_a_cancelled_call_is_not_resumed(bad: str) -> None:
+    with wrapped_url(bad, "--tool", "poll=timeout:1s") as client:
+        failure(client.ask("poll"))
+        assert polls_seen(client) > 0
+        give_up_at = time.monotonic() + ANSWER_WITHIN_S
+        before = -1
+        while before != (before := polls_seen(client)):  # the last one may be on its way
+            assert time.monotonic() < give_up_at, "the stream is opened again and again"
+            time.sleep(1.0)
+
+
+def polls_seen(client: RawClient) -> int:
+    return sum(each["headers"].get("Last-Event-ID", "").startswith("poll-") for each in requests_seen(client))
+
+
 def test_a_call_that_hangs_is_answered_on_time(bad: str) -> None:
     with wrapped_url(bad, "--tool", "hang=timeout:300ms") as client:
         ids = [client.call("hang") for _ in range(HUNG_AT_ONCE)]

@@ -12,6 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from ..._version import __version__
 from ...core.clocks import NS_PER_MS
+from ...core.value_types import value
 from ...process.clock import monotonic_ns
 from ..lines import READ_SIZE
 from .endpoint import Endpoint, Fate, read_url
@@ -39,8 +40,17 @@ class NoAnswer(Exception):
         self.code, self.fate, self.why = code, fate, why
 
 
+@value
+class HttpRequest:
+    """A request to the endpoint."""
+
+    verb: str
+    headers: HeaderTexts
+    body: CollectedMessage | None = None
+
+
 class Exchange:
-    """One HTTP request and its response. `abort` may be called by any thread."""
+    """A request and its response on one connection. `abort` may be called by any thread."""
 
     def __init__(self) -> None:
         self.is_aborted = False
@@ -142,14 +152,7 @@ class HttpLink:
             self._tls = ssl.create_default_context()
             self._tls.set_alpn_protocols(["http/1.1"])
 
-    def send(
-        self,
-        method: str,
-        headers: HeaderTexts,
-        body: CollectedMessage | None,
-        exchange: Exchange,
-        answer_within_s: float | None = None,
-    ) -> HttpResponse:
+    def send(self, request: HttpRequest, exchange: Exchange, within_s: float | None = None) -> HttpResponse:
         """Send a request and return its response, which may take as long as the server works. Raises NoAnswer."""
         redirects = 0
         while True:
@@ -158,8 +161,8 @@ class HttpLink:
             exchange.has_sent.clear()
             exchange.hold(connection.sock)
             try:
-                connection.sock.settimeout(answer_within_s)
-                self._write(connection, method, headers, body, exchange)
+                connection.sock.settimeout(within_s)
+                self._write(request, connection, exchange)
                 response = HttpResponse(self, exchange, connection)
             except _BROKEN as error:
                 exchange.hold(None)
@@ -175,19 +178,13 @@ class HttpLink:
             redirects += 1
             self._follow(response, is_last=redirects > MOST_REDIRECTS)
 
-    def _write(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        headers: HeaderTexts,
-        body: CollectedMessage | None,
-        exchange: Exchange,
-    ) -> None:
-        connection.putrequest(method, self._path)
-        all_headers = {"User-Agent": f"shotclock/{__version__}", **dict(self.endpoint.headers), **headers}
+    def _write(self, request: HttpRequest, connection: http.client.HTTPConnection, exchange: Exchange) -> None:
+        body = request.body
+        connection.putrequest(request.verb, self._path)
+        headers = {"User-Agent": f"shotclock/{__version__}", **dict(self.endpoint.headers), **request.headers}
         if body is not None:
-            all_headers["Content-Length"] = str(body.size)
-        for name, text in all_headers.items():
+            headers["Content-Length"] = str(body.size)
+        for name, text in headers.items():
             connection.putheader(name, text.encode("latin-1", "replace"))
         try:
             connection.endheaders(None if body is None else body.pieces())

@@ -11,14 +11,14 @@ from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION
 from ..messages import JsonObject, Message, encode, error_of, read_line, request_line
-from .connections import Exchange, HttpLink, HttpResponse, NoAnswer
+from .connections import Exchange, HttpLink, HttpRequest, HttpResponse, NoAnswer
 from .endpoint import Fate
 from .events import CollectedMessage, EventReader, MessageTooLarge
 from .headers import ConversationHeaders, HeaderTexts
 
 STDERR = 2
 
-SHORTEST_RETRY_MS, LONGEST_RETRY_MS = 50, 30_000
+SHORTEST_RETRY_MS, LONGEST_RETRY_MS = 200, 30_000
 MOST_RESUMPTIONS = 5
 EXCERPT = 200
 LONGEST_ERROR = 64 * 1024
@@ -102,7 +102,7 @@ class HttpRequests:
     def ask(self, exchange: RequestExchange) -> None:
         """Send a request and pass the messages of its answer on. Raises NoAnswer and MessageTooLarge."""
         within_s = LIST_LIMIT_S if exchange.is_own else None
-        response = self._link.send("POST", exchange.headers, exchange.body, exchange, within_s)
+        response = self._link.send(HttpRequest("POST", exchange.headers, exchange.body), exchange, within_s)
         if exchange.method == "initialize" and response.status == 200:
             session = response.header(SESSION)
             self._headers.session = session if session.isascii() and session.isprintable() else ""
@@ -121,7 +121,7 @@ class HttpRequests:
 
     def post(self, headers: HeaderTexts, body: CollectedMessage, within_s: float) -> str:
         """Send a notification or an answer. Return why the server refused it, if it did. Raises NoAnswer."""
-        response = self._link.send("POST", headers, body, Exchange(), within_s)
+        response = self._link.send(HttpRequest("POST", headers, body), Exchange(), within_s)
         if response.status < 400:
             response.finish()
             return ""
@@ -219,7 +219,8 @@ class HttpRequests:
             failed = 0 if reader.last_id != before else failed + 1
             if exchange.is_answered:
                 return
-            if not reader.last_id or exchange.is_modern or failed > MOST_RESUMPTIONS:
+            is_wanted = not exchange.is_cancelled and not exchange.is_modern
+            if not reader.last_id or not is_wanted or failed > MOST_RESUMPTIONS:
                 raise NoAnswer("CONNECTION_LOST", Fate.LOST, why)
             exchange.ended.wait(_retry_s(reader, failed))
 
@@ -247,7 +248,7 @@ class HttpRequests:
 
     def _open_stream(self, exchange: Exchange, last_id: str) -> HttpResponse:
         headers = self._headers.of_stream() | ({LAST_EVENT_ID: last_id} if last_id else {})
-        return self._link.send("GET", headers, None, exchange)
+        return self._link.send(HttpRequest("GET", headers), exchange)
 
     def _read_events(self, response: HttpResponse, reader: EventReader, exchange: RequestExchange | None) -> None:
         """Pass the messages of a stream on until it ends or has the answer. Raises NoAnswer and MessageTooLarge."""
