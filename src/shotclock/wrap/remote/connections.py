@@ -213,15 +213,16 @@ class HttpLink:
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self.endpoint.host, self.endpoint.port
         try:
+            proxy = None if self._tls is None else _find_proxy(host, port)
+            first = proxy or self.endpoint
             if self._tls is None:
-                connection = http.client.HTTPConnection(host, port, CONNECT_LIMIT_S)
-            elif (proxy := _find_proxy(host, port)) is None:
-                connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_LIMIT_S, context=self._tls)
+                connection = http.client.HTTPConnection(host, port, timeout=CONNECT_LIMIT_S)
             else:
-                self._via = f" through the proxy {proxy.origin}"
                 connection = http.client.HTTPSConnection(
-                    proxy.host, proxy.port, timeout=CONNECT_LIMIT_S, context=self._tls
+                    first.host, first.port, timeout=CONNECT_LIMIT_S, context=self._tls
                 )
+            if proxy is not None:
+                self._via = f" through the proxy {proxy.origin}"
                 connection.set_tunnel(host, port, {f"Proxy-{name}": text for name, text in proxy.headers})
             connection.connect()
         except _BROKEN as error:  # ValueError: a host name that cannot be encoded

@@ -35,21 +35,13 @@ HEADER_MISMATCH = -32020
 class RequestExchange(Exchange):
     """A request that waits for its answer."""
 
-    def __init__(
-        self,
-        message: Message,
-        body: CollectedMessage,
-        headers: HeaderTexts,
-        *,
-        is_modern: bool,
-        is_own: bool = False,
-    ) -> None:
+    def __init__(self, message: Message, body: CollectedMessage, headers: HeaderTexts, *, is_modern: bool) -> None:
         super().__init__()
         self.id, self.key, self.method = message.id, message.key, message.method
         self.body, self.headers = body, headers
         self.is_call = message.method == "tools/call"
-        self.is_modern, self.is_own = is_modern, is_own
-        self.is_answered = self.is_cancelled = False
+        self.is_modern = is_modern
+        self.is_own = self.is_answered = self.is_cancelled = False
         self.has_learned = False  # the list of tools was read for it
         self.result: object = None  # of a request of our own
 
@@ -174,7 +166,8 @@ class HttpRequests:
                 if (message := read_line(line)) is None:
                     break
                 headers = self._headers.of_message(message)
-                own = RequestExchange(message, CollectedMessage(line), headers, is_modern=True, is_own=True)
+                own = RequestExchange(message, CollectedMessage(line), headers, is_modern=True)
+                own.is_own = True
                 self.ask(own)
                 cursor = own.result.get("nextCursor") if isinstance(own.result, dict) else None
                 if cursor is None:
