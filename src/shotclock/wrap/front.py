@@ -13,7 +13,7 @@ from .catalogue import LastCatalogue
 from .gate import Gate
 from .lifecycle import ServerLife
 from .limits import ServerLimits
-from .lines import READ_SIZE, LineSplitter
+from .lines import LONGEST_CHECKED, READ_SIZE, LineSplitter
 from .requests import OnEnded, OnOpen
 from .server_process import ServerCommand
 from .session import ClientSession
@@ -51,7 +51,7 @@ class Front:
         )
         self._session.guard.on_open = on_open
         self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
-        self._splitter = LineSplitter()
+        self._splitter = LineSplitter() if gate is None else LineSplitter(LONGEST_CHECKED)
         self._is_client_open = True
         self._next_due_ns = 0
         self._poller = select.poll()

@@ -155,20 +155,6 @@ class Gate:
         except ValueError as error:
             self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
 
-    def refuse_long(self, message: Message) -> WrapFailure | None:
-        """Return why a long request may not be sent. Its arguments are not gathered, so they cannot be checked."""
-        if message.method not in self._methods:
-            return None
-        if self._lists.is_stale:
-            self._lists.read_if_stale()
-            what = "was not sent: the tools of the server are not known yet"
-            return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice="Call it again in a moment")
-        if (failure := self._refuse(message)) is not None or message.method != "tools/call":
-            return failure
-        name = str(message.params["name"])
-        verdict, why = self._rules.decide(name, None, self._lists.hints_of(name))
-        return _denied(why) if verdict is CallVerdict.DENY else None
-
     # --- people --------------------------------------------------------------------------------------------------
 
     def take_decisions(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 LONGEST_PARSED = 64 * 1024
+# Of a client, where a policy has to read the whole line. A longer one is refused.
+LONGEST_CHECKED = 4 * 1024 * 1024
 READ_SIZE = 64 * 1024
 # Held back of a long line until its end is known: enough for the members behind a large `params` or `result`.
 TAIL_SIZE = 2 * 1024
@@ -40,8 +42,9 @@ class LinePart(Enum):
 class LineSplitter:
     """Splitter of a stream into whole lines, and into pieces of those that are too long to be parsed."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, longest: int = LONGEST_PARSED) -> None:
+        self._longest = longest
+        self._rest = bytearray()
         self._is_long = False
 
     @property
@@ -50,23 +53,30 @@ class LineSplitter:
 
     def split(self, chunk: bytes) -> Iterator[tuple[LinePart, bytes]]:
         """Yield the pieces that are complete. The last piece of a line has its end of line."""
-        unread = self._rest + chunk
         start = 0
-        while (end := unread.find(b"\n", start)) >= 0:
-            yield from self._finish(unread[start : end + 1])
+        while (end := chunk.find(b"\n", start)) >= 0:
+            yield from self._finish(self._take_rest(chunk[start : end + 1]))
             start = end + 1
-        self._rest = unread[start:]
-        if self._is_long or len(self._rest) > LONGEST_PARSED:
-            piece, self._rest = self._rest[:-TAIL_SIZE], self._rest[-TAIL_SIZE:]
-            if piece:
+        self._rest += chunk[start:]
+        if self._is_long or len(self._rest) > self._longest:
+            rest = self._take_rest(b"")
+            self._rest += rest[-TAIL_SIZE:]
+            if piece := rest[:-TAIL_SIZE]:
                 yield (LinePart.MIDDLE if self._is_long else LinePart.START), piece
             self._is_long = True
+
+    def _take_rest(self, end: bytes) -> bytes:
+        if not self._rest:
+            return end
+        whole = bytes(self._rest + end)
+        self._rest.clear()
+        return whole
 
     def _finish(self, line: bytes) -> Iterator[tuple[LinePart, bytes]]:
         if self._is_long:
             self._is_long = False
             yield LinePart.END, line
-        elif len(line) > LONGEST_PARSED:
+        elif len(line) > self._longest:
             yield LinePart.START, line[:-TAIL_SIZE]
             yield LinePart.END, line[-TAIL_SIZE:]
         else:
@@ -74,7 +84,7 @@ class LineSplitter:
 
     def finish(self) -> Iterator[tuple[LinePart, bytes]]:
         """Yield the rest of a stream that ended without an end of line."""
-        rest, self._rest = self._rest, b""
+        rest = self._take_rest(b"")
         if rest or self._is_long:
             yield from self._finish(rest + b"\n")
 

@@ -91,22 +91,16 @@ class Rules:
         by_name = [rule for rule in self.rules if not rule.needs_hints]
         return [rule for rule in by_name if not any(rule.matches_tool(tool, {}) for tool in tools)]
 
-    def decide(self, tool: str, arguments: object, hints: Mapping[str, object]) -> tuple[CallVerdict, str]:
-        """Return the verdict on a call, and why, as the end of a sentence. `arguments` is None where they are unknown:
-        a rule that might match denies the call then."""
+    def decide(
+        self, tool: str, arguments: Mapping[str, object], hints: Mapping[str, object]
+    ) -> tuple[CallVerdict, str]:
+        """Return the verdict on a call, and why, as the end of a sentence."""
         if self.is_read_only and hints.get("readOnlyHint") is not True:
             return CallVerdict.DENY, "was denied: with --read-only, only tools that declare readOnlyHint are called"
         for rule in self.rules:
-            if not rule.matches_tool(tool, hints):
-                continue
-            if arguments is None and (rule.verdict is CallVerdict.ASK or rule.arguments):
-                if rule.verdict is CallVerdict.ALLOW:
-                    continue
-                return CallVerdict.DENY, f"was denied: it is too long to be checked by the rule '{rule}'"
-            if rule.matches_arguments(arguments if isinstance(arguments, dict) else {}):
-                return rule.verdict, f"was denied by the rule '{rule}'" if rule.verdict is CallVerdict.DENY else str(
-                    rule
-                )
+            if rule.matches_tool(tool, hints) and rule.matches_arguments(arguments):
+                is_denied = rule.verdict is CallVerdict.DENY
+                return rule.verdict, f"was denied by the rule '{rule}'" if is_denied else str(rule)
         return CallVerdict.ALLOW, ""
 
 
