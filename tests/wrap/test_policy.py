@@ -116,6 +116,12 @@ def test_the_first_rule_that_matches_counts() -> None:
         ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {}, deny),
         ([(deny, "write path=/etc/*")], "write", unknown, {"path": "/tmp/a", "Path": "/etc/b"}, deny),
         ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/a", "PATH": "/etc/b"}, deny),
+        ([(deny, "write paths=/etc/*")], "write", unknown, {"paths": ' ["/tmp/a", "/etc/b"]'}, deny),
+        ([(deny, "read path=/etc/passwd")], "read", unknown, {"path": "/etc/passwd\0.txt"}, deny),
+        ([(allow, "read path=*.txt"), (deny, "*")], "read", unknown, {"path": "/etc/passwd\0.txt"}, deny),
+        ([(deny, "write")], "Write", unknown, {}, deny),
+        ([(deny, "write")], " write\0", unknown, {}, deny),
+        ([(allow, "write"), (deny, "*")], "Write", unknown, {}, deny),
         ([(deny, "* force=true")], "push", unknown, {"force": True}, deny),
         ([(deny, "write path=/etc/* mode=w")], "write", unknown, {"path": "/etc/a", "mode": "r"}, allow),
     ]

@@ -29,6 +29,9 @@ class Lines:
     def write_piece(self, part: LinePart, piece: bytes) -> None:
         self.lines.append(piece)
 
+    def break_line(self) -> None:
+        self.lines.append(b"\n")
+
 
 class ReadyServer:
     """A server that takes every line and is never started again."""

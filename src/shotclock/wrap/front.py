@@ -89,8 +89,9 @@ class Front:
             wanted[self._gate_fd] = select.POLLIN
         process, writer = self._life.process, self._life.writer
         is_server_behind = writer is not None and writer.is_full
-        if self._is_client_open and not is_server_behind and not self._session.is_client_paused:
-            wanted[CLIENT_IN] = select.POLLIN
+        if self._is_client_open:
+            is_paused = is_server_behind or self._session.is_client_paused or self._client.is_full
+            wanted[CLIENT_IN] = select.POLLRDHUP if is_paused else select.POLLIN  # its end is seen in any case
         if not self._client.is_broken:
             wanted[CLIENT_OUT] = select.POLLOUT if self._client.has_unwritten else 0  # 0: its reader may leave
         if self._notes.has_unwritten:

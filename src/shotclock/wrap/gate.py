@@ -230,15 +230,19 @@ class Gate:
             self._take_again(request)
 
     def must_see(self, message: Message) -> bool:
-        """Return whether a long answer has to be read whole: it may be a list, if its id follows at the end."""
-        if not message.is_answer:
-            return False
-        if message.key is None:
-            return self._lists.may_be_answered or any(self._is_screened(each) for each in self._guard.requests)
-        request = self._guard.requests.find(message.key)
-        return self._memory.is_own(message.id) or (request is not None and self._is_screened(request))
+        """Return whether a long line has to be read whole: it may turn out to be a list."""
+        if self.checks_answers and any(self.screens(each) for each in self._guard.requests):
+            return True
+        return message.is_answer and (
+            self._lists.may_be_answered if message.key is None else self._memory.is_own(message.id)
+        )
 
-    def _is_screened(self, request: ClientRequest) -> bool:
+    @property
+    def checks_answers(self) -> bool:
+        """Return whether no line of the server may be read differently by the client."""
+        return self._lock is not None
+
+    def screens(self, request: ClientRequest) -> bool:
         return self._lock is not None and request.method in SCREENED
 
     def screen(self, request: ClientRequest, message: Message) -> bytes:

@@ -26,6 +26,8 @@ _ERROR_IN_TAIL = re.compile(
     rb'[,{]\s*"isError"\s*:\s*(true|false)\s*(?:,\s*"resultType"\s*:\s*"[^"\\]*"\s*)?\}\s*'
     rb'(?:,\s*(?:"id"\s*:\s*' + _ID + rb"\s*|" + _PLAIN + rb"))*\}\s*\Z"
 )
+_STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_BETWEEN = re.compile(rb'[^"{}\[\]]*+')
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 
@@ -87,6 +89,58 @@ class LineSplitter:
         rest = self._take_rest(b"")
         if rest or self._is_long:
             yield from self._finish(rest + b"\n")
+
+
+class Outline:
+    """The outermost object of a long line, with 0 in place of each list and object inside."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._depth = 0
+        self._is_in_string = False
+        self._escape = b""  # a backslash at the end of a piece
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the object has ended, so that its reader may act on it."""
+        return self._depth <= 0
+
+    @property
+    def text(self) -> bytes:
+        """Return the object; nothing if its own members are too long."""
+        return bytes(self._text) if len(self._text) <= TAIL_SIZE else b""
+
+    def add(self, piece: bytes) -> None:
+        piece, at = self._escape + piece, 0
+        self._escape = b""
+        if b"\r" in piece.rstrip(b"\r\n"):
+            self._text += b"\r"
+        while at < len(piece):
+            match = (_STRING_REST if self._is_in_string else _BETWEEN).match(piece, at)
+            end = at if match is None else match.end()
+            self._keep(piece[at:end])
+            mark = piece[end : end + 1]
+            if mark == b"\\":
+                self._escape = mark
+            elif mark == b'"':
+                self._is_in_string = not self._is_in_string
+                self._keep(mark)
+            elif mark:
+                self._note_bracket(mark)
+            at = end + 1
+
+    def _note_bracket(self, mark: bytes) -> None:
+        if mark in b"{[":
+            self._keep(b"0" if self._depth else mark)
+            self._depth += 1
+        else:
+            self._depth -= 1
+            if self._depth <= 0:
+                self._text += mark
+
+    def _keep(self, text: bytes) -> None:
+        if self._depth <= 1 and len(self._text) <= TAIL_SIZE:
+            self._text += text
 
 
 def read_head(head: bytes) -> dict[str, object]:

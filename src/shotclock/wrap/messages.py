@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from ..core.json_values import is_deeper_than
 from ..core.value_types import record
 from .lines import read_head, replace_id_in_head, replace_id_in_tail
 
 # `1` and `"1"` are two ids, and in Python 1 == True == 1.0: the type is part of the key.
 Key = tuple[str, object]
 JsonObject = dict[str, object]
+DEPTH_READ = 900
 
 # A request that stays open for hours: its answer is the end of a subscription.
 LISTEN = "subscriptions/listen"
@@ -108,6 +110,9 @@ def read_line(line: bytes) -> Message | None:
     except (ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("jsonrpc") != "2.0":
+        return None
+    # It must be possible to write what was read, and the encoder has the same limit.
+    if line.count(b"[") + line.count(b"{") > DEPTH_READ and is_deeper_than(DEPTH_READ, content):
         return None
     return _message(line, content, is_long=False)
 

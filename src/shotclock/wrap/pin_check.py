@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .approvals import InboxQuestion, InboxThread, QuestionEnd
 
 GREETINGS = ("initialize", DISCOVER)
+# Changes that are reported by one process. A server that changes its tools all the time exhausts this.
+MOST_NOTED = 10_000
 # Requests whose answers are checked.
 SCREENED = (*KINDS, *GREETINGS)
 # Requests that use a pinned object, or may use one.
@@ -167,7 +169,7 @@ class PinCheck:
     def _note_change(self, change: Change) -> None:
         """Report a change once, and ask about it where that is wanted."""
         seen = digest_of([change.kind.name, change.name, change.now])
-        if seen in self._noted:
+        if seen in self._noted or len(self._noted) >= MOST_NOTED:
             return
         self._noted.add(seen)
         self._note(f"shotclock: blocked: {change}. Compare with {self._lock.path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +44,11 @@ class Rule:
 
     def matches_tool(self, tool: str, hints: Mapping[str, object]) -> bool:
         test = _ANNOTATIONS.get(self.tools)
-        return fnmatchcase(tool, self.tools) if test is None else test(hints)
+        if test is not None:
+            return test(hints)
+        # Some servers do not distinguish `delete` from `Delete`, or end a name at NUL.
+        is_like = fnmatchcase(tool.casefold().partition("\0")[0].strip(), self.tools.casefold())
+        return fnmatchcase(tool, self.tools) or (is_like and self.verdict is not CallVerdict.ALLOW)
 
     def matches_arguments(self, arguments: Mapping[str, object]) -> bool:
         """Compare every way to write a name and a value. To allow, all have to match; otherwise one is enough."""
@@ -61,14 +66,23 @@ class Rule:
 
 
 def _texts_of(argument: object) -> list[str]:
-    """Return the texts that a pattern is compared with: each item of a list, and a path also in plain form."""
+    """Return the texts that a pattern is compared with: each item of a list, and a path also in plain form.
+
+    Many servers read a list also from a text with JSON, and some end a text at NUL.
+    """
     if isinstance(argument, list):
         return [text for item in argument for text in _texts_of(item)]
     text = argument if isinstance(argument, str) else json.dumps(argument, sort_keys=True)
-    if "/" not in text:
-        return [text]
-    plain = posixpath.normpath(text)
-    return [text, "/" + plain.lstrip("/") if plain.startswith("/") else plain]
+    texts = [text]
+    if "\0" in text:
+        texts += _texts_of(text.partition("\0")[0])
+    if text.lstrip()[:1] == "[":
+        with contextlib.suppress(ValueError, RecursionError):
+            texts += _texts_of(json.loads(text))
+    if "/" in text:
+        plain = posixpath.normpath(text)
+        texts.append("/" + plain.lstrip("/") if plain.startswith("/") else plain)
+    return texts
 
 
 @value

@@ -7,6 +7,7 @@ and `long_answers`. docs/design.md: R75.
 from __future__ import annotations
 
 from ..core.clocks import NS_PER_MS
+from ..core.errors import Ending
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .catalogue import LastCatalogue
@@ -232,9 +233,24 @@ class ClientSession:
         if part is not LinePart.WHOLE:
             self._long_answers.take(part, piece)
         elif (message := read_line(piece)) is not None:
-            self._take_server_message(message)
+            if self._gate is not None and self._gate.checks_answers and read_strictly(piece) is None:
+                self.refuse_answer(message, piece)
+            else:
+                self._take_server_message(message)
         elif piece.strip():
             self.take_noise(piece)
+
+    def refuse_answer(self, message: Message, line: bytes) -> None:
+        """Refuse a message that the client may read differently, while definitions are pinned."""
+        self._server.heard(message)
+        why = "a message that is ambiguous in its keys, which cannot be checked"
+        request = self.requests.find(message.key) if message.is_answer else None
+        if request is not None and request.state is not RequestState.HELD:
+            self.guard.fail(request, WrapFailure("RESULT_INVALID", f"was answered with {why}", Ending.FINISHED))
+        elif self.memory.is_own(message.id) and self._gate is not None:
+            self._gate.fail_list(message.id, f"it was answered with {why}")
+        else:
+            self.take_noise(line)
 
     def take_noise(self, line: bytes) -> None:
         self.noise_lines += 1
@@ -253,14 +269,14 @@ class ClientSession:
 
     def _take_server_answer(self, message: Message) -> None:
         request = self.requests.find(message.key)
-        if message.key is None:  # an error about a line that could not be read
+        if message.id is None and message.is_error:  # about a line that could not be read
             self._client.write_line(message.line)
         elif self.memory.is_own(message.id):
             self._revisions.take_own_answer(message)
             if self._gate is not None:
                 self._gate.take_own_answer(message)
         elif request is None or request.state is RequestState.HELD:
-            if not self.requests.was_answered(message.key):
+            if message.key is None or not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
         elif self._revisions.take(request, message):
             pass
