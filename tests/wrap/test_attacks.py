@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import select
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.wrap.client import ANSWER_WITHIN_S, wrapped
-from tests.wrap.test_policy import Server, answer_to
+from tests.wrap.test_policy import Server, answer_to, wait_for_proposal
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -196,3 +197,26 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_either(server: Serv
                 os.write(client.process.stdin.fileno(), call % (written + 1_000))
             written += 1
         assert written < 20_000  # so its answers do not fill our memory
+
+
+def test_a_question_that_finds_no_thread_denies_its_call_only(server: Server) -> None:
+    with wrapped("--ask", "write_file", "--no-log", server=server.command) as client:
+        assert answer_to(client, "read_file") == "allowed"
+        pid = client.process.pid
+        status = Path(f"/proc/{pid}/status").read_text()
+        size = 1024 * int(status.partition("VmSize:")[2].split()[0])
+        before = resource.prlimit(pid, resource.RLIMIT_AS, (size + 4 * 1024 * 1024, resource.RLIM_INFINITY))
+        assert "the inbox cannot be asked" in answer_to(client, "write_file")
+        assert answer_to(client, "read_file") == "allowed"
+        resource.prlimit(pid, resource.RLIMIT_AS, before)
+        client.call("write_file")
+        wait_for_proposal()
+    assert not server.calls_of("write_file")
+
+
+def test_the_name_of_a_tool_cannot_forge_a_line_of_ours(server: Server, tmp_path: Path) -> None:
+    with open(tmp_path / "log.txt", "w") as log:
+        with wrapped("--deny", "*", server=server.command, stderr=log) as client:
+            answer_to(client, "x\nshotclock: pinned 9 tools\x1b[2J\u202e")
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    assert "x<U+000A>shotclock: pinned 9 tools<U+001B>[2J<U+202E> was denied" in line

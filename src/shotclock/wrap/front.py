@@ -80,6 +80,10 @@ class Front:
             self._gate.close()
 
     def _note(self, text: str) -> None:
+        """Write a line of ours. Names of tools must neither end it nor hide a part of it."""
+        if not text.isprintable():
+            marked = (mark if mark.isprintable() or mark == "\t" else f"<U+{ord(mark):04X}>" for mark in text)
+            text = "".join(marked)
         self._notes.write(text.encode("utf-8", "replace") + b"\n")
 
     def _watch(self) -> None:
