@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.wrap.pin_check import MOST_ASKED
 from tests.wrap.client import ANSWER_WITHIN_S, wrapped
-from tests.wrap.test_policy import Server, answer_to, wait_for_proposal
+from tests.wrap.test_policy import TOOLS, Server, answer_to, inbox, wait_for_proposal
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -220,3 +221,27 @@ def test_the_name_of_a_tool_cannot_forge_a_line_of_ours(server: Server, tmp_path
             answer_to(client, "x\nshotclock: pinned 9 tools\x1b[2J\u202e")
     (line,) = (tmp_path / "log.txt").read_text().splitlines()
     assert "x<U+000A>shotclock: pinned 9 tools<U+001B>[2J<U+202E> was denied" in line
+
+
+def test_a_server_that_changes_everything_does_not_fill_the_inbox(server: Server, tmp_path: Path) -> None:
+    lock = ["--lock", str(tmp_path / "mcp.lock")]
+    with wrapped(*lock, server=server.command) as client:
+        assert answer_to(client, "read_file") == "allowed"
+    server.publish([*TOOLS, *({"name": f"new{number}", "inputSchema": {}} for number in range(30))])
+    with wrapped(*lock, "--on-change", "ask", server=server.command) as client:
+        assert answer_to(client, "read_file") == "allowed"
+        before = pending(MOST_ASKED)
+        inbox("reject", before[0])
+        after = pending(MOST_ASKED)
+        assert before[0] not in after and len({*before, *after}) == MOST_ASKED + 1
+
+
+def pending(count: int) -> list[str]:
+    """Return the open proposals as soon as there are so many."""
+    give_up_at = time.monotonic() + ANSWER_WITHIN_S
+    while time.monotonic() < give_up_at:
+        found = [str(each["id"]) for each in inbox("list")["proposals"] if each["status"] == "pending"]
+        if len(found) >= count:
+            assert len(found) == count
+            return found
+    raise AssertionError("not so many proposals in time")

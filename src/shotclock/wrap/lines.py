@@ -27,6 +27,7 @@ _ERROR_IN_TAIL = re.compile(
     rb'(?:,\s*(?:"id"\s*:\s*' + _ID + rb"\s*|" + _PLAIN + rb"))*\}\s*\Z"
 )
 _STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_INSIDE = re.compile(rb'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
 _BETWEEN = re.compile(rb'[^"{}\[\]]*+')
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
@@ -116,7 +117,8 @@ class Outline:
         if b"\r" in piece.rstrip(b"\r\n"):
             self._text += b"\r"
         while at < len(piece):
-            match = (_STRING_REST if self._is_in_string else _BETWEEN).match(piece, at)
+            between = _INSIDE if self._depth > 1 else _BETWEEN
+            match = (_STRING_REST if self._is_in_string else between).match(piece, at)
             end = at if match is None else match.end()
             self._keep(piece[at:end])
             mark = piece[end : end + 1]
