@@ -245,3 +245,15 @@ def pending(count: int) -> list[str]:
             assert len(found) == count
             return found
     raise AssertionError("not so many proposals in time")
+
+
+def test_an_approval_covers_all_parameters_of_a_call(server: Server) -> None:
+    with wrapped("--ask", "write_file", "--ask-wait", "300ms", server=server.command) as client:
+        params = {"name": "write_file", "arguments": {}, "_meta": {"progressToken": 1}}
+        client.receive(client.request("tools/call", params))
+        inbox("approve", wait_for_proposal())
+        client.receive(client.request("tools/call", {**params, "inputResponses": {"path": "/etc/passwd"}}))
+        assert not server.calls_of("write_file")
+        assert "/etc/passwd" in json.dumps(inbox("show", wait_for_proposal()))
+        client.receive(client.request("tools/call", {**params, "_meta": {"progressToken": 2}}))
+        assert server.calls_of("write_file") == [{}]

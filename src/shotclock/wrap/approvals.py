@@ -267,6 +267,7 @@ def _call_request(server: Mapping[str, object], call: CallToAsk) -> ProposalRequ
         surroundings={
             **server,
             "definition of the tool": f"sha256 {digest_of(definition)}",
+            **({"other parameters": call.others} if call.others else {}),
             **NOT_BOUND,
         },
         dispatched=True,

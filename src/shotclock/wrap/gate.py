@@ -136,7 +136,7 @@ class Gate:
         if request.approval and request.definition != digest_of(self._lists.tool(request.tool)):
             self._guard.fail(request, changed_meanwhile(request.approval))
             return False
-        if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, arguments):
+        if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, message.params):
             what = "was denied: its arguments are no object, or nested too deep to be checked"
             self._guard.fail(request, _denied(what))
             return False
@@ -144,14 +144,17 @@ class Gate:
         if verdict is CallVerdict.DENY:
             self._guard.fail(request, _denied(why))
         elif verdict is CallVerdict.ASK and not request.approval and self._asked is not None:
-            self._ask_first(self._asked, request, arguments, why)
+            others = {key: item for key, item in message.params.items() if key not in ("name", "arguments", "_meta")}
+            self._ask_first(self._asked, request, arguments, why, others)
         else:
             return True
         return False
 
-    def _ask_first(self, asked: AskedCalls, request: ClientRequest, arguments: JsonObject, rule: str) -> None:
+    def _ask_first(
+        self, asked: AskedCalls, request: ClientRequest, arguments: JsonObject, rule: str, others: JsonObject
+    ) -> None:
         try:
-            asked.ask(request, arguments, rule)
+            asked.ask(request, arguments, rule, others)
         except ValueError as error:
             self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
 
