@@ -1,0 +1,193 @@
+"""Published servers give the same answers to their clients with and without `shotclock wrap`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.published_servers import FOLDER, SERVERS, PublishedServer, prepare
+from tests.wrap.client import RawClient, connected
+
+pytestmark = pytest.mark.timeout(300)
+each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
+CLIENT_S = 120.0  # of one client with all of its steps, on a busy machine
+WRAP = [str(Path(sys.executable).parent / "shotclock"), "wrap", "--"]
+PAGE = b"<!doctype html><title>A page</title><h1>Hello</h1><p>Some text with a <a href='/x'>link</a>.</p>"
+HERE = Path(__file__).parent
+FULL = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {"listChanged": True}}
+METHODS = {
+    "tools": "tools/list",
+    "prompts": "prompts/list",
+    "resources": "resources/list",
+    "templates": "resources/templates/list",
+    "call": "tools/call",
+    "prompt": "prompts/get",
+    "read": "resources/read",
+    "subscribe": "resources/subscribe",
+    "level": "logging/setLevel",
+}
+ANSWERS = {
+    "sampling/createMessage": {
+        "role": "assistant",
+        "content": {"type": "text", "text": "sampled"},
+        "model": "scripted",
+    },
+    "elicitation/create": {"action": "accept", "content": {"name": "Ada", "check": True}},
+    "roots/list": {"roots": [{"uri": "file:///project", "name": "project"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    """A page on loopback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            found = self.path == "/"
+            self.send_response(200 if found else 404)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(PAGE if found else b"nothing here")
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def without_what_varies(server: PublishedServer, text: str) -> str:
+    for pattern in server.varies:
+        text = re.sub(pattern, "VARIES", text)
+    return text
+
+
+def both_ways(server: PublishedServer, tmp_path: Path, site: str, *, full: bool) -> Iterator[dict[str, Any]]:
+    """Yield the plan of a client, first for the server itself, then for the wrapped one."""
+    for front in ([], WRAP):
+        place = tmp_path / "place"
+        prepare(place)
+        yield server.plan([*front, *server.argv(place)], place, site, full=full)
+
+
+# --- a client that sees the bytes
+
+
+def params_of(step: list[Any]) -> dict[str, Any]:
+    match step:
+        case ["call" | "prompt", name, arguments]:
+            return {"name": name, "arguments": arguments, "_meta": {"progressToken": "p"}}
+        case ["read" | "subscribe", uri]:
+            return {"uri": uri}
+        case ["level", level]:
+            return {"level": level}
+        case _:
+            return {}
+
+
+def answer(client: RawClient, id: Any) -> None:
+    """Read until the answer of a request has come, and answer the server's own requests."""
+    while True:
+        line = client.next_line(CLIENT_S)
+        assert line, "the stream ended"
+        message = json.loads(line)
+        if message.get("method") in ANSWERS:
+            client.send(id=message["id"], result=ANSWERS[message["method"]])
+        elif "method" not in message and message["id"] == id:
+            return
+
+
+def lines_of(plan: dict[str, Any]) -> list[bytes]:
+    with connected(plan["command"], subprocess.DEVNULL) as client:
+        greeting = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": FULL if plan["full"] else {},
+            "clientInfo": {"name": "raw", "version": "1"},
+        }
+        answer(client, client.request("initialize", greeting))
+        client.send(method="notifications/initialized")
+        for step in plan["steps"]:
+            answer(client, client.request(METHODS[step[0]], params_of(step)))
+        return client.lines
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["bare", "full"])
+@each_server
+def test_every_line_reaches_a_client_byte_for_byte(
+    server: PublishedServer, full: bool, tmp_path: Path, site: str
+) -> None:
+    direct, wrapped = (
+        [without_what_varies(server, line.decode()) for line in lines_of(plan)]
+        for plan in both_ways(server, tmp_path, site, full=full)
+    )
+    assert wrapped == direct
+    tools = next(json.loads(line)["result"]["tools"] for line in direct if '"tools":[{' in line.replace(": ", ":"))
+    expected = server.full_tools if full else server.tools
+    assert tools and (not expected or len(tools) == expected)
+
+
+# --- clients of the SDKs
+
+CLIENTS = {
+    "python-1": [str(FOLDER / "python-1/bin/python"), str(HERE / "sdk_client.py")],
+    "python-2": [sys.executable, str(HERE / "sdk_client.py")],
+    "typescript-1": ["node", str(FOLDER / "sdk_client.mjs"), "1"],
+    "typescript-2": ["node", str(FOLDER / "sdk_client.mjs"), "2"],
+}
+
+
+def seen_by(client: str, plan: dict[str, Any]) -> dict[str, Any]:
+    shutil.copy(HERE / "sdk_client.mjs", FOLDER)  # Node.js looks for packages beside the script
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([*CLIENTS[client], json.dumps(plan)], env=environ, capture_output=True, timeout=CLIENT_S)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+def is_last_progress(notice: Any) -> bool:
+    """Return whether a client may miss this notice: the SDKs drop progress that comes together with the answer."""
+    match notice:
+        case ["progress", value, total, _]:
+            return bool(value == total)
+        case ["progress", {"progress": value, "total": total}]:
+            return bool(value == total)
+        case {"method": "notifications/progress"}:
+            return True  # the first generation of Python shows progress twice
+        case _:
+            return False
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@each_server
+def test_a_client_of_an_sdk_notices_nothing(server: PublishedServer, client: str, tmp_path: Path, site: str) -> None:
+    for full in (False, True):
+        sides = []
+        for plan in both_ways(server, tmp_path, site, full=full):
+            seen = json.loads(without_what_varies(server, json.dumps(seen_by(client, plan))))
+            seen["notices"] = sorted(json.dumps(notice) for notice in seen["notices"] if not is_last_progress(notice))
+            sides.append(seen)
+        assert sides[1] == sides[0]
+        assert len(sides[0]["answers"]) == len(plan["steps"])
+        if server.name == "everything":
+            assert len(sides[0]["answers"][0]["tools"]) == (server.full_tools if full else server.tools)
+            assert len(sides[0]["questions"]) == (3 if full else 0)
+            text = "".join(sides[0]["notices"])
+            assert all(word in text for word in ("progress", "notifications/message", "resources/updated"))
