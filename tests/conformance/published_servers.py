@@ -25,7 +25,9 @@ PYTHON_SERVERS = (
 PYTHON_1 = ("mcp==1.30.0",)
 TYPESCRIPT_SDKS = ("@modelcontextprotocol/sdk@1.32.2", "@modelcontextprotocol/client@2.4.0")
 NODE = "node@22.23.3"  # for the conformance suite, which does not run on Node.js 20
-SUITE = "@modelcontextprotocol/conformance@0.1.16"
+SUITES = {"0.1.16": "@modelcontextprotocol/conformance", "0.2.0-alpha.12": "conformance-next"}
+"""The conformance suites by version: the stable one, and the next one under another name."""
+SUITE_PACKAGES = tuple(f"{name}@npm:@modelcontextprotocol/conformance@{version}" for version, name in SUITES.items())
 INSTALL_S = 600.0
 GIT_S = 30.0
 CHROMIUM = next(
@@ -49,6 +51,10 @@ class PublishedServer:
     tools: int = 0
     full_tools: int = 0
     varies: tuple[str, ...] = ()
+    probe: str = ""
+    """The tool of the kill matrix, called as in the steps."""
+    timeout_s: float = 3.0
+    """The limit of that call, in which a new server has to start on a busy machine."""
 
     def argv(self, place: Path) -> list[str]:
         return [_fill(word, place, "") for word in self.command]
@@ -104,6 +110,7 @@ SERVERS = (
         tools=13,
         full_tools=17,
         varies=(r"\d{1,2}:\d\d:\d\d [AP]M", r"UmVzb3VyY2U[\w+/=]*"),  # a time, also in base64
+        probe="echo",
     ),
     PublishedServer(
         "filesystem",
@@ -118,6 +125,7 @@ SERVERS = (
             ["call", "read_text_file", {"path": "/etc/passwd"}],
             ["call", "list_allowed_directories", {}],
         ),
+        probe="list_directory",
     ),
     PublishedServer(
         "memory",
@@ -132,6 +140,7 @@ SERVERS = (
             ["call", "delete_entities", {"entityNames": ["Ada"]}],
             ["call", "read_graph", {}],
         ),
+        probe="read_graph",
     ),
     PublishedServer(
         "sequential-thinking",
@@ -145,6 +154,7 @@ SERVERS = (
             ]
             for number in (1, 2, 3)
         ),
+        probe="sequentialthinking",
     ),
     PublishedServer(
         "playwright",
@@ -169,6 +179,8 @@ SERVERS = (
             ["call", "browser_close", {}],
         ),
         varies=(r"page-\d{4}-[-\dTZ]*",),
+        probe="browser_evaluate",
+        timeout_s=8.0,
     ),
     PublishedServer(
         "git",
@@ -183,6 +195,7 @@ SERVERS = (
             ["call", "git_show", {"repo_path": "PLACE", "revision": "HEAD"}],
             ["call", "git_show", {"repo_path": "PLACE", "revision": "nowhere"}],
         ),
+        probe="git_status",
     ),
     PublishedServer(
         "time",
@@ -194,18 +207,21 @@ SERVERS = (
             ["call", "convert_time", {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}],
         ),
         varies=(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",),
+        probe="convert_time",
     ),
     PublishedServer(
         "fetch",
         "mcp-server-fetch",
-        ("FOLDER/python/bin/mcp-server-fetch",),
+        ("FOLDER/python/bin/mcp-server-fetch", "--allow-private-ips"),
         (
             ["prompts"],
-            ["call", "fetch", {"url": "SITE"}],
+            ["call", "fetch", {"url": "SITE/plain"}],
             ["call", "fetch", {"url": "SITE", "raw": True, "max_length": 20}],
             ["call", "fetch", {"url": "SITE/missing"}],
-            ["prompt", "fetch", {"url": "SITE"}],
+            ["prompt", "fetch", {"url": "SITE/plain"}],
         ),
+        probe="fetch",
+        timeout_s=8.0,
     ),
 )
 
@@ -239,6 +255,6 @@ def install(folder: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "npm":
-        print(*(server.package for server in SERVERS if "@" in server.package), *TYPESCRIPT_SDKS, NODE, SUITE)
+        print(*(server.package for server in SERVERS if "@" in server.package), *TYPESCRIPT_SDKS, NODE, *SUITE_PACKAGES)
     else:
         install(Path(sys.argv[1]))

@@ -8,9 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ pytestmark = pytest.mark.timeout(300)
 each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
 CLIENT_S = 120.0  # of one client with all of its steps, on a busy machine
 WRAP = [str(Path(sys.executable).parent / "shotclock"), "wrap", "--"]
-PAGE = b"<!doctype html><title>A page</title><h1>Hello</h1><p>Some text with a <a href='/x'>link</a>.</p>"
 HERE = Path(__file__).parent
 FULL = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {"listChanged": True}}
 METHODS = {
@@ -46,31 +43,6 @@ ANSWERS = {
     "elicitation/create": {"action": "accept", "content": {"name": "Ada", "check": True}},
     "roots/list": {"roots": [{"uri": "file:///project", "name": "project"}]},
 }
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    """A page on loopback."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            found = self.path == "/"
-            self.send_response(200 if found else 404)
-            self.send_header("content-type", "text/html")
-            self.end_headers()
-            self.wfile.write(PAGE if found else b"nothing here")
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
 
 
 def without_what_varies(server: PublishedServer, text: str) -> str:

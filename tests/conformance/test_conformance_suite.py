@@ -1,0 +1,140 @@
+"""The MCP conformance suite gives the same result with and without `shotclock wrap`, scenario by scenario.
+
+Servers: one server of the SDK over HTTP, the same over stdio behind `wrap --http`, and the first one behind
+`wrap --url --http`. Clients: one client of the SDK that speaks HTTP to the suite, and the same over stdio to
+`wrap --url`. Scenarios of authorisation are left out: the wrap sends headers that it is given, and is no OAuth client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.published_servers import FOLDER, SUITES
+from tests.conformance.results import record
+
+pytestmark = pytest.mark.timeout(400)
+each_suite = pytest.mark.parametrize("suite", SUITES)
+HERE = Path(__file__).parent
+SHOTCLOCK = str(Path(sys.executable).parent / "shotclock")
+SUITE_SERVER = [sys.executable, str(HERE / "suite_server.py")]
+READY_S = 60.0  # of an interpreter or two on a busy machine
+ENDED_S = 20.0
+SUITE_S = 300.0
+POLL_S = 0.05
+CLIENT_SCENARIOS = {
+    "0.1.16": ("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry"),
+    "0.2.0-alpha.12": (
+        *("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry"),
+        *("request-metadata", "sep-2322-client-request-state"),
+        *("http-standard-headers", "http-custom-headers", "http-invalid-tool-headers"),
+        *("json-schema-ref-no-deref", "json-schema-2020-12-preservation"),
+    ),
+}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+"""Scenarios that differ by their nature: side and scenario, and the reason."""
+Checks = dict[str, list[tuple[str, str]]]
+"""The checks of each scenario, with their status."""
+
+
+def conformance(suite: str, words: list[str], output: Path, limit_s: float = SUITE_S) -> Checks:
+    """Run the suite and return its checks."""
+    program = FOLDER / "node_modules" / SUITES[suite] / "dist" / "index.js"
+    node = FOLDER / "node_modules" / ".bin" / "node"
+    output.mkdir()
+    with open(output / "log", "wb") as log:
+        subprocess.run([node, program, *words, "-o", output], cwd=output, stdout=log, stderr=log, timeout=limit_s)
+    seen: Checks = {}
+    for file in sorted(output.rglob("checks.json")):
+        folder = str(file.parent.relative_to(output))
+        scenario = re.sub(r"-\d{4}-\d\d-\d\dT[-\dZ]+$", "", folder).removeprefix("server-")
+        checks = [(check["id"], check["status"]) for check in json.loads(file.read_text())]
+        seen[scenario] = sorted(check for check in checks if check[1] != "INFO")
+    assert seen, (output / "log").read_text()[-3000:]
+    return seen
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def listening(argv: list[str], port: int, log: Path) -> Iterator[str]:
+    """Start a server of that port, and yield its address."""
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    with open(log, "wb") as output:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ)
+    try:
+        give_up_at = time.monotonic() + READY_S
+        while True:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < give_up_at, "the server does not listen"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(POLL_S)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        try:
+            process.wait(ENDED_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(ENDED_S)
+
+
+def count(checks: list[tuple[str, str]]) -> str:
+    bad = [id for id, status in checks if status != "SUCCESS"]
+    return f"{len(checks) - len(bad)} of {len(checks)}"
+
+
+def compare(table: str, sides: dict[str, Checks]) -> None:
+    """Record every scenario, and fail with all that differ from the direct side."""
+    direct, differences = sides["direct"], []
+    for side, seen in sides.items():
+        for scenario in direct:
+            record(table, scenario, side, count(seen.get(scenario, [])))
+            if seen.get(scenario) != direct[scenario] and (side, scenario) not in EXCEPTIONS:
+                only = [check for check in seen.get(scenario, []) if check not in direct[scenario]]
+                differences.append(f"{side}: {scenario}: {only}")
+    assert not differences, "\n".join(differences)
+
+
+@each_suite
+def test_a_server_gives_the_same_result(suite: str, tmp_path: Path) -> None:
+    sides = {}
+    words = ["server", "--suite", "all", "--url"]
+    port, front = free_port(), free_port()
+    wrap = [SHOTCLOCK, "wrap", "--http", f"127.0.0.1:{front}"]
+    with listening([*SUITE_SERVER, str(port)], port, tmp_path / "direct.log") as direct:
+        sides["direct"] = conformance(suite, [*words, direct], tmp_path / "direct")
+        with listening([*wrap, "--url", direct], front, tmp_path / "url.log") as url:
+            sides["wrap --url --http"] = conformance(suite, [*words, url], tmp_path / "url")
+    with listening([*wrap, "--", *SUITE_SERVER], front, tmp_path / "http.log") as url:
+        sides["wrap --http"] = conformance(suite, [*words, url], tmp_path / "http")
+    compare(f"servers {suite}", sides)
+
+
+@each_suite
+def test_a_client_gives_the_same_result(suite: str, tmp_path: Path) -> None:
+    sides: dict[str, Checks] = {}
+    for side, front in (("direct", []), ("wrap --url", [SHOTCLOCK, "wrap", "--url"])):
+        sides[side] = {}
+        command = shlex.join([sys.executable, "-W", "ignore", str(HERE / "suite_client.py"), *front])
+        for scenario in CLIENT_SCENARIOS[suite]:
+            words = ["client", "--command", command, "--scenario", scenario]
+            sides[side] |= conformance(suite, words, tmp_path / f"{side}-{scenario}")
+    compare(f"clients {suite}", sides)
