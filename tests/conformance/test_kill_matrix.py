@@ -1,6 +1,6 @@
 """Published servers behind `shotclock wrap`, killed and misbehaving: answers on time, no orphans, and a next call.
 
-Deaths are those of the published server itself. Mischief that it does not have is injected by `misbehaving.py`.
+Deaths are those of the published server itself. Mischief that it does not have is injected by `tests/wrap/misbehaving.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
 TABLE = "the kill matrix"
 MARK = "SHOTCLOCK_KILL_MATRIX"
-SHIM = [sys.executable, str(Path(__file__).with_name("misbehaving.py"))]
+SHIM = [sys.executable, str(Path(__file__).parents[1] / "wrap" / "misbehaving.py")]
 SHOTCLOCK = str(Path(sys.executable).parent / "shotclock")
 GRACE_S = 1.0
 START_UP_S = 6.0  # a browser's server on a busy machine; waited for once
