@@ -128,13 +128,16 @@ soak: $(STAMP) ## minutes of load
 
 # Real agents, servers and clients by exact version, in a folder of their own; a model on loopback follows a script.
 CONFORMANCE := .conformance
-conformance: $(STAMP) ## published agents and MCP servers and the MCP conformance suite, with and without shotclock (needs npm)
+conformance: $(STAMP) browser ## published agents and MCP servers and the MCP conformance suite, with and without shotclock (needs npm)
 	@command -v npm >/dev/null 2>&1 || { echo "no npm here: the conformance suite is skipped; install Node.js >= 20" >&2; exit 0; }; \
-	mkdir -p $(CONFORMANCE) && rm -f $(CONFORMANCE)/observations && \
+	mkdir -p $(CONFORMANCE) && rm -f $(CONFORMANCE)/observations $(CONFORMANCE)/results && \
 	$(BOUND) npm install --no-audit --no-fund --loglevel=error --prefix $(CONFORMANCE) \
 	  $$($(BIN)/python -m tests.conformance.coding_agents) $$($(BIN)/python -m tests.conformance.published_servers npm) && \
 	$(BOUND) $(BIN)/python -m tests.conformance.published_servers $(CONFORMANCE) && \
-	SHOTCLOCK_CONFORMANCE=$(CONFORMANCE) $(BIN)/python -m pytest -q tests/conformance
+	export SHOTCLOCK_CONFORMANCE=$(CONFORMANCE) && \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --ignore tests/conformance/test_agents.py tests/conformance && \
+	$(BIN)/python -m tests.conformance.results $(CONFORMANCE) && \
+	$(BIN)/python -m pytest -q tests/conformance/test_agents.py
 
 # One resolution for Python 3.11 and up, with environment markers. uv lives in a throw-away venv; no index,
 # host or path of this machine ends up in the files.

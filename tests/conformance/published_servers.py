@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(os.environ.get("SHOTCLOCK_CONFORMANCE") or "/nonexistent").absolute()
-PYTHON_SERVERS = (
-    "mcp==2.3.0",
-    "mcp-server-git==2026.10.19",
-    "mcp-server-time==2026.10.19",
-    "mcp-server-fetch==2026.10.24",
-)
-PYTHON_1 = ("mcp==1.30.0",)
+PYTHON_1, PYTHON_2 = "mcp==1.30.0", "mcp==2.3.0"
 TYPESCRIPT_SDKS = ("@modelcontextprotocol/sdk@1.32.2", "@modelcontextprotocol/client@2.4.0")
 NODE = "node@22.23.3"  # for the conformance suite, which does not run on Node.js 20
 SUITES = {"0.1.16": "@modelcontextprotocol/conformance", "0.2.0-alpha.12": "conformance-next"}
@@ -184,7 +178,7 @@ SERVERS = (
     ),
     PublishedServer(
         "git",
-        "mcp-server-git",
+        "mcp-server-git==2026.10.19",
         ("FOLDER/python/bin/mcp-server-git", "--repository", "PLACE"),
         (
             ["prompts"],
@@ -199,7 +193,7 @@ SERVERS = (
     ),
     PublishedServer(
         "time",
-        "mcp-server-time",
+        "mcp-server-time==2026.10.19",
         ("FOLDER/python/bin/mcp-server-time",),
         (
             ["call", "get_current_time", {"timezone": "Europe/Berlin"}],
@@ -211,7 +205,7 @@ SERVERS = (
     ),
     PublishedServer(
         "fetch",
-        "mcp-server-fetch",
+        "mcp-server-fetch==2026.10.24",
         ("FOLDER/python/bin/mcp-server-fetch", "--allow-private-ips"),
         (
             ["prompts"],
@@ -224,6 +218,8 @@ SERVERS = (
         timeout_s=8.0,
     ),
 )
+
+TRIED = tuple(server for server in SERVERS if server.name != "playwright" or CHROMIUM)
 
 
 def prepare(place: Path) -> None:
@@ -243,7 +239,8 @@ _AUTHOR = {"NAME": "Ada", "EMAIL": "ada@example.invalid", "DATE": "2026-01-02T03
 
 def install(folder: Path) -> None:
     """Install the packages of PyPI, where they are not there yet."""
-    for name, packages in (("python", PYTHON_SERVERS), ("python-1", PYTHON_1)):
+    servers = tuple(server.package for server in SERVERS if "==" in server.package)
+    for name, packages in (("python", (PYTHON_2, *servers)), ("python-1", (PYTHON_1,))):
         environment, stamp = folder / name, folder / name / "packages"
         if stamp.exists() and stamp.read_text() == " ".join(packages):
             continue
@@ -255,6 +252,11 @@ def install(folder: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "npm":
-        print(*(server.package for server in SERVERS if "@" in server.package), *TYPESCRIPT_SDKS, NODE, *SUITE_PACKAGES)
+        print(
+            *(server.package for server in SERVERS if "==" not in server.package),
+            *TYPESCRIPT_SDKS,
+            NODE,
+            *SUITE_PACKAGES,
+        )
     else:
         install(Path(sys.argv[1]))

@@ -19,14 +19,14 @@ def record(table: str, row: str, column: str, cell: str) -> None:
 
 
 def tables(lines: list[str]) -> dict[str, str]:
-    """Return each table in Markdown. Rows and columns are in the order of their first record."""
+    """Return each table in Markdown, with rows and columns in alphabetical order: tests run in any order."""
     cells: dict[str, dict[tuple[str, str], str]] = {}
     for line in lines:
         table, row, column, cell = json.loads(line)
         cells.setdefault(table, {})[row, column] = cell
     drawn = {}
     for table, known in cells.items():
-        rows, columns = (list(dict.fromkeys(key[place] for key in known)) for place in (0, 1))
+        rows, columns = (sorted({key[place] for key in known}) for place in (0, 1))
         head = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
         body = [f"| {row} | {' | '.join(known.get((row, column), '–') for column in columns)} |" for row in rows]
         drawn[table] = "\n".join([*head, *body])

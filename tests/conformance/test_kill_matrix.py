@@ -1,6 +1,6 @@
 """Published servers behind `shotclock wrap`, killed and misbehaving: answers on time, no orphans, and a next call.
 
-Deaths are those of the published server itself. Mischief that it does not have is injected by `tests/wrap/misbehaving.py`.
+Deaths are those of the published server itself. Mischief that it does not have is injected by `misbehaving.py`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.published_servers import SERVERS, PublishedServer, prepare
+from tests.conformance.published_servers import TRIED, PublishedServer, prepare
 from tests.conformance.results import record
 from tests.wrap.client import ENDED_WITHIN_S, ENVELOPE, GREETING, RawClient, connected
 
 pytestmark = pytest.mark.timeout(240)
-each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
+each_server = pytest.mark.parametrize("server", TRIED, ids=lambda server: server.name)
 TABLE = "the kill matrix"
 MARK = "SHOTCLOCK_KILL_MATRIX"
 SHIM = [sys.executable, str(Path(__file__).parents[1] / "wrap" / "misbehaving.py")]
@@ -99,7 +99,6 @@ def case(server: PublishedServer, tmp_path: Path, site: str, monkeypatch: pytest
     place, mark = tmp_path / "place", uuid.uuid4().hex
     prepare(place)
     monkeypatch.setenv(MARK, mark)
-    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     each = Case(server, place, site, mark)
     yield each
     for pid, _ in each.marked():

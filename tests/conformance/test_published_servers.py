@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.published_servers import FOLDER, SERVERS, PublishedServer, prepare
+from tests.conformance.published_servers import FOLDER, TRIED, PublishedServer, prepare
+from tests.conformance.results import record
 from tests.wrap.client import RawClient, connected
 
 pytestmark = pytest.mark.timeout(300)
-each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
+each_server = pytest.mark.parametrize("server", TRIED, ids=lambda server: server.name)
 CLIENT_S = 120.0  # of one client with all of its steps, on a busy machine
 WRAP = [str(Path(sys.executable).parent / "shotclock"), "wrap", "--"]
 HERE = Path(__file__).parent
@@ -113,6 +114,8 @@ def test_every_line_reaches_a_client_byte_for_byte(
     tools = next(json.loads(line)["result"]["tools"] for line in direct if '"tools":[{' in line.replace(": ", ":"))
     expected = server.full_tools if full else server.tools
     assert tools and (not expected or len(tools) == expected)
+    if full:
+        record("published servers", server.package, "raw", f"{len(direct)} lines")
 
 
 # --- clients of the SDKs
@@ -158,6 +161,7 @@ def test_a_client_of_an_sdk_notices_nothing(server: PublishedServer, client: str
             sides.append(seen)
         assert sides[1] == sides[0]
         assert len(sides[0]["answers"]) == len(plan["steps"])
+        record("published servers", server.package, client, f"{len(plan['steps'])} answers")
         if server.name == "everything":
             assert len(sides[0]["answers"][0]["tools"]) == (server.full_tools if full else server.tools)
             assert len(sides[0]["questions"]) == (3 if full else 0)
