@@ -1,6 +1,7 @@
 """The client that the MCP conformance suite starts: `suite_client.py [FRONT…] URL`.
 
 Speaks HTTP to the URL, or stdio to the command FRONT with the URL at its end. It lists the tools and calls each one.
+Where the suite looks at headers, it also reads the resources and the prompts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Awaitable
 from typing import Any
 
 import mcp_types as types
@@ -52,6 +54,13 @@ def calls(tools: list[types.Tool]) -> list[tuple[str, dict[str, Any]]]:
     return made
 
 
+async def attempt(request: Awaitable[Any]) -> None:
+    try:
+        await request
+    except Exception as error:
+        print(repr(error), file=sys.stderr)
+
+
 async def main(front: list[str], url: str) -> None:
     is_modern = os.environ.get("MCP_CONFORMANCE_PROTOCOL_VERSION") in MODERN_PROTOCOL_VERSIONS
     server: Any = url
@@ -66,10 +75,12 @@ async def main(front: list[str], url: str) -> None:
         elicitation_callback=elicit,
     ) as client:
         for name, arguments in calls((await client.list_tools()).tools):
-            try:
-                await client.call_tool(name, arguments)
-            except Exception as error:
-                print(f"{name}: {error!r}", file=sys.stderr)
+            await attempt(client.call_tool(name, arguments))
+        if os.environ.get("MCP_CONFORMANCE_SCENARIO") == "http-standard-headers":
+            for resource in (await client.list_resources()).resources:
+                await attempt(client.read_resource(str(resource.uri)))
+            for prompt in (await client.list_prompts()).prompts:
+                await attempt(client.get_prompt(prompt.name, {}))
 
 
 asyncio.run(main(sys.argv[1:-1], sys.argv[-1]))
