@@ -17,23 +17,25 @@ async function load() {
   const info = { name: 'sdk-client', version: '1' };
   const capabilities = plan.full ? full : {};
   if (generation === '2') {
-    const { Client } = await import('@modelcontextprotocol/client');
+    const { Client, StreamableHTTPClientTransport } = await import('@modelcontextprotocol/client');
     const { StdioClientTransport } = await import('@modelcontextprotocol/client/stdio');
     const client = new Client(info, { capabilities, versionNegotiation: { mode: 'auto' } });
-    return { client, StdioClientTransport, method: (name) => name };
+    return { client, StdioClientTransport, StreamableHTTPClientTransport, method: (name) => name };
   }
   const { Client } = await import('@modelcontextprotocol/sdk/client/index.js');
   const { StdioClientTransport } = await import('@modelcontextprotocol/sdk/client/stdio.js');
+  const { StreamableHTTPClientTransport } = await import('@modelcontextprotocol/sdk/client/streamableHttp.js');
   const types = await import('@modelcontextprotocol/sdk/types.js');
   const schemas = {
     'sampling/createMessage': types.CreateMessageRequestSchema,
     'elicitation/create': types.ElicitRequestSchema,
     'roots/list': types.ListRootsRequestSchema
   };
-  return { client: new Client(info, { capabilities }), StdioClientTransport, method: (name) => schemas[name] };
+  const client = new Client(info, { capabilities });
+  return { client, StdioClientTransport, StreamableHTTPClientTransport, method: (name) => schemas[name] };
 }
 
-const { client, StdioClientTransport, method } = await load();
+const { client, StdioClientTransport, StreamableHTTPClientTransport, method } = await load();
 if (plan.full) {
   for (const [name, answer] of Object.entries(answers)) {
     client.setRequestHandler(method(name), async (request) => {
@@ -66,7 +68,10 @@ function take([what, name, args]) {
 }
 
 const [command, ...args] = plan.command;
-await client.connect(new StdioClientTransport({ command, args, env: process.env }));
+const transport = command.startsWith('http://')
+  ? new StreamableHTTPClientTransport(new URL(command))
+  : new StdioClientTransport({ command, args, env: process.env });
+await client.connect(transport);
 const server = {
   info: client.getServerVersion(),
   capabilities: client.getServerCapabilities(),

@@ -16,6 +16,7 @@ from typing import Any
 import mcp
 from mcp import ClientSession, StdioServerParameters, types
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
 
 plan: dict[str, Any] = json.loads(sys.argv[1])
 questions: list[Any] = []
@@ -57,7 +58,8 @@ async def progress(value: float, total: float | None, message: str | None) -> No
 async def connected() -> AsyncIterator[tuple[Any, dict[str, Any]]]:
     """Yield the client, and the server as it has introduced itself."""
     argv = plan["command"]
-    server = StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ))
+    is_url = argv[0].startswith("http://")
+    server = argv[0] if is_url else StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ))
     options: dict[str, Any] = {"message_handler": notice}
     if plan["full"]:
         options |= {"sampling_callback": sample, "elicitation_callback": elicit, "list_roots_callback": list_roots}
@@ -66,7 +68,8 @@ async def connected() -> AsyncIterator[tuple[Any, dict[str, Any]]]:
             info = {"info": plain(client.server_info), "capabilities": plain(client.server_capabilities)}
             yield client, {**info, "revision": client.protocol_version, "instructions": client.instructions}
         return
-    async with stdio_client(server) as streams, ClientSession(*streams, **options) as session:
+    transport = streamable_http_client(server) if is_url else stdio_client(server)
+    async with transport as streams, ClientSession(*streams[:2], **options) as session:
         yield session, plain(await session.initialize())
 
 

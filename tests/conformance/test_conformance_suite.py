@@ -7,33 +7,25 @@ Servers: one server of the SDK over HTTP, the same over stdio behind `wrap --htt
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conformance.listening import SHOTCLOCK, free_port, listening
 from tests.conformance.published_servers import FOLDER, SUITES
 from tests.conformance.results import record
 
 pytestmark = pytest.mark.timeout(400)
 each_suite = pytest.mark.parametrize("suite", SUITES)
 HERE = Path(__file__).parent
-SHOTCLOCK = str(Path(sys.executable).parent / "shotclock")
 SUITE_SERVER = [sys.executable, str(HERE / "suite_server.py")]
-READY_S = 60.0  # of an interpreter or two on a busy machine
-ENDED_S = 20.0
 SUITE_S = 300.0
-POLL_S = 0.05
 CLIENT_SCENARIOS = {
     "0.1.16": ("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry"),
     "0.2.0-alpha.12": (
@@ -68,37 +60,6 @@ def conformance(suite: str, words: list[str], output: Path, limit_s: float = SUI
         seen[scenario] = sorted(check for check in checks if check[1] != "INFO")
     assert seen, (output / "log").read_text()[-3000:]
     return seen
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def listening(argv: list[str], port: int, log: Path) -> Iterator[str]:
-    """Start a server of that port, and yield its address."""
-    environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    with open(log, "wb") as output:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ)
-    try:
-        give_up_at = time.monotonic() + READY_S
-        while True:
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < give_up_at, "the server does not listen"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            time.sleep(POLL_S)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.terminate()
-        try:
-            process.wait(ENDED_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(ENDED_S)
 
 
 def summary(seen: Checks) -> str:

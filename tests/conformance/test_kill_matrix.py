@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.listening import SHOTCLOCK
 from tests.conformance.published_servers import TRIED, PublishedServer, prepare
 from tests.conformance.results import record
 from tests.wrap.client import ENDED_WITHIN_S, ENVELOPE, GREETING, RawClient, connected
@@ -27,7 +28,6 @@ each_server = pytest.mark.parametrize("server", TRIED, ids=lambda server: server
 TABLE = "the kill matrix"
 MARK = "SHOTCLOCK_KILL_MATRIX"
 SHIM = [sys.executable, str(Path(__file__).parents[1] / "wrap" / "misbehaving.py")]
-SHOTCLOCK = str(Path(sys.executable).parent / "shotclock")
 GRACE_S = 1.0
 START_UP_S = 6.0  # a browser's server on a busy machine; waited for once
 SLACK_S = 10.0  # for a busy machine; the table has the time that was seen

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.listening import SHOTCLOCK, free_port, listening
 from tests.conformance.published_servers import FOLDER, TRIED, PublishedServer, prepare
 from tests.conformance.results import record
 from tests.wrap.client import RawClient, connected
@@ -21,7 +22,7 @@ from tests.wrap.client import RawClient, connected
 pytestmark = pytest.mark.timeout(300)
 each_server = pytest.mark.parametrize("server", TRIED, ids=lambda server: server.name)
 CLIENT_S = 120.0  # of one client with all of its steps, on a busy machine
-WRAP = [str(Path(sys.executable).parent / "shotclock"), "wrap", "--"]
+WRAP = [SHOTCLOCK, "wrap", "--"]
 HERE = Path(__file__).parent
 FULL = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {"listChanged": True}}
 METHODS = {
@@ -150,20 +151,45 @@ def is_last_progress(notice: Any) -> bool:
             return False
 
 
+def normal(server: PublishedServer, client: str, plan: dict[str, Any]) -> dict[str, Any]:
+    """Return everything that a client saw, without what varies."""
+    seen: dict[str, Any] = json.loads(without_what_varies(server, json.dumps(seen_by(client, plan))))
+    # Handlers of notifications run beside the answers.
+    seen["notices"] = sorted(json.dumps(notice) for notice in seen["notices"] if not is_last_progress(notice))
+    return seen
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 @each_server
 def test_a_client_of_an_sdk_notices_nothing(server: PublishedServer, client: str, tmp_path: Path, site: str) -> None:
     for full in (False, True):
-        sides = []
-        for plan in both_ways(server, tmp_path, site, full=full):
-            seen = json.loads(without_what_varies(server, json.dumps(seen_by(client, plan))))
-            seen["notices"] = sorted(json.dumps(notice) for notice in seen["notices"] if not is_last_progress(notice))
-            sides.append(seen)
-        assert sides[1] == sides[0]
-        assert len(sides[0]["answers"]) == len(plan["steps"])
-        record("published servers", server.package, client, f"{len(plan['steps'])} answers")
+        direct, wrapped = (normal(server, client, plan) for plan in both_ways(server, tmp_path, site, full=full))
+        assert wrapped == direct
+        assert len(direct["answers"]) == len(server.plan([], tmp_path, site, full=full)["steps"])
+        record("published servers", server.package, client, f"{len(direct['answers'])} answers")
         if server.name == "everything":
-            assert len(sides[0]["answers"][0]["tools"]) == (server.full_tools if full else server.tools)
-            assert len(sides[0]["questions"]) == (3 if full else 0)
-            text = "".join(sides[0]["notices"])
+            assert len(direct["answers"][0]["tools"]) == (server.full_tools if full else server.tools)
+            assert len(direct["questions"]) == (3 if full else 0)
+            text = "".join(direct["notices"])
             assert all(word in text for word in ("progress", "notifications/message", "resources/updated"))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "server", [each for each in TRIED if each.name in ("everything", "git")], ids=lambda each: each.name
+)
+def test_a_client_over_http_sees_what_it_sees_over_stdio(
+    server: PublishedServer, client: str, tmp_path: Path, site: str
+) -> None:
+    """Compare the server over stdio with the same one behind `wrap --http`, and behind `wrap --url` of that."""
+    place, sides = tmp_path / "place", []
+    argv = server.argv(place)
+    port = free_port()
+    front = [SHOTCLOCK, "wrap", "--http", f"127.0.0.1:{port}", "--", *argv]
+    with listening(front, port, tmp_path / "http.log") as url:
+        for command in (argv, [url], [SHOTCLOCK, "wrap", "--url", url]):
+            prepare(place)
+            sides.append(normal(server, client, server.plan(command, place, site, full=True)))
+    assert sides[1] == sides[0]
+    assert sides[2] == sides[0]
+    assert len(sides[0]["answers"]) == len(server.plan([], place, site, full=True)["steps"])
