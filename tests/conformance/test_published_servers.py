@@ -189,7 +189,10 @@ def test_a_client_over_http_sees_what_it_sees_over_stdio(
     with listening(front, port, tmp_path / "http.log") as url:
         for command in (argv, [url], [SHOTCLOCK, "wrap", "--url", url]):
             prepare(place)
-            sides.append(normal(server, client, server.plan(command, place, site, full=True)))
+            plan = server.plan(command, place, site, full=True)
+            # Behind HTTP the server has the environment of the wrap, and not that of the client.
+            plan["steps"] = [step for step in plan["steps"] if step != ["call", "get-env", {}]]
+            sides.append(normal(server, client, plan))
     assert sides[1] == sides[0]
     assert sides[2] == sides[0]
-    assert len(sides[0]["answers"]) == len(server.plan([], place, site, full=True)["steps"])
+    assert len(sides[0]["answers"]) == len(plan["steps"])
