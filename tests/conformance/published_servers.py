@@ -47,7 +47,7 @@ class PublishedServer:
     varies: tuple[str, ...] = ()
     probe: str = ""
     """The tool of the kill matrix, called as in the steps."""
-    timeout_s: float = 3.0
+    timeout_s: float = 5.0
     """The limit of that call, in which a new server has to start on a busy machine."""
 
     def argv(self, place: Path) -> list[str]:
@@ -174,7 +174,7 @@ SERVERS = (
         ),
         varies=(r"page-\d{4}-[-\dTZ]*",),
         probe="browser_evaluate",
-        timeout_s=8.0,
+        timeout_s=10.0,
     ),
     PublishedServer(
         "git",
@@ -215,7 +215,7 @@ SERVERS = (
             ["prompt", "fetch", {"url": "SITE/plain"}],
         ),
         probe="fetch",
-        timeout_s=8.0,
+        timeout_s=10.0,
     ),
 )
 

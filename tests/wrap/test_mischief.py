@@ -39,7 +39,7 @@ def test_one_answer_comes_on_time_and_the_next_call_works(meta: dict[str, Any]) 
     ) as client:
         first = ask(client, "pid", meta)["structuredContent"]
         for mischief in HARMLESS:
-            assert ask(client, "add", meta, mischief)["structuredContent"] == {"result": 3}, mischief
+            assert ask(client, "pid", meta, mischief)["structuredContent"] == first, mischief
             assert ask(client, "pid", meta)["structuredContent"] == first
         for mischief in ("hang", "late", "deaf"):
             text, envelope = failure(ask(client, "add", meta, mischief))
