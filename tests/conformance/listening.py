@@ -25,8 +25,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def listening(argv: list[str], port: int, log: Path) -> Iterator[str]:
-    """Start a server of that port, and yield its address."""
+def listening(argv: list[str], port: int, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start a server of that port, and yield its address and its process."""
     environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
     with open(log, "wb") as output:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ)
@@ -38,7 +38,7 @@ def listening(argv: list[str], port: int, log: Path) -> Iterator[str]:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(POLL_S)
-        yield f"http://127.0.0.1:{port}/mcp"
+        yield f"http://127.0.0.1:{port}/mcp", process
     finally:
         process.terminate()
         try:

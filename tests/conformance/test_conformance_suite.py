@@ -88,11 +88,11 @@ def test_a_server_gives_the_same_result(suite: str, tmp_path: Path) -> None:
     words = ["server", "--suite", "all", "--url"]
     port, front = free_port(), free_port()
     wrap = [SHOTCLOCK, "wrap", "--http", f"127.0.0.1:{front}"]
-    with listening([*SUITE_SERVER, str(port)], port, tmp_path / "direct.log") as direct:
+    with listening([*SUITE_SERVER, str(port)], port, tmp_path / "direct.log") as (direct, _):
         sides["direct"] = conformance(suite, [*words, direct], tmp_path / "direct")
-        with listening([*wrap, "--url", direct], front, tmp_path / "url.log") as url:
+        with listening([*wrap, "--url", direct], front, tmp_path / "url.log") as (url, _):
             sides["wrap --url --http"] = conformance(suite, [*words, url], tmp_path / "url")
-    with listening([*wrap, "--", *SUITE_SERVER], front, tmp_path / "http.log") as url:
+    with listening([*wrap, "--", *SUITE_SERVER], front, tmp_path / "http.log") as (url, _):
         sides["wrap --http"] = conformance(suite, [*words, url], tmp_path / "http")
     compare(f"servers, {suite}", sides)
 

@@ -200,7 +200,7 @@ def test_a_client_over_http_sees_what_it_sees_over_stdio(
     argv = server.argv(place)
     port = free_port()
     front = [SHOTCLOCK, "wrap", "--http", f"127.0.0.1:{port}", "--", *argv]
-    with listening(front, port, tmp_path / "http.log") as url:
+    with listening(front, port, tmp_path / "http.log") as (url, _):
         for command in (argv, [url], [SHOTCLOCK, "wrap", "--url", url]):
             prepare(place)
             plan = server.plan(command, place, site, full=True)
