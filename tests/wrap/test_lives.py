@@ -112,8 +112,10 @@ def test_the_greeting_and_the_log_level_are_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_keeps_crashing_is_not_started_for_a_while() -> None:
-    with wrapped(server=[*SERVER, "--exit-at-start", "7"], greets=False) as client:
+def test_a_server_that_keeps_crashing_is_not_started_for_a_while(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    failing = [*SERVER, "--exit-at-start", "7"]
+    with log.open("wb") as stderr, wrapped(server=failing, greets=False, stderr=stderr) as client:
         error = client.receive(client.request("initialize", GREETING))["error"]
         assert error["code"] == -32000 and "exit code 7" in error["message"] and "cannot start" in error["message"]
         deadline = time.monotonic() + ENDED_WITHIN_S
@@ -126,6 +128,7 @@ def test_a_server_that_keeps_crashing_is_not_started_for_a_while() -> None:
         assert "crashed too often" in error["message"]
         assert 0 < envelope["error"]["retry_after_ms"] <= 30_000
         assert envelope["meta"]["side_effects"] == "none"
+    assert "is not started for 30s" in log.read_text()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from enum import Enum, auto
 
-from ..core.clocks import NS_PER_MS
+from ..core.clocks import NS_PER_MS, format_duration
 from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..process.clock import monotonic_ns
@@ -307,6 +307,7 @@ class ServerLife:
         self.note(f"the server {self._why or process.describe_end()}")
         if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
             self._start_ns = NEVER_NS
+            self.note(f"the server has crashed too often and is not started for {format_duration(wait_ms)}")
             return self._blocked(wait_ms)
         return None
 
