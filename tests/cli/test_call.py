@@ -107,6 +107,7 @@ def test_a_server_is_found_by_its_name_in_a_configuration(
         ("call",): "missing TOOL",
         ("call", "scripted"): "missing TOOL",
         ("call", "scripted", "t", "--", "true"): "exclude each other",
+        ("call", "t", "a=1", "--", "true"): "write --arg a=1",
         ("call", "t", "--arg", "a", "--", "true"): "should be NAME=VALUE",
         ("call", "t", "--arg", "a:=x", "--", "true"): "is not JSON",
         ("call", "t", "--arg", "a=1", "--arg", "a=2", "--", "true"): "given twice",
@@ -127,3 +128,6 @@ def test_a_person_reads_text(on_terminal: Callable[..., Seen]) -> None:
         "echo",
         "die_once",
     ]
+    failing = on_terminal("tools", "--", *SERVER, "--exit-at-start", "3", streams=("stderr",), within_s=ENDED_WITHIN_S)
+    assert "cannot start" in failing.screen and "CONNECT_FAILED" in failing.screen
+    assert "read-only" in seen.screen.splitlines()[0], "the words for the rules of shotclock wrap"

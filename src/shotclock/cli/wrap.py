@@ -57,7 +57,10 @@ def main(words: list[str]) -> int:
         return emit_text(command_help("shotclock", COMMAND), 0)
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
-    line.mistakes += problems_with(command, env, line.values["cwd"])
+    if command:
+        line.mistakes += problems_with(command, env, line.values["cwd"])
+    elif not line.suggested:
+        line.refuse("command", "missing: write the command of the server after --")
     gate = read_gate(line, command, env)
     if line.mistakes:
         for mistake in line.mistakes:
@@ -80,6 +83,8 @@ def main(words: list[str]) -> int:
         on_open=None if log is None else log.note_open,
         catalogue=catalogue,
     )
+    if os.isatty(0):
+        say_line("shotclock wrap: waiting for a client on stdin; to try a server by hand: shotclock tools -- COMMAND")
     front.run()
     for each in (log, traced):
         if each is not None and (missing := each.close()):
