@@ -286,7 +286,8 @@ class ServerLife:
             return WrapFailure("HOST_REPLACED", what, Ending.KILLED, survivors=survivors, note=_MEMORY_LOST)
         if process.report is not None and process.report.unstartable is not None:
             what = f"was not sent: the server {process.describe_end()}"
-            return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED)
+            hint = process.explain_unstartable().registered.hint
+            return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED, advice=f"{hint[0].upper()}{hint[1:]}")
         what = f"was lost: the server {process.describe_end()}"
         return WrapFailure("CONNECTION_LOST", what, Ending.FINISHED, survivors=survivors, note=_MEMORY_LOST)
 
