@@ -14,6 +14,7 @@ import sys
 import time
 
 options = argparse.ArgumentParser()
+options.add_argument("--modern", action="store_true", help="results as in 2026-07-28")
 options.add_argument("--id-last", action="store_true")
 options.add_argument("--strict", action="store_true")
 options.add_argument("--mute", default="")
@@ -58,7 +59,8 @@ def say(content: dict[str, object]) -> None:
 
 
 def answer(id: object, text: str, **more: object) -> None:
-    say({"id": id, "result": {"content": [{"type": "text", "text": text}], **more}})
+    kind = {"resultType": "complete"} if given.modern else {}
+    say({"id": id, "result": {"content": [{"type": "text", "text": text}], **more, **kind}})
 
 
 def daemonise() -> int:

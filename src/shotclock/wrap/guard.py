@@ -74,7 +74,7 @@ class RequestGuard:
             self._look_ns = min(self._look_ns, request.arrived_ns + OPEN_AFTER_MS * NS_PER_MS)
 
     def note_sent(self, request: ClientRequest) -> None:
-        request.state = RequestState.SENT
+        request.state, request.is_unsent = RequestState.SENT, False
         request.sent_ns = request.sign_ns = monotonic_ns()
         self.requests.look_again_at(request)
 
@@ -214,7 +214,7 @@ class RequestGuard:
         what, ending = _reason(request, kind), Ending.ABANDONED
         if request.state is not RequestState.HELD:
             what += "; the server was asked to cancel it, and may still be working on it"
-        elif not request.is_repeated:
+        elif not request.is_repeated or request.is_unsent:
             what, ending = f"was not sent: {what}", Ending.NOT_STARTED
         else:
             what = f"was lost with its server, and {what} when it was to be repeated"
