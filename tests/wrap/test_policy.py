@@ -229,8 +229,10 @@ def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_
         with_schema = client.ask("measure")
         assert with_schema["isError"] and "waits for approval" in with_schema["content"][0]["text"]
         inbox("approve", proposal)
-        other = client.ask("write_file", path="/tmp/b")
+        other = client.ask("write_file", content="a long text", path="/tmp/b")
         assert "waits for approval" in other["content"][0]["text"]  # the approval is for the exact arguments
+        titles = [each["title"] for each in inbox("list")["proposals"]]
+        assert "write_file path=/tmp/b content=a long text" in titles, "the shortest first, as a list cuts them"
     with wrapped("--ask", "*", "--ask-wait", "300ms", server=server.command) as client:
         assert client.text("write_file", path="/tmp/a") == '["write_file", {"path": "/tmp/a"}]'
         assert "waits for approval" in client.ask("write_file", path="/tmp/a")["content"][0]["text"]
