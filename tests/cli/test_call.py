@@ -132,6 +132,10 @@ def test_a_person_reads_text(on_terminal: Callable[..., Seen]) -> None:
         "echo",
         "die_once",
     ]
-    failing = on_terminal("tools", "--", *SERVER, "--exit-at-start", "3", streams=("stderr",), within_s=ENDED_WITHIN_S)
-    assert "cannot start" in failing.screen and "CONNECT_FAILED" in failing.screen
     assert "read-only" in seen.screen.splitlines()[0], "the words for the rules of shotclock wrap"
+
+
+def test_a_person_reads_why_the_server_does_not_start(on_terminal: Callable[..., Seen]) -> None:
+    words = ("tools", "--", *SERVER, "--exit-at-start", "3")
+    seen = on_terminal(*words, streams=("stdout", "stderr"), within_s=ENDED_WITHIN_S)
+    assert seen.code == 12 and "cannot start\n" in seen.screen and "CONNECT_FAILED" in seen.screen
