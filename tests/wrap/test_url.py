@@ -157,7 +157,7 @@ def test_a_new_session_is_opened_after_a_restart_of_the_server() -> None:
             first = client.text("pid")
             servers.close()
             text, envelope = failure(client.ask("pid"))
-            assert "was not sent: the server could not be reached" in text and "Connection refused" in text
+            assert "was not sent: the server could not be reached" in text and "connection refused" in text
             assert envelope["error"]["code"] == "CONNECT_FAILED" and envelope["meta"]["ending"] == "not_started"
             servers.enter_context(serving("sdk_http_server.py", str(port)))
             assert client.text("pid") != first  # held until the new session is open, then sent
@@ -319,7 +319,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/mcp"
         with wrapped_url(f"{url}?key=s3cret", greets=False) as client:
             error = client.receive(client.request("initialize", GREETING))["error"]
-            assert f"was not sent: the server could not be reached at {url}: Connection refused" in error["message"]
+            assert f"was not sent: the server could not be reached at {url}: connection refused" in error["message"]
     with wrapped_url("http://name.invalid/mcp", greets=False) as client:
         error = client.receive(client.request("initialize", GREETING))["error"]
         assert "the name cannot be resolved" in error["message"]
@@ -549,6 +549,14 @@ def test_a_slow_answer_blocks_no_other(bad: str) -> None:
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_adapter_is_replaced_and_not_taken_for_the_server(bad: str) -> None:
+    with wrapped_url(bad) as client:
+        os.kill(adapter_of(client).pid, signal.SIGSTOP)
+        text, _ = failure(client.ask("echo", text="x"))
+        assert "a signal had stopped the process that held the connection, so its session was given up" in text
+        assert client.text("echo", text="back") == "back"
 
 
 @pytest.mark.parametrize("victim", ["wrapper", "adapter"])

@@ -28,6 +28,7 @@ class LossWords:
     """The words for the loss of a server: of its process or, over HTTP, of the session with it."""
 
     subject: str = "the server"  # of a sentence about the end of the process that we started
+    stopped: str = "was stopped by a signal"
     replaced: str = "so it was killed with everything it had started"
     lost_state: str = "The memory of that server process is lost"
     ready_again: str = "the server is ready again (start {}); its memory is lost"
@@ -41,11 +42,12 @@ OF_PROCESS = LossWords()
 # The server itself is out of our reach, and may work on.
 OF_SESSION = LossWords(
     subject="the process that held the connection to the server",
+    stopped="could not be used: a signal had stopped the process that held the connection",
     replaced="so its session was given up",
     lost_state="The state of that session is lost",
     ready_again="the server has opened a new session (number {}); the state of the old one is lost",
     planned="the session was closed as planned, and another is opened when it is needed",
-    too_often="its session was lost or could not be opened several times in a short time, and no other is opened for a "
+    too_often="the session was lost or could not be opened several times in a short time, and no other is opened for a "
     "while",
     ending_killed=Ending.ABANDONED,
     ending_gone=Ending.ABANDONED,

@@ -351,7 +351,7 @@ class ServerLife:
         self.note(f"the server {why}" if why else f"{self._command.words.subject} {process.describe_end()}")
         if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
             self._start_ns = NEVER_NS
-            self.note(f"the server has crashed too often and is not started for {format_duration(wait_ms)}")
+            self.note(f"{self._command.words.too_often}: {format_duration(wait_ms)}")
             return self._blocked(wait_ms)
         return None
 
@@ -441,7 +441,7 @@ class ServerLife:
         self._look_ns = now_ns + LOOK_MS * NS_PER_MS if is_waiting else NEVER_NS
         is_stopped = self.process is not None and self.process.is_stopped()
         if is_stopped and self._was_stopped:
-            self.kill("was stopped by a signal")
+            self.kill(self._command.words.stopped)
         self._was_stopped = is_stopped
 
     def _plan_retirement(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from ...core.value_types import value
 from ...process.clock import monotonic_ns
-from ..lines import READ_SIZE, LinePart, LineSplitter
+from ..lines import READ_SIZE
 from ..messages import LONGEST_REPEATED, Key, Message, encode, key_of
 from .connections import Exchange, HttpLink, HttpRequest, NoAnswer
 from .endpoint import AdapterReport, Endpoint, Fate
@@ -26,7 +26,7 @@ from .events import CollectedMessage, MessageTooLarge
 from .exchanges import HttpRequests, LineOutput, RequestExchange, note
 from .headers import ConversationHeaders, HeaderTexts
 
-STDIN, STDOUT = 0, 1
+STDOUT = 1
 SESSION_LOST = 3  # our exit code
 
 # Calls that wait for the server at the same time, and as many other requests: many calls must not fail a ping.
@@ -76,13 +76,12 @@ class HttpClient:
     def run(self) -> None:
         """Pass messages until stdin ends."""
         _start(self._send_postings)
-        splitter, body = LineSplitter(), CollectedMessage()
-        while chunk := os.read(STDIN, READ_SIZE):
-            for part, piece in splitter.split(chunk):
-                body.add(piece.rstrip(b"\r\n"))
-                if part in (LinePart.WHOLE, LinePart.END):
-                    self._dispatch(body.parse(), body)
-                    body = CollectedMessage()
+        body = CollectedMessage()
+        while piece := sys.stdin.buffer.readline(READ_SIZE):
+            body.add(piece.rstrip(b"\r\n"))
+            if piece.endswith(b"\n"):
+                self._dispatch(body.parse(), body)
+                body = CollectedMessage()
 
     # --- from the client -----------------------------------------------------------------------------------------
 
@@ -103,15 +102,15 @@ class HttpClient:
             self._postings.put(self._posting(message, body))
 
     def _begin(self, exchange: RequestExchange) -> None:
-        if self._is_lost:
-            self._report_lost(exchange)
-            return
         with self._lock:
+            is_lost = self._is_lost
             alike = (each for each in self._open.values() if each.is_call is exchange.is_call)
             is_full = sum(not each.is_cancelled for each in alike) >= MOST_OPEN
-            if not is_full:
+            if not is_lost and not is_full:
                 self._open[exchange.key] = exchange
-        if is_full:
+        if is_lost:
+            self._report_lost(exchange)
+        elif is_full:
             what = "calls" if exchange.is_call else "other requests"
             why = f"has {MOST_OPEN} open {what} of this client, which is the most that are sent at once"
             self._report(exchange, NoAnswer("SERVICE_UNAVAILABLE", Fate.NOT_SENT, why))

@@ -306,4 +306,5 @@ def _explain_unreachable(error: Exception) -> str:
         return f"the name cannot be resolved: {error.strerror}"
     if isinstance(error, TimeoutError):
         return f"no connection within {CONNECT_LIMIT_S:g}s"
-    return str(getattr(error, "strerror", None) or error)
+    strerror = getattr(error, "strerror", None)
+    return strerror.lower() if strerror else str(error)
