@@ -1,1 +1,1 @@
-"""`wrap --url`: the process that passes messages on to a server over HTTP, and what it shares with `wrap`."""
+"""`wrap --url`: the process that passes messages on to a server over HTTP."""
