@@ -226,14 +226,19 @@ def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:
     return thread
 
 
+def _stop(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit()
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C concerns the process that started us
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+    signal.signal(signal.SIGTERM, _stop)
     threading.stack_size(THREAD_STACK)
     client = HttpClient(Endpoint.from_environment(os.environ))
     with contextlib.suppress(SystemExit):
         client.run()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # often it comes together with the end of stdin
     client.close()
     os._exit(0)  # threads may wait for the server
 
