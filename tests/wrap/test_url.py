@@ -258,7 +258,7 @@ def test_the_session_is_deleted_at_the_end(bad: str) -> None:
 
 
 def test_an_idle_session_is_closed_and_another_is_opened_when_it_is_needed(bad: str) -> None:
-    with wrapped_url(bad, "--idle-shutdown", "300ms") as client:
+    with wrapped_url(bad, "--idle-shutdown", "1s") as client:
         wait_until_gone(adapter_of(client).pid)
         seen = requests_seen(client)
     assert [each["http"] for each in seen].count("DELETE") == 1
