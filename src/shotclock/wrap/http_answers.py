@@ -12,9 +12,10 @@ from typing import Protocol
 
 from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
-from .http_headers import EVENT_TYPE, STATUS_OF_ERROR
+from .http_headers import STATUS_OF_ERROR
 from .http_sessions import HttpSession
 from .http_streams import Event, StreamReader
+from .mcp_headers import EVENT_TYPE, SESSION
 from .payloads import Payload
 
 # For an answer to come first. After that, events begin.
@@ -80,7 +81,7 @@ class StreamAnswer:
 
     def send(self, answer: Event | None) -> None:
         """Send the answer that came first, or everything that comes."""
-        headers = () if self._session is None else (("Mcp-Session-Id", self._session.id),)
+        headers = () if self._session is None else ((SESSION, self._session.id),)
         if answer is not None and (self._session is None or not self._takes_events or answer.payload.is_long):
             status = 200
             if self._session is None and answer.error_code is not None:

@@ -21,15 +21,10 @@ from ..process.addresses import Site
 from ..process.clock import monotonic_ns
 from .http_answers import HeaderLines, StreamAnswer
 from .http_headers import (
-    EVENT_TYPE,
     FIRST_RESUMABLE,
     HEADER_MISMATCH,
     INVALID_PARAMS,
-    JSON_TYPE,
-    LAST_EVENT_ID,
-    REVISION,
     REVISIONS_WITH_SESSIONS,
-    SESSION_ID,
     STATUS_OF_ERROR,
     accepted_types,
     header,
@@ -38,6 +33,7 @@ from .http_headers import (
     problem_with_revision,
 )
 from .http_sessions import METHOD_NOT_FOUND, HttpRefusal, HttpSession, HttpSessions, SharedSession, error_payload
+from .mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, REVISION, SESSION
 from .members import Members
 from .messages import LISTEN, REVISION_KEY
 from .payloads import PIECE, Payload
@@ -265,14 +261,14 @@ class HttpConnection(BaseHTTPRequestHandler):
         if not members.is_message or (("id",) in members and members.key is None and members.method is not None):
             raise HttpRefusal(400, "the body must be one JSON-RPC message")
         revision = header(self.headers, REVISION)
-        has_envelope = ("params", "_meta", REVISION_KEY) in members and SESSION_ID not in self.headers
+        has_envelope = ("params", "_meta", REVISION_KEY) in members and SESSION not in self.headers
         if has_envelope or (revision is not None and revision not in REVISIONS_WITH_SESSIONS):
             self._post_without_session(payload, members, takes_events)
         else:
             self._post_to_session(payload, members, takes_events, owner)
 
     def _post_to_session(self, payload: Payload, members: Members, takes_events: bool, owner: str) -> None:
-        is_greeting = members.method == "initialize" and members.key is not None and SESSION_ID not in self.headers
+        is_greeting = members.method == "initialize" and members.key is not None and SESSION not in self.headers
         session = self.front.sessions.open(owner) if is_greeting else self._find_session(owner)
         if members.method is None or members.key is None:
             session.send(payload, members)
@@ -295,7 +291,7 @@ class HttpConnection(BaseHTTPRequestHandler):
                 session.end("its greeting has failed")
 
     def _find_session(self, owner: str) -> HttpSession:
-        id = header(self.headers, SESSION_ID)
+        id = header(self.headers, SESSION)
         if id is None:
             raise HttpRefusal(400, "Bad Request: Missing session ID")
         session = self.front.sessions.find(id, owner)
@@ -336,13 +332,13 @@ class HttpConnection(BaseHTTPRequestHandler):
             shared.release(reader.stream)
 
     def _check_param_headers(self, shared: SharedSession, members: Members) -> None:
-        tool = members.read("params", "name")
-        if members.method != "tools/call" or not shared.param_headers.declares(tool):
+        tool = str(members.read("params", "name"))
+        if members.method != "tools/call" or not shared.declared_headers.has(tool):
             return
         path = ("params", "arguments")
         if path in members and path not in members.texts:
             raise HttpRefusal(400, "the arguments are too long to be compared with headers", code=HEADER_MISMATCH)
-        problem = shared.param_headers.problem_with(tool, members.read(*path), self.headers)
+        problem = shared.declared_headers.problem_with(tool, members.read(*path), self.headers)
         if problem is not None:
             raise HttpRefusal(400, problem, code=HEADER_MISMATCH)
 

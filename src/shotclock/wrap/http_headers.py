@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from email.message import Message as Headers
 
+from .mcp_headers import EVENT_TYPE, JSON_TYPE, METHOD, NAME, NAMED_BY, REVISION, decode_value
 from .members import Members
 from .messages import REVISION_KEY
-from .param_headers import decode_header
-
-REVISION = "mcp-protocol-version"
-SESSION_ID = "mcp-session-id"
-METHOD = "mcp-method"
-NAME = "mcp-name"
-LAST_EVENT_ID = "last-event-id"
-JSON_TYPE, EVENT_TYPE = "application/json", "text/event-stream"
 
 REVISIONS_WITH_SESSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 # From this one on a client can read an event without data.
@@ -35,8 +28,6 @@ STATUS_OF_ERROR = {
     -32022: 400,
     -32601: 404,
 }
-
-_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
 def header(headers: Headers, name: str) -> str | None:
@@ -72,10 +63,10 @@ def problem_with_headers(headers: Headers, members: Members) -> tuple[int, str, 
         return HEADER_MISMATCH, f"{REVISION} header does not match the protocol version of the request", None
     if header(headers, METHOD) != members.method:
         return HEADER_MISMATCH, f"{METHOD} header does not match the method of the request", None
-    named = _NAMED.get(members.method or "")
+    named = NAMED_BY.get(members.method or "")
     if named is not None and ("params", named) in members:
         value = members.read("params", named)
-        if value is not None and decode_header(header(headers, NAME)) != value:
+        if value is not None and decode_value(header(headers, NAME)) != value:
             return HEADER_MISMATCH, f"{NAME} header does not match the {named!r} of the request", None
     return problem_with_revision(str(revision))
 

@@ -15,9 +15,9 @@ from ..core.value_types import entity, value
 from ..process.clock import monotonic_ns
 from .http_children import Notes, WrapChild
 from .http_streams import Stream, StreamReader
+from .mcp_headers import DeclaredHeaders
 from .members import Members
 from .messages import LIST_CHANGES, LISTEN, Key, cancellation_line, encode, key_of
-from .param_headers import ParamHeaders
 from .payloads import Payload
 
 INVALID_REQUEST = -32600
@@ -223,7 +223,7 @@ class SharedSession(HttpSession):
     """
 
     def __init__(self, registry: HttpSessions) -> None:
-        self.param_headers = ParamHeaders()
+        self.declared_headers = DeclaredHeaders()
         self._has_result = False
         super().__init__("", "", registry)
 
@@ -274,7 +274,7 @@ class SharedSession(HttpSession):
         payload.replace(members.spans[("id",)], request.id_text)
         error_code = _error_code(members)
         if request.method == "tools/list" and payload.size <= LONGEST_LIST:
-            self.param_headers.learn(b"".join(payload.pieces()))
+            self.declared_headers.learn(b"".join(payload.pieces()))
         self._has_result = self._has_result or error_code is None
         self._restore(payload, members, request, "result")
         request.stream.put(payload, is_last=True, error_code=error_code)

@@ -1,14 +1,14 @@
-"""Headers that copy arguments, compared with the body."""
+"""Headers of MCP over HTTP: their encoding, and the copies of arguments."""
 
 import json
 from email.message import Message
 from typing import Any
 
-from shotclock.wrap.param_headers import ParamHeaders, decode_header
+from shotclock.wrap.mcp_headers import DeclaredHeaders, decode_value, encode_value
 
 
-def learnt(**properties: Any) -> ParamHeaders:
-    headers = ParamHeaders()
+def learnt(**properties: Any) -> DeclaredHeaders:
+    headers = DeclaredHeaders()
     tool = {"name": "tool", "inputSchema": {"type": "object", "properties": properties}}
     headers.learn(json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"tools": [tool]}}).encode())
     return headers
@@ -25,7 +25,7 @@ def test_a_declared_argument_and_its_header_are_equal_or_both_absent() -> None:
     inner = {"type": "object", "properties": {"flag": {"type": "boolean", "x-mcp-header": "Flag"}}}
     region, count = {"type": "string", "x-mcp-header": "Region"}, {"type": "integer", "x-mcp-header": "Count"}
     declared = learnt(region=region, count=count, inner=inner, free={"type": "string"})
-    assert declared.declares("tool") and not declared.declares("other")
+    assert declared.has("tool") and not declared.has("other")
     for arguments, headers in (
         ({}, {}),
         ({"free": "x"}, {"Unknown": "y"}),
@@ -54,13 +54,34 @@ def test_a_declared_argument_and_its_header_are_equal_or_both_absent() -> None:
 def test_a_malformed_declaration_is_ignored() -> None:
     for malformed in ({"x-mcp-header": 1, "type": "string"}, {"x-mcp-header": "a b", "type": "string"},
                       {"x-mcp-header": "A", "type": "number"}, True):  # fmt: skip
-        assert not learnt(a=malformed).declares("tool")
+        assert not learnt(a=malformed).has("tool")
     same = {"type": "string", "x-mcp-header": "A"}
-    assert not learnt(a=same, b=same).declares("tool")
+    assert not learnt(a=same, b=same).has("tool")
 
 
 def test_a_header_is_decoded_only_if_it_is_well_formed() -> None:
-    assert decode_header("plain") == "plain"
-    assert decode_header("=?base64?SGVsbG8=?=") == "Hello"
+    assert decode_value("plain") == "plain"
+    assert decode_value("=?base64?SGVsbG8=?=") == "Hello"
     for malformed in (None, "=?base64?SGVsbG8?=", "=?base64?SGVs!!!bG8=?=", "=?base64?/w==?="):
-        assert decode_header(malformed) is None
+        assert decode_value(malformed) is None
+
+
+def test_copies_of_arguments_match_them() -> None:
+    declared = learnt(
+        region={"type": "string", "x-mcp-header": "Region"}, count={"type": "integer", "x-mcp-header": "N"}
+    )
+    for region in ("a", "é", " a", "", "=?base64?YQ==?=", "a\nb"):
+        arguments = {"region": region, "count": 3, "other": 1}
+        copies = declared.copies("tool", arguments)
+        assert decode_value(encode_value(region)) == region and copies["Mcp-Param-N"] == "3"
+        message = Message()
+        for name, text in copies.items():
+            message[name] = text
+        assert declared.problem_with("tool", arguments, message) is None
+    assert declared.copies("other", {"region": "a"}) == {}
+
+
+def test_a_later_list_replaces_the_declarations_of_a_tool() -> None:
+    declared = learnt(region={"type": "string", "x-mcp-header": "Region"})
+    declared.learn(b'{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"tool","inputSchema":{}}]}}')
+    assert not declared.has("tool")
