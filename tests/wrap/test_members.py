@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from shotclock.wrap import members as scanner
-from shotclock.wrap.members import find_members
-from shotclock.wrap.payloads import MOST_IN_MEMORY, Payload
+from shotclock.wrap.over_http import members as scanner
+from shotclock.wrap.over_http.members import find_members
+from shotclock.wrap.over_http.payloads import MOST_IN_MEMORY, Payload
 
 MESSAGES = [
     {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "x", "arguments": {"id": 1, "a": [{}]}}},

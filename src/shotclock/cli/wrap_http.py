@@ -11,10 +11,10 @@ from typing import Any
 from ..core.errors import Failure
 from ..process.addresses import Site, check_reach, listen_on, parse_address
 from ..process.foreground import TerminalSignals
-from ..wrap.http_access import TokenCheck, has_tokens
-from ..wrap.http_front import HttpFront
-from ..wrap.http_sessions import FrontSettings
 from ..wrap.limits import ServerLimits
+from ..wrap.over_http.access import TokenCheck, has_tokens
+from ..wrap.over_http.front import HttpFront
+from ..wrap.over_http.sessions import FrontSettings
 from .exec import NOT_DONE
 from .output import say_line
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from ..core.clocks import NS_PER_MS
-from ..core.value_types import entity
-from ..process.clock import monotonic_ns
+from ...core.clocks import NS_PER_MS
+from ...core.value_types import entity
+from ...process.clock import monotonic_ns
 from .payloads import Payload
 
 # Of events that wait for their reader. Long messages are in files, so that they take no memory.

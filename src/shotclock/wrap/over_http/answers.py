@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from io import BufferedIOBase
 from typing import Protocol
 
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
-from .http_headers import STATUS_OF_ERROR
-from .http_sessions import HttpSession
-from .http_streams import Event, StreamReader
-from .mcp_headers import EVENT_TYPE, SESSION
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ..mcp_headers import EVENT_TYPE, SESSION
 from .payloads import Payload
+from .request_check import STATUS_OF_ERROR
+from .sessions import HttpSession
+from .streams import Event, StreamReader
 
 # For an answer to come first. After that, events begin.
 ANSWER_WITHIN_MS = 15_000

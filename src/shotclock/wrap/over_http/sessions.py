@@ -10,15 +10,15 @@ import secrets
 import threading
 from collections.abc import Iterable
 
-from ..core.clocks import NS_PER_MS
-from ..core.value_types import entity, value
-from ..process.clock import monotonic_ns
-from .http_children import Notes, WrapChild
-from .http_streams import Stream, StreamReader
-from .mcp_headers import DeclaredHeaders
+from ...core.clocks import NS_PER_MS
+from ...core.value_types import entity, value
+from ...process.clock import monotonic_ns
+from ..mcp_headers import DeclaredHeaders
+from ..messages import LIST_CHANGES, LISTEN, Key, cancellation_line, encode, key_of
+from .children import Notes, WrapChild
 from .members import Members
-from .messages import LIST_CHANGES, LISTEN, Key, cancellation_line, encode, key_of
 from .payloads import Payload
+from .streams import Stream, StreamReader
 
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
@@ -53,7 +53,7 @@ class FrontSettings:
 
 
 @entity
-class OpenRequest:
+class PostedRequest:
     """A request that its server has not answered. With `only_answer` its client takes no other messages with it."""
 
     stream: Stream
@@ -90,7 +90,7 @@ class HttpSession:
         self._stderr = ""
         self._registry = registry
         self._lock = threading.Lock()
-        self._open: dict[Key, OpenRequest] = {}
+        self._open: dict[Key, PostedRequest] = {}
         self._streams: dict[int, Stream] = {}
         """Streams of open requests and of the latest ended ones, by number."""
         self._count = 0
@@ -114,7 +114,7 @@ class HttpSession:
                 raise HttpRefusal(400, "the id of this request belongs to another open request")
             reader = self._new_stream().attach()  # before the answer can come: a stream without a reader may be dropped
             token = key_of(members.read("params", "_meta", "progressToken"))
-            request = OpenRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)], token)
+            request = PostedRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)], token)
             self._open[key] = request
         self._pass(payload)
         return reader
@@ -170,7 +170,7 @@ class HttpSession:
         stream = self._streams[self._count] = Stream(self._count)
         return stream
 
-    def _close(self, key: Key) -> OpenRequest | None:
+    def _close(self, key: Key) -> PostedRequest | None:
         """Close a request, and forget the oldest streams that have ended."""
         self.used_ns = monotonic_ns()
         with self._lock:
@@ -232,7 +232,7 @@ class SharedSession(HttpSession):
         with self._lock:
             reader = self._new_stream().attach()
             number = reader.stream.number
-            request = OpenRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)])
+            request = PostedRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)])
             payload.replace(members.spans[("id",)], b"%d" % number)
             if token_path in members:
                 request.token, request.token_text = key_of(number), members.texts.get(token_path, b"null")
@@ -281,7 +281,7 @@ class SharedSession(HttpSession):
         if not self._has_result and request.method == "server/discover" and self.is_idle:
             self.end("the server does not know 2026-07-28")  # its clients greet it in sessions of their own
 
-    def _request_of(self, members: Members) -> OpenRequest | None:
+    def _request_of(self, members: Members) -> PostedRequest | None:
         number = members.read("params", "progressToken")
         if number is None:
             number = members.read("params", "_meta", SUBSCRIPTION_ID)
@@ -293,7 +293,7 @@ class SharedSession(HttpSession):
         return calls[0] if len(calls) == 1 else None
 
     @staticmethod
-    def _restore(payload: Payload, members: Members, request: OpenRequest, part: str) -> None:
+    def _restore(payload: Payload, members: Members, request: PostedRequest, part: str) -> None:
         """Put the client's own token and id back."""
         if request.token is not None and (span := members.spans.get((part, "progressToken"))) is not None:
             payload.replace(span, request.token_text)

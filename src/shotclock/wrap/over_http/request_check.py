@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from email.message import Message as Headers
 
-from .mcp_headers import EVENT_TYPE, JSON_TYPE, METHOD, NAME, NAMED_BY, REVISION, decode_value
+from ..mcp_headers import EVENT_TYPE, JSON_TYPE, METHOD, NAME, NAMED_BY, REVISION, decode_value
+from ..messages import REVISION_KEY
 from .members import Members
-from .messages import REVISION_KEY
 
 REVISIONS_WITH_SESSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 # From this one on a client can read an event without data.

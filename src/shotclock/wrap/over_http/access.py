@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from ..core.errors import Failure
-from ..inbox.access import Access
-from ..process.clock import wall_time
-from ..store.store import Store
-from .http_sessions import HttpRefusal
+from ...core.errors import Failure
+from ...inbox.access import Access
+from ...process.clock import wall_time
+from ...store.store import Store
+from .sessions import HttpRefusal
 
 
 class TokenCheck:

@@ -16,11 +16,15 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import IO, Any, Protocol, cast
 
-from ..core.clocks import NS_PER_MS
-from ..process.addresses import Site
-from ..process.clock import monotonic_ns
-from .http_answers import HeaderLines, StreamAnswer
-from .http_headers import (
+from ...core.clocks import NS_PER_MS
+from ...process.addresses import Site
+from ...process.clock import monotonic_ns
+from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, REVISION, SESSION
+from ..messages import LISTEN, REVISION_KEY
+from .answers import HeaderLines, StreamAnswer
+from .members import Members
+from .payloads import PIECE, Payload
+from .request_check import (
     FIRST_RESUMABLE,
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -32,11 +36,7 @@ from .http_headers import (
     problem_with_headers,
     problem_with_revision,
 )
-from .http_sessions import METHOD_NOT_FOUND, HttpRefusal, HttpSession, HttpSessions, SharedSession, error_payload
-from .mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, REVISION, SESSION
-from .members import Members
-from .messages import LISTEN, REVISION_KEY
-from .payloads import PIECE, Payload
+from .sessions import METHOD_NOT_FOUND, HttpRefusal, HttpSession, HttpSessions, SharedSession, error_payload
 
 MCP_PATH = "/mcp"
 HEADERS_WITHIN_MS = 30_000

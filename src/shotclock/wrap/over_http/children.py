@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
-from ..process.piped_child import READ_SIZE, PipedChild
-from .lines import LinePart, LineSplitter
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ...process.piped_child import READ_SIZE, PipedChild
+from ..lines import LinePart, LineSplitter
+from ..writers import NoteWriter
 from .members import Members
 from .payloads import Payload
-from .writers import NoteWriter
 
 # A child does not read while its server is starting. Only a server that reads nothing exhausts this.
 WRITTEN_WITHIN_MS = 180_000

@@ -9,8 +9,8 @@ import json
 import re
 from collections.abc import Callable
 
-from ..core.value_types import record
-from .messages import Key, key_of
+from ...core.value_types import record
+from ..messages import Key, key_of
 
 WINDOW = 256 * 1024
 LONGEST_NAME = 1024

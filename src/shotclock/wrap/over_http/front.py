@@ -15,14 +15,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..core.clocks import NS_PER_MS
-from ..process.addresses import Site, url_of
-from ..process.clock import monotonic_ns, pause
-from ..process.command_task import Order
-from ..process.foreground import TerminalSignals
-from .http_children import Notes
-from .http_connection import MCP_PATH, TAKEN_WITHIN_S, HttpConnection
-from .http_sessions import FrontSettings, HttpSessions
+from ...core.clocks import NS_PER_MS
+from ...process.addresses import Site, url_of
+from ...process.clock import monotonic_ns, pause
+from ...process.command_task import Order
+from ...process.foreground import TerminalSignals
+from .children import Notes
+from .connection import MCP_PATH, TAKEN_WITHIN_S, HttpConnection
+from .sessions import FrontSettings, HttpSessions
 
 MOST_CONNECTIONS = 512
 LOOK_MS = 1_000
