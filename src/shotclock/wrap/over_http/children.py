@@ -12,9 +12,9 @@ from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ...process.piped_child import READ_SIZE, PipedChild
 from ..lines import LinePart, LineSplitter
+from ..messages import Message
 from ..writers import NoteWriter
-from .members import Members
-from .payloads import Payload
+from .outbox import Parcel
 
 # A child does not read while its server is starting. Only a server that reads nothing exhausts this.
 WRITTEN_WITHIN_MS = 180_000
@@ -27,7 +27,7 @@ KEPT_STDERR = 2 * 1024
 class Receiver(Protocol):
     """The session of a child. Both methods are called on the thread of the child."""
 
-    def take(self, payload: Payload, members: Members) -> None: ...
+    def take(self, parcel: Parcel, message: Message) -> None: ...
 
     def child_ended(self, code: int, stderr: str) -> None: ...
 
@@ -59,6 +59,7 @@ class WrapChild:
         self._on_gone = on_gone
         self._kill_at_ns: int | None = None
         self._stderr = b""
+        self._long: Parcel | None = None
         self._writing = threading.Lock()
         self._child = PipedChild(argv)
         self._thread = threading.Thread(target=self._read, daemon=True, name=f"child {self._child.pid}")
@@ -66,12 +67,10 @@ class WrapChild:
     def start_reading(self) -> None:
         self._thread.start()
 
-    def send(self, payload: Payload) -> bool:
+    def send(self, line: bytes) -> bool:
         """Write a message as one line. Return False if the child is gone, or does not read."""
         with self._writing:
-            is_written = all(self._child.write(piece, WRITTEN_WITHIN_MS) for piece in payload.pieces())
-            is_written = is_written and self._child.write(b"\n", WRITTEN_WITHIN_MS)
-        payload.close()
+            is_written = self._child.write(line + b"\n", WRITTEN_WITHIN_MS)
         if not is_written:
             self.stop()  # the rest of a line that was begun can never follow
         return is_written
@@ -114,7 +113,6 @@ class WrapChild:
     def _read_messages(self) -> None:
         """Read until the end of stdout. Raises OSError."""
         splitter = LineSplitter()
-        long: Payload | None = None
         poller = select.poll()
         unread = {self._child.stdout_fd, self._child.stderr_fd}
         for fd in unread:
@@ -128,22 +126,28 @@ class WrapChild:
                     self._keep_stderr(chunk)
                 else:
                     for part, piece in splitter.split(chunk):
-                        long = self._take(part, piece, long)
+                        self._take(part, piece)
             self._kill_if_late()
 
-    def _take(self, part: LinePart, piece: bytes, long: Payload | None) -> Payload | None:
-        """Take a piece of a line. Return the long message that it belongs to and does not end."""
-        if part in (LinePart.WHOLE, LinePart.END):
-            piece = piece.rstrip()
-        payload = long or Payload()
-        payload.add(piece)
-        if part in (LinePart.START, LinePart.MIDDLE):
-            return payload
-        if (members := payload.scan()) is not None and members.is_message:
-            self._receiver.take(payload, members)
+    def _take(self, part: LinePart, piece: bytes) -> None:
+        """Take a line, or a piece of a long one."""
+        if part is LinePart.WHOLE:
+            self._pass(Parcel(piece.rstrip()))
+        elif part is LinePart.START:
+            self._long = Parcel(piece, is_long=True)
+        elif self._long is not None and part is LinePart.MIDDLE:
+            self._long.add(piece)
+        elif self._long is not None:
+            self._long.finish(piece.rstrip())
+            self._pass(self._long)
+            self._long = None
+
+    def _pass(self, parcel: Parcel) -> None:
+        message, parcel.message = parcel.message, None  # only the bytes are kept while they wait
+        if message is None or not (message.is_answer or message.method is not None):
+            parcel.close()
         else:
-            payload.close()
-        return None
+            self._receiver.take(parcel, message)
 
     def _keep_stderr(self, chunk: bytes) -> None:
         self._stderr = (self._stderr + chunk)[-KEPT_STDERR:]

@@ -1,33 +1,48 @@
-"""Headers of MCP over HTTP, compared with the message in the body as the SDK's own server does."""
+"""Checks of a request of MCP over HTTP. Its headers are compared with its message as the SDK's own server does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from email.message import Message as Headers
 
 from ..mcp_headers import EVENT_TYPE, JSON_TYPE, METHOD, NAME, NAMED_BY, REVISION, decode_value
-from ..messages import REVISION_KEY
-from .members import Members
+from ..messages import REVISION_KEY, Message
 
 REVISIONS_WITH_SESSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-# From this one on a client can read an event without data.
-FIRST_RESUMABLE = "2025-11-25"
 REVISIONS_WITHOUT_SESSIONS = ("2026-07-28",)
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 HEADER_MISMATCH = -32020
+MISSING_CAPABILITY = -32021
 UNSUPPORTED_REVISION = -32022
 # The statuses of error answers without a session. Others are 200.
 STATUS_OF_ERROR = {
-    -32700: 400,
-    -32600: 400,
-    INVALID_PARAMS: 400,
-    HEADER_MISMATCH: 400,
-    -32021: 400,
-    -32022: 400,
-    -32601: 404,
+    **dict.fromkeys((PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS), 400),
+    **dict.fromkeys((HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_REVISION), 400),
+    METHOD_NOT_FOUND: 404,
 }
+
+
+class HttpRefusal(Exception):
+    """A request that is answered with an HTTP status and a JSON-RPC error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: int = INVALID_REQUEST,
+        headers: Iterable[tuple[str, str]] = (),
+        id: object = None,
+        data: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.headers = status, message, code, tuple(headers)
+        self.id, self.data = id, data
 
 
 def header(headers: Headers, name: str) -> str | None:
@@ -50,30 +65,38 @@ def is_json(headers: Headers) -> bool:
     return str(headers.get("content-type", "")).partition(";")[0].strip().lower() == JSON_TYPE
 
 
-def problem_with_headers(headers: Headers, members: Members) -> tuple[int, str, object] | None:
-    """Return code, message and data of the first mistake in a request of 2026-07-28."""
+def check_message(headers: Headers, message: Message) -> None:
+    """Check a message of 2026-07-28 and its headers. Raises HttpRefusal."""
+    if message.method is None:
+        raise HttpRefusal(400, "the body must be one request or notification")
+    problem = _problem_with_headers(headers, message) if message.is_request else None
+    data = None
+    if problem is None and (revision := header(headers, REVISION)) not in REVISIONS_WITHOUT_SESSIONS:
+        problem = UNSUPPORTED_REVISION, "Unsupported protocol version"
+        data = {"supported": list(REVISIONS_WITHOUT_SESSIONS), "requested": revision or ""}
+    if problem is None and message.method == "initialize":
+        # It would fix a server of both generations to the other one.
+        problem = METHOD_NOT_FOUND, "Method not found"
+    if problem is not None:
+        code, text = problem
+        raise HttpRefusal(STATUS_OF_ERROR[code], text, code=code, id=message.id, data=data)
+
+
+def _problem_with_headers(headers: Headers, message: Message) -> tuple[int, str] | None:
+    """Return code and text of the first mistake in the headers of a request."""
     for name in (REVISION, METHOD, NAME):
         if len(headers.get_all(name, [])) > 1:
-            return HEADER_MISMATCH, f"{name} header appears more than once", None
-    revision = members.read("params", "_meta", REVISION_KEY)
-    missing = [key for key in (REVISION_KEY, CAPABILITIES_KEY) if ("params", "_meta", key) not in members]
+            return HEADER_MISMATCH, f"{name} header appears more than once"
+    missing = [key for key in (REVISION_KEY, CAPABILITIES_KEY) if key not in message.meta]
     if missing:
-        return INVALID_PARAMS, f"params._meta is missing the required envelope key(s): {', '.join(missing)}", None
-    if header(headers, REVISION) is None or header(headers, REVISION) != revision:
-        return HEADER_MISMATCH, f"{REVISION} header does not match the protocol version of the request", None
-    if header(headers, METHOD) != members.method:
-        return HEADER_MISMATCH, f"{METHOD} header does not match the method of the request", None
-    named = NAMED_BY.get(members.method or "")
-    if named is not None and ("params", named) in members:
-        value = members.read("params", named)
-        if value is not None and decode_value(header(headers, NAME)) != value:
-            return HEADER_MISMATCH, f"{NAME} header does not match the {named!r} of the request", None
-    return problem_with_revision(str(revision))
-
-
-def problem_with_revision(
-    revision: str, supported: Sequence[str] = REVISIONS_WITHOUT_SESSIONS
-) -> tuple[int, str, object] | None:
-    if revision in supported:
-        return None
-    return UNSUPPORTED_REVISION, "Unsupported protocol version", {"supported": list(supported), "requested": revision}
+        return INVALID_PARAMS, f"params._meta is missing the required envelope key(s): {', '.join(missing)}"
+    revision = header(headers, REVISION)
+    if revision is None or revision != message.meta[REVISION_KEY]:
+        return HEADER_MISMATCH, f"{REVISION} header does not match the protocol version of the request"
+    if header(headers, METHOD) != message.method:
+        return HEADER_MISMATCH, f"{METHOD} header does not match the method of the request"
+    named = NAMED_BY.get(message.method or "", "")
+    value = message.params.get(named)
+    if value is not None and decode_value(header(headers, NAME)) != value:
+        return HEADER_MISMATCH, f"{NAME} header does not match the {named!r} of the request"
+    return None

@@ -8,38 +8,22 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable
 
 from ...core.clocks import NS_PER_MS
 from ...core.value_types import entity, value
 from ...process.clock import monotonic_ns
+from ..lines import replace_value
 from ..mcp_headers import DeclaredHeaders
-from ..messages import LIST_CHANGES, LISTEN, Key, cancellation_line, encode, key_of
+from ..messages import LIST_CHANGES, LISTEN, Key, Message, cancellation_line, error_of, key_of, read_line
 from .children import Notes, WrapChild
-from .members import Members
-from .payloads import Payload
-from .streams import Stream, StreamReader
+from .outbox import Outbox, Parcel, error_parcel
+from .request_check import METHOD_NOT_FOUND, HttpRefusal
 
-INVALID_REQUEST = -32600
-METHOD_NOT_FOUND = -32601
 SERVER_GONE = -32000
 REQUEST_CANCELLED = -32800  # the SDK's answer to a request that its client has cancelled
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
-# Ended streams of a session, for clients that resume.
-MOST_RECENT = 16
-MOST_RECENT_SIZE = 64 * 1024 * 1024
 LONGEST_LIST = 1024 * 1024  # of tools, whose declarations are read
 _UNRELATED = frozenset({*LIST_CHANGES, "notifications/resources/updated"})
-
-
-class HttpRefusal(Exception):
-    """A request that is answered with an HTTP status and a JSON-RPC error."""
-
-    def __init__(
-        self, status: int, message: str, *, code: int = INVALID_REQUEST, headers: Iterable[tuple[str, str]] = ()
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.headers = status, message, code, tuple(headers)
 
 
 @value
@@ -56,25 +40,12 @@ class FrontSettings:
 class PostedRequest:
     """A request that its server has not answered. With `only_answer` its client takes no other messages with it."""
 
-    stream: Stream
+    id: object
     method: str
     only_answer: bool
-    id_text: bytes
-    token: Key | None = None
-    token_text: bytes = b""
-
-
-def error_payload(id_text: bytes, code: int, message: str, data: object = None) -> Payload:
-    error: dict[str, object] = {"code": code, "message": message}
-    if data is not None:
-        error["data"] = data
-    return Payload(b'{"jsonrpc":"2.0","id":' + id_text + b',"error":' + encode(error).rstrip() + b"}")
-
-
-def _error_code(members: Members) -> int | None:
-    """Return the code of an error answer; None for a result."""
-    code = members.read("error", "code")
-    return code if isinstance(code, int) else None
+    token: object  # for progress
+    outbox: Outbox
+    reader: object
 
 
 class HttpSession:
@@ -83,120 +54,85 @@ class HttpSession:
     def __init__(self, id: str, owner: str, registry: HttpSessions) -> None:
         self.id = id
         self.owner = owner
-        self.other_messages = Stream(0)
+        self.other_messages = Outbox()
         self.used_ns = monotonic_ns()
-        self.end_text = ""
+        self._end_text = ""
         self._has_ended = False
         self._stderr = ""
         self._registry = registry
         self._lock = threading.Lock()
         self._open: dict[Key, PostedRequest] = {}
-        self._streams: dict[int, Stream] = {}
-        """Streams of open requests and of the latest ended ones, by number."""
-        self._count = 0
         self.child = registry.start_child(self)
 
     @property
     def is_idle(self) -> bool:
         return not self._open
 
-    @property
-    def is_read(self) -> bool:
-        """Return whether a client is connected to the stream of other messages."""
-        return self.other_messages.is_read
-
-    def request(self, payload: Payload, members: Members, *, only_answer: bool) -> StreamReader:
-        """Send a request to the server and return the reader of its answer. Raises HttpRefusal."""
-        key = members.key
-        assert key is not None
+    def request(self, message: Message, *, only_answer: bool) -> PostedRequest:
+        """Send a request to the server. Raises HttpRefusal."""
+        request = _posted(message, only_answer)
         with self._lock:
-            if key in self._open:
+            if message.key is None or message.key in self._open:
                 raise HttpRefusal(400, "the id of this request belongs to another open request")
-            reader = self._new_stream().attach()  # before the answer can come: a stream without a reader may be dropped
-            token = key_of(members.read("params", "_meta", "progressToken"))
-            request = PostedRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)], token)
-            self._open[key] = request
-        self._pass(payload)
-        return reader
+            self._open[message.key] = request
+        self._pass(message.line)
+        return request
 
-    def _pass(self, payload: Payload) -> None:
+    def _pass(self, line: bytes) -> None:
         """Write a request to the child. One that is ending fails its requests at its end, with the reason."""
-        if not self.child.send(payload) and self._has_ended:
+        if not self.child.send(line) and self._has_ended:
             self._fail_all()
 
-    def send(self, payload: Payload, members: Members) -> None:
+    def leave(self, request: PostedRequest) -> None:
+        """Drop the rest of the messages of a request. An open one runs on: its client may only have lost its way."""
+        request.outbox.close()
+
+    def send(self, message: Message) -> None:
         """Send a notification or an answer to the server."""
-        self.used_ns = monotonic_ns()
-        cancelled = None
-        if members.method == "notifications/cancelled":
-            cancelled = key_of(members.read("params", "requestId"))
-        self.child.send(payload)
-        if cancelled is not None and (request := self._close(cancelled)) is not None:
-            # The server does not answer it any more, and the stream has to end.
-            request.stream.put(error_payload(request.id_text, REQUEST_CANCELLED, "Request cancelled"), is_last=True)
+        self.child.send(message.line)
+        if message.method == "notifications/cancelled":
+            request = self._close(key_of(message.params.get("requestId")))
+            if request is not None:  # the server does not answer it any more
+                request.outbox.put(error_parcel(request.id, REQUEST_CANCELLED, "Request cancelled"), is_last=True)
 
-    def find_stream(self, number: int) -> Stream | None:
-        with self._lock:
-            return self.other_messages if number == 0 else self._streams.get(number)
-
-    def take(self, payload: Payload, members: Members) -> None:
-        if members.method is None:
-            key = members.key
-            request = None if key is None else self._close(key)
-            if request is not None:
-                request.stream.put(payload, is_last=True, error_code=_error_code(members))
-            elif key is None:
-                self.other_messages.put(payload)
-            else:
-                payload.close()
+    def take(self, parcel: Parcel, message: Message) -> None:
+        if message.method is not None:
+            self._outbox_of(message).put(parcel)
+        elif message.key is None:
+            self.other_messages.put(parcel)
+        elif (request := self._close(message.key)) is not None:
+            parcel.error_code = _error_code(message)
+            request.outbox.put(parcel, is_last=True)
         else:
-            self._stream_of(members).put(payload)
+            parcel.close()
 
-    def _stream_of(self, members: Members) -> Stream:
-        """Return the stream for a request or notification of the server."""
-        if members.method in _UNRELATED:
-            return self.other_messages
+    def _outbox_of(self, message: Message) -> Outbox:
+        """Return the place for a request or notification of the server."""
         with self._lock:
             requests = list(self._open.values())
-        if members.method == "notifications/progress":
-            token = key_of(members.read("params", "progressToken"))
-            requests = [each for each in requests if token is not None and each.token == token] or requests
-        if len(requests) == 1 and not requests[0].only_answer:
-            return requests[0].stream
-        return self.other_messages
+        if message.method == "notifications/progress":
+            token = key_of(message.params.get("progressToken"))
+            requests = [each for each in requests if token is not None and key_of(each.token) == token] or requests
+        is_related = message.method not in _UNRELATED and len(requests) == 1 and not requests[0].only_answer
+        return requests[0].outbox if is_related else self.other_messages
 
-    def _new_stream(self) -> Stream:
-        self._count += 1
-        stream = self._streams[self._count] = Stream(self._count)
-        return stream
-
-    def _close(self, key: Key) -> PostedRequest | None:
-        """Close a request, and forget the oldest streams that have ended."""
+    def _close(self, key: Key | None) -> PostedRequest | None:
         self.used_ns = monotonic_ns()
         with self._lock:
-            request = self._open.pop(key, None)
-            running = {each.stream for each in self._open.values()}
-            ended = [each for each in self._streams.values() if each not in running and not each.is_read]
-            while len(ended) > MOST_RECENT or sum(each.size for each in ended) > MOST_RECENT_SIZE:
-                oldest = ended.pop(0)
-                if request is not None and oldest is request.stream:
-                    break
-                del self._streams[oldest.number]
-                oldest.close()
-        return request
+            return None if key is None else self._open.pop(key, None)
 
     def end(self, text: str, signal_number: int | None = None) -> None:
         """End the child. Open requests are answered with the text."""
-        self.end_text = self.end_text or text
+        self._end_text = self._end_text or text
         self._registry.forget(self)
         self.other_messages.close()
         self.child.stop(signal_number)
 
     def child_ended(self, code: int, stderr: str) -> None:
-        if not self.end_text:
+        if not self._end_text:
             ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
             last_line = stderr.rpartition("\n")[2][-500:]
-            self.end_text = f"the process of this session {ended}" + (f": {last_line}" if last_line else "")
+            self._end_text = f"the process of this session {ended}" + (f": {last_line}" if last_line else "")
         self._registry.forget(self)
         self._stderr = stderr
         self._has_ended = True
@@ -212,8 +148,20 @@ class HttpSession:
             failed, self._open = list(self._open.values()), {}
         data = {"stderr": self._stderr} if self._stderr else None
         for request in failed:
-            failure = error_payload(request.id_text, SERVER_GONE, f"shotclock: {self.end_text}", data)
-            request.stream.put(failure, is_last=True, error_code=SERVER_GONE)
+            failure = error_parcel(request.id, SERVER_GONE, f"shotclock: {self._end_text}", data)
+            request.outbox.put(failure, is_last=True)
+
+
+def _posted(message: Message, only_answer: bool) -> PostedRequest:
+    outbox = Outbox()
+    token = message.meta.get("progressToken")
+    return PostedRequest(message.id, message.method or "", only_answer, token, outbox, outbox.attach())
+
+
+def _error_code(message: Message) -> int | None:
+    """Return the code of an error answer; None for a result."""
+    code = error_of(message).get("code")
+    return code if isinstance(code, int) else None
 
 
 class SharedSession(HttpSession):
@@ -224,81 +172,78 @@ class SharedSession(HttpSession):
 
     def __init__(self, registry: HttpSessions) -> None:
         self.declared_headers = DeclaredHeaders()
-        self._has_result = False
+        self._count = 0
         super().__init__("", "", registry)
 
-    def request(self, payload: Payload, members: Members, *, only_answer: bool) -> StreamReader:
-        token_path = ("params", "_meta", "progressToken")
+    def request(self, message: Message, *, only_answer: bool) -> PostedRequest:
+        request = _posted(message, only_answer)
         with self._lock:
-            reader = self._new_stream().attach()
-            number = reader.stream.number
-            request = PostedRequest(reader.stream, members.method or "", only_answer, members.texts[("id",)])
-            payload.replace(members.spans[("id",)], b"%d" % number)
-            if token_path in members:
-                request.token, request.token_text = key_of(number), members.texts.get(token_path, b"null")
-                payload.replace(members.spans[token_path], b"%d" % number)
+            self._count += 1
+            number = self._count
+        line = _with_number(message, number)
+        with self._lock:
             self._open[("int", number)] = request
-        self._pass(payload)
-        return reader
+        self._pass(line)
+        return request
 
-    def cancel(self, stream: Stream) -> None:
+    def leave(self, request: PostedRequest) -> None:
         """Cancel a request whose client has gone."""
-        if self._close(("int", stream.number)) is not None:
-            self.child.send(Payload(cancellation_line(stream.number, "the client has closed the connection").rstrip()))
-
-    def release(self, stream: Stream) -> None:
-        """Forget the stream of an answered request: there is no resuming."""
+        super().leave(request)
         with self._lock:
-            self._streams.pop(stream.number, None)
-        stream.close()
+            key = next((key for key, each in self._open.items() if each is request), None)
+        if key is not None and self._close(key) is not None:
+            self.child.send(cancellation_line(key[1], "the client has closed the connection").rstrip())
 
-    def take(self, payload: Payload, members: Members) -> None:
-        if members.method is None:
-            self._take_answer(payload, members)
-        elif ("id",) in members:
-            payload.close()
+    def take(self, parcel: Parcel, message: Message) -> None:
+        if message.method is None:
+            self._take_answer(parcel, message)
+        elif message.key is not None:
+            parcel.close()
             text = "there is no client to ask: requests to clients do not exist in 2026-07-28"
-            self.child.send(error_payload(members.texts.get(("id",), b"null"), METHOD_NOT_FOUND, text))
-        elif (request := self._request_of(members)) is not None:
-            self._restore(payload, members, request, "params")
-            request.stream.put(payload)
+            self.child.send(error_parcel(message.id, METHOD_NOT_FOUND, text).begin)
+        elif (request := self._request_of(message)) is not None:
+            parcel.replace(("params", "progressToken"), request.token)
+            parcel.replace(("params", "_meta", SUBSCRIPTION_ID), request.id)
+            request.outbox.put(parcel)
         else:
-            payload.close()
+            parcel.close()
             self.other_messages.lost += 1
 
-    def _take_answer(self, payload: Payload, members: Members) -> None:
-        request = None if members.key is None else self._close(members.key)
+    def _take_answer(self, parcel: Parcel, message: Message) -> None:
+        request = self._close(message.key)
         if request is None:
-            payload.close()
+            parcel.close()
             return
-        payload.replace(members.spans[("id",)], request.id_text)
-        error_code = _error_code(members)
-        if request.method == "tools/list" and payload.size <= LONGEST_LIST:
-            self.declared_headers.learn(b"".join(payload.pieces()))
-        self._has_result = self._has_result or error_code is None
-        self._restore(payload, members, request, "result")
-        request.stream.put(payload, is_last=True, error_code=error_code)
-        if not self._has_result and request.method == "server/discover" and self.is_idle:
-            self.end("the server does not know 2026-07-28")  # its clients greet it in sessions of their own
+        if request.method == "tools/list" and parcel.size <= LONGEST_LIST:
+            self.declared_headers.learn(b"".join(parcel.pieces()))
+        parcel.replace(("id",), request.id)
+        parcel.replace(("result", "_meta", SUBSCRIPTION_ID), request.id)
+        parcel.error_code = _error_code(message)
+        request.outbox.put(parcel, is_last=True)
 
-    def _request_of(self, members: Members) -> PostedRequest | None:
-        number = members.read("params", "progressToken")
-        if number is None:
-            number = members.read("params", "_meta", SUBSCRIPTION_ID)
+    def _request_of(self, message: Message) -> PostedRequest | None:
+        meta = message.params.get("_meta")
+        number = message.params.get("progressToken")
+        if number is None and isinstance(meta, dict):
+            number = meta.get(SUBSCRIPTION_ID)
+        key = key_of(number)
         with self._lock:
-            if number is not None:
-                key = key_of(number)
-                return None if key is None else self._open.get(key)
+            if key is not None:
+                return self._open.get(key)
             calls = [each for each in self._open.values() if each.method != LISTEN and not each.only_answer]
         return calls[0] if len(calls) == 1 else None
 
-    @staticmethod
-    def _restore(payload: Payload, members: Members, request: PostedRequest, part: str) -> None:
-        """Put the client's own token and id back."""
-        if request.token is not None and (span := members.spans.get((part, "progressToken"))) is not None:
-            payload.replace(span, request.token_text)
-        if (span := members.spans.get((part, "_meta", SUBSCRIPTION_ID))) is not None:
-            payload.replace(span, request.id_text)
+
+def _with_number(message: Message, number: int) -> bytes:
+    """Return a request with a number in place of its id and its token. Raises HttpRefusal."""
+    line = message.with_id(number)
+    if line is not None and "progressToken" in message.meta:
+        line = replace_value(line, ("params", "_meta", "progressToken"), number)
+    changed = None if line is None else read_line(line)
+    # Of equal names in one object only the first was replaced, and a server may take the other one.
+    if changed is None or changed.key != ("int", number) or changed.meta.get("progressToken") not in (None, number):
+        raise HttpRefusal(400, "the id or the progress token of this request is there twice")
+    return changed.line
 
 
 class HttpSessions:
@@ -335,7 +280,11 @@ class HttpSessions:
 
     def _find_unused(self, owner: str) -> HttpSession | None:
         """Return the longest idle session of this owner that no client is connected to: many clients never end one."""
-        unused = [each for each in self._by_id.values() if each.owner == owner and each.is_idle and not each.is_read]
+        unused = [
+            each
+            for each in self._by_id.values()
+            if each.owner == owner and each.is_idle and not each.other_messages.is_read
+        ]
         return min(unused, key=lambda each: each.used_ns, default=None)
 
     def find(self, id: str, owner: str) -> HttpSession | None:
