@@ -51,7 +51,12 @@ class WrapChild:
     """A child and the thread that reads it. Raises OSError if it cannot be started."""
 
     def __init__(
-        self, argv: Sequence[str], receiver: Receiver, notes: Notes, end_within_ms: int, on_gone: Callable[[], None]
+        self,
+        argv: Sequence[str],
+        receiver: Receiver,
+        notes: Notes,
+        end_within_ms: int,
+        on_gone: Callable[[WrapChild], None],
     ) -> None:
         self._receiver = receiver
         self._notes = notes
@@ -70,7 +75,7 @@ class WrapChild:
     def send(self, line: bytes) -> bool:
         """Write a message as one line. Return False if the child is gone, or does not read."""
         with self._writing:
-            is_written = self._child.write(line + b"\n", WRITTEN_WITHIN_MS)
+            is_written = all(self._child.write(each, WRITTEN_WITHIN_MS) for each in (line, b"\n"))
         if not is_written:
             self.stop()  # the rest of a line that was begun can never follow
         return is_written
@@ -108,7 +113,7 @@ class WrapChild:
         with self._writing:
             self._child.close()
         self._receiver.child_ended(code, self._stderr.decode("utf-8", "replace").strip())
-        self._on_gone()
+        self._on_gone(self)
 
     def _read_messages(self) -> None:
         """Read until the end of stdout. Raises OSError."""

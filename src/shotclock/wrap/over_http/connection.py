@@ -34,7 +34,7 @@ BODY_WITHIN_MS = 60_000
 # has the same limit.
 LONGEST_BODY = 4 * 1024 * 1024
 LARGE_BODY = 64 * 1024
-MOST_LARGE_BODIES = 4
+MOST_LARGE_BODIES = 2
 TAKEN_WITHIN_S = 60.0
 LINGER_MS = 2_000  # for a refused client to read our answer
 PIECE = 64 * 1024
@@ -100,7 +100,7 @@ class HttpConnection(BaseHTTPRequestHandler):
     """A connection and its requests, one after the other, on a thread of its own."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = PIECE
+    wbufsize = 8 * 1024
 
     def __init__(self, request: socket.socket, address: Any, parts: FrontParts) -> None:
         self.parts = parts
@@ -231,7 +231,8 @@ class HttpConnection(BaseHTTPRequestHandler):
         self._lingers = True
         if "transfer-encoding" in self.headers or len(lengths) > 1 or (self.command == "POST" and not lengths):
             raise HttpRefusal(411, "send the body with one Content-Length")
-        if not (length.isascii() and length.isdecimal()) or int(length[:20]) > LONGEST_BODY:
+        is_number = length.isascii() and length.isdecimal() and len(length) <= 20
+        if not is_number or int(length) > LONGEST_BODY:
             raise HttpRefusal(413, f"a body may have {LONGEST_BODY} bytes here")
         self._lingers = False
         self._unread = int(length)

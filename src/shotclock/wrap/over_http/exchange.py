@@ -63,9 +63,9 @@ class McpConnection(HttpConnection):
     def _pass_body(self, owner: str, takes_events: bool) -> tuple[HttpSession, PostedRequest] | None:
         """Pass a message on; return the request that it is. Raises HttpRefusal."""
         with self.body() as body:
-            message = _read_message(body.translate(_ONE_LINE))
+            message = _read_message(body.translate(_ONE_LINE) if b"\n" in body or b"\r" in body else body)
             if self._has_no_session(message):
-                return self._pass_to_shared(message, takes_events)
+                return self._pass_to_shared(message, takes_events, owner)
             is_greeting = message.method == "initialize" and message.is_request and SESSION not in self.headers
             session = self.parts.sessions.open(owner) if is_greeting else self._find_session(owner)
             if message.is_request:
@@ -89,13 +89,15 @@ class McpConnection(HttpConnection):
             raise HttpRefusal(404, "Session not found")
         return session
 
-    def _pass_to_shared(self, message: Message, takes_events: bool) -> tuple[HttpSession, PostedRequest] | None:
+    def _pass_to_shared(
+        self, message: Message, takes_events: bool, owner: str
+    ) -> tuple[HttpSession, PostedRequest] | None:
         check_message(self.headers, message)
         if not message.is_request:
             return None  # clients of this revision have none to send: closing the connection cancels
         if message.method == LISTEN and not takes_events:
             raise HttpRefusal(406, f"accept {EVENT_TYPE}")
-        shared = self.parts.sessions.shared()
+        shared = self.parts.sessions.shared(owner)
         if message.method == "tools/call":
             tool, arguments = str(message.params.get("name")), message.params.get("arguments")
             problem = shared.declared_headers.problem_with(tool, arguments, self.headers)
@@ -112,6 +114,7 @@ class McpConnection(HttpConnection):
         try:
             self.begin_events([(SESSION, session.id)])
             self._send_events(session.other_messages, reader, None)
+            self.end_events()
         finally:
             session.other_messages.detach(reader)
 
@@ -129,12 +132,15 @@ class McpConnection(HttpConnection):
     # --- answers ---------------------------------------------------------------------------------------------------
 
     def _answer(self, session: HttpSession, request: PostedRequest, *, takes_events: bool) -> None:
-        # A session of which the client learns nothing would stay until it is idle for too long.
-        is_useless = request.method == "initialize"
+        # A new session of which the client learns nothing would stay until it is idle for too long.
+        is_greeting = request.method == "initialize" and SESSION not in self.headers
+        is_useless = is_greeting
         try:
             first = self._wait(request, takes_events)
+            if is_greeting and self.is_client_gone:
+                raise ConnectionError("the client has gone")
             code = None if first is None else first.error_code
-            is_useless = is_useless and code is not None
+            is_useless = is_greeting and code is not None
             headers = [(SESSION, session.id)] if session.id and not is_useless else []
             if first is not None and first.is_last:
                 status = 200 if session.id or code is None else STATUS_OF_ERROR.get(code, 200)
@@ -142,7 +148,9 @@ class McpConnection(HttpConnection):
                 first.close()
             else:
                 self.begin_events(headers)
-                self._send_events(request.outbox, request.reader, first)
+                if not self._send_events(request.outbox, request.reader, first):
+                    raise ConnectionError("the client reads too slowly")  # an end without an answer would be untrue
+                self.end_events()
         finally:
             session.leave(request)
             if is_useless:
@@ -160,15 +168,15 @@ class McpConnection(HttpConnection):
             if request.outbox.is_over(request.reader) or self.is_client_gone:
                 raise ConnectionError("the client has gone")
 
-    def _send_events(self, outbox: Outbox, reader: object, parcel: Parcel | None) -> None:
-        """Send a message, if there is one already, and everything that follows."""
+    def _send_events(self, outbox: Outbox, reader: object, parcel: Parcel | None) -> bool:
+        """Send a message, if there is one already, and all that follow. Return whether the last one was an answer."""
         written_ns = monotonic_ns()
         while True:
             if parcel is not None:
                 self.write_event(parcel)
                 parcel.close()
             if outbox.is_over(reader):
-                break
+                return parcel is not None and parcel.is_last
             if parcel is None and monotonic_ns() - written_ns > PING_MS * NS_PER_MS:
                 self.write_events(b": ping\r\n\r\n")
                 written_ns = monotonic_ns()
@@ -177,7 +185,6 @@ class McpConnection(HttpConnection):
             parcel = outbox.take(reader, LOOK_S)
             if parcel is None and self.is_client_gone:
                 raise ConnectionError("the client has gone")
-        self.end_events()
 
 
 def _read_message(body: bytes) -> Message:
@@ -188,7 +195,13 @@ def _read_message(body: bytes) -> Message:
             json.loads(body)
         except (ValueError, RecursionError):
             raise HttpRefusal(400, "Parse error", code=PARSE_ERROR) from None
-    has_bad_id = message is not None and message.id is not None and type(message.id) not in (str, int)
-    if message is None or has_bad_id or not (message.is_answer or message.method is not None):
         raise HttpRefusal(400, "the body must be one JSON-RPC message, and no batch")
+    if message.method is None:
+        is_valid = message.is_answer
+    elif message.method.startswith("notifications/"):
+        is_valid = message.id is None
+    else:
+        is_valid = type(message.id) in (str, int)
+    if not is_valid:
+        raise HttpRefusal(400, "the body must be a request with an id, a notification or an answer")
     return message

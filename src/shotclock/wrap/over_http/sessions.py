@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from typing import TypeVar
 
 from ...core.clocks import NS_PER_MS
 from ...core.value_types import entity, value
@@ -51,8 +52,8 @@ class PostedRequest:
 class HttpSession:
     """A child with its open requests. Ids and tokens of one client pass unchanged."""
 
-    def __init__(self, id: str, owner: str, registry: HttpSessions) -> None:
-        self.id = id
+    def __init__(self, key: str, owner: str, registry: HttpSessions) -> None:
+        self.key = self.id = key
         self.owner = owner
         self.other_messages = Outbox()
         self.used_ns = monotonic_ns()
@@ -165,15 +166,16 @@ def _error_code(message: Message) -> int | None:
 
 
 class SharedSession(HttpSession):
-    """The child of all clients of 2026-07-28. Their ids and tokens are replaced on the way in, and back on the way out.
+    """The child of all clients of an owner that speak 2026-07-28. Their ids and tokens are replaced on the way in.
 
     A message that nothing connects with one call is dropped while several are open: it may be for one client only.
     """
 
-    def __init__(self, registry: HttpSessions) -> None:
+    def __init__(self, key: str, owner: str, registry: HttpSessions) -> None:
         self.declared_headers = DeclaredHeaders()
         self._count = 0
-        super().__init__("", "", registry)
+        super().__init__(key, owner, registry)
+        self.id = ""
 
     def request(self, message: Message, *, only_answer: bool) -> PostedRequest:
         request = _posted(message, only_answer)
@@ -230,7 +232,7 @@ class SharedSession(HttpSession):
         with self._lock:
             if key is not None:
                 return self._open.get(key)
-            calls = [each for each in self._open.values() if each.method != LISTEN and not each.only_answer]
+            calls = [each for each in self._open.values() if each.method != LISTEN]
         return calls[0] if len(calls) == 1 else None
 
 
@@ -246,6 +248,9 @@ def _with_number(message: Message, number: int) -> bytes:
     return changed.line
 
 
+AnySession = TypeVar("AnySession", bound=HttpSession)
+
+
 class HttpSessions:
     """All sessions of a front."""
 
@@ -253,26 +258,41 @@ class HttpSessions:
         self._settings = settings
         self._notes = notes
         self._lock = threading.Lock()
-        self._by_id: dict[str, HttpSession] = {}
-        self._shared: SharedSession | None = None
+        self._by_key: dict[str, HttpSession] = {}
         self._children: set[WrapChild] = set()
         self._is_stopping = False
 
     def open(self, owner: str) -> HttpSession:
         """Start a child for a new session. Raises HttpRefusal."""
+        return self._find_or_start(HttpSession, secrets.token_urlsafe(24), owner)
+
+    def shared(self, owner: str) -> SharedSession:
+        """Return the shared session of an owner, and start its child if there is none. Raises HttpRefusal."""
+        return self._find_or_start(SharedSession, f"shared {owner}", owner)
+
+    def find(self, id: str, owner: str) -> HttpSession | None:
+        """Return a session of this owner. A session of another one does not exist for them."""
         with self._lock:
+            session = self._by_key.get(id)
+            if session is None or session.id != id or session.owner != owner:
+                return None
+            session.used_ns = monotonic_ns()
+            return session
+
+    def _find_or_start(self, kind: type[AnySession], key: str, owner: str) -> AnySession:
+        with self._lock:
+            if isinstance(found := self._by_key.get(key), kind):
+                found.used_ns = monotonic_ns()
+                return found
             most = self._settings.most_sessions
-            displaced = self._find_unused(owner) if len(self._by_id) >= most else None
-            is_full = len(self._by_id) >= most and displaced is None
+            is_full = len(self._by_key) >= most
+            displaced = self._find_unused(owner) if is_full else None
             # Children that are still ending count, too, but not for the first ones to take their places.
-            if self._is_stopping or is_full or len(self._children) > 2 * most:
-                raise HttpRefusal(
-                    503, f"all {most} sessions are in use", code=SERVER_GONE, headers=[("Retry-After", "5")]
-                )
-            session = HttpSession(secrets.token_urlsafe(24), owner, self)
-            self._by_id[session.id] = session
+            if self._is_stopping or (is_full and displaced is None) or len(self._children) > 2 * most:
+                raise _unavailable(f"all {most} sessions are in use")
+            session = self._by_key[key] = kind(key, owner, self)
             if displaced is not None:
-                self._remove(displaced)
+                del self._by_key[displaced.key]
         session.child.start_reading()
         if displaced is not None:
             displaced.end("a newer session has taken its place")
@@ -280,47 +300,17 @@ class HttpSessions:
 
     def _find_unused(self, owner: str) -> HttpSession | None:
         """Return the longest idle session of this owner that no client is connected to: many clients never end one."""
-        unused = [
-            each
-            for each in self._by_id.values()
-            if each.owner == owner and each.is_idle and not each.other_messages.is_read
-        ]
+        sessions = [each for each in self._by_key.values() if each.owner == owner]
+        unused = [each for each in sessions if each.is_idle and not each.other_messages.is_read]
         return min(unused, key=lambda each: each.used_ns, default=None)
-
-    def find(self, id: str, owner: str) -> HttpSession | None:
-        """Return a session of this owner. A session of another one does not exist for them."""
-        with self._lock:
-            session = self._by_id.get(id)
-            if session is None or session.owner != owner:
-                return None
-            session.used_ns = monotonic_ns()
-            return session
-
-    def shared(self) -> SharedSession:
-        """Return the shared session, and start its child if there is none. Raises HttpRefusal."""
-        with self._lock:
-            if self._is_stopping:
-                raise HttpRefusal(503, "this server is being stopped", code=SERVER_GONE, headers=[("Retry-After", "5")])
-            if self._shared is not None:
-                self._shared.used_ns = monotonic_ns()
-                return self._shared
-            session = self._shared = SharedSession(self)
-        session.child.start_reading()
-        return session
 
     def start_child(self, session: HttpSession) -> WrapChild:
         """Start the child of a session. Raises HttpRefusal. Called with the lock held."""
+        settings = self._settings
         try:
-            child = WrapChild(
-                self._settings.child_argv,
-                session,
-                self._notes,
-                self._settings.end_within_ms,
-                lambda: self._children.discard(child),
-            )
+            child = WrapChild(settings.child_argv, session, self._notes, settings.end_within_ms, self._children.discard)
         except OSError as error:
-            message = f"shotclock: cannot start a process: {error.strerror or error}"
-            raise HttpRefusal(503, message, code=SERVER_GONE, headers=[("Retry-After", "5")]) from None
+            raise _unavailable(f"shotclock: cannot start a process: {error.strerror or error}") from None
         self._children.add(child)
         return child
 
@@ -329,13 +319,8 @@ class HttpSessions:
 
     def forget(self, session: HttpSession) -> None:
         with self._lock:
-            self._remove(session)
-
-    def _remove(self, session: HttpSession) -> None:
-        if self._shared is session:
-            self._shared = None
-        if self._by_id.get(session.id) is session:
-            del self._by_id[session.id]
+            if self._by_key.get(session.key) is session:
+                del self._by_key[session.key]
 
     def end_idle(self) -> None:
         """End the sessions without a request for the idle limit."""
@@ -343,9 +328,9 @@ class HttpSessions:
             return
         since_ns = monotonic_ns() - self._settings.idle_ms * NS_PER_MS
         with self._lock:
-            idle = [each for each in self._all() if each.is_idle and each.used_ns < since_ns]
+            idle = [each for each in self._by_key.values() if each.is_idle and each.used_ns < since_ns]
             for session in idle:
-                self._remove(session)
+                del self._by_key[session.key]
         for session in idle:
             session.end("the session was idle")
 
@@ -353,7 +338,7 @@ class HttpSessions:
         """Ask all children to end."""
         with self._lock:
             self._is_stopping = True
-            sessions = self._all()
+            sessions = list(self._by_key.values())
         for session in sessions:
             session.child.interrupt()
         for session in sessions:
@@ -367,5 +352,6 @@ class HttpSessions:
     def has_children(self) -> bool:
         return bool(self._children)
 
-    def _all(self) -> list[HttpSession]:
-        return [*self._by_id.values(), *([] if self._shared is None else [self._shared])]
+
+def _unavailable(message: str) -> HttpRefusal:
+    return HttpRefusal(503, message, code=SERVER_GONE, headers=[("Retry-After", "5")])
