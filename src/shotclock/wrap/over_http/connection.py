@@ -35,6 +35,7 @@ BODY_WITHIN_MS = 60_000
 LONGEST_BODY = 4 * 1024 * 1024
 LARGE_BODY = 64 * 1024
 MOST_LARGE_BODIES = 2
+ROOM_FOR_BODY_S = 20.0  # less than the time for headers, so that the refusal is sent
 TAKEN_WITHIN_S = 60.0
 LINGER_MS = 2_000  # for a refused client to read our answer
 PIECE = 64 * 1024
@@ -247,7 +248,7 @@ class HttpConnection(BaseHTTPRequestHandler):
     def body(self) -> Iterator[bytes]:
         """Read the body. Raises HttpRefusal."""
         is_large = self._unread > LARGE_BODY
-        if is_large and not self.parts.large_bodies.acquire(timeout=BODY_WITHIN_MS / 1000):
+        if is_large and not self.parts.large_bodies.acquire(timeout=ROOM_FOR_BODY_S):
             raise HttpRefusal(503, "too many large requests at once", headers=[("Retry-After", "5")])
         try:
             self._expect(BODY_WITHIN_MS)
