@@ -1,6 +1,7 @@
 """Requests of MCP over HTTP: passed to the child of a session, or to the shared one, and answered.
 
-The answer is JSON if it comes first and in time. Otherwise it is a stream of events, and the last one is the answer.
+In a session the answer is the last event of a stream, as from the SDK's servers, unless it is long and comes first:
+clients limit the size of an event. Without one it is JSON if it comes first and in time, because that has a status.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class McpConnection(HttpConnection):
             code = None if first is None else first.error_code
             is_useless = is_greeting and code is not None
             headers = [(SESSION, session.id)] if session.id and not is_useless else []
-            if first is not None and first.is_last:
+            is_event = session.id and takes_events and first is not None and not first.is_long
+            if first is not None and first.is_last and not is_event:
                 status = 200 if session.id or code is None else STATUS_OF_ERROR.get(code, 200)
                 self.answer_json(first, status, headers)
                 first.close()

@@ -28,6 +28,7 @@ class Parcel:
     def __init__(self, begin: bytes, *, is_long: bool = False) -> None:
         self.begin = begin.translate(_RETURNS)
         self.end = b""
+        self.is_long = is_long
         self.message: Message | None = read_long_line(self.begin) if is_long else read_line(self.begin)
         self.is_last = False
         """Whether it is the answer to the request, so that nothing follows."""
