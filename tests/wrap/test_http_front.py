@@ -25,6 +25,7 @@ from tests.wrap.http_client import (
     Front,
     HttpClient,
     front,
+    read_events,
     session,
     wait_until,
 )
@@ -209,16 +210,20 @@ def test_a_client_that_takes_no_events_gets_json() -> None:
         assert answer.headers["content-type"] == "application/json" and answer.text == "finished"
 
 
-def test_a_call_in_a_session_runs_on_without_its_client() -> None:
+def test_a_call_runs_on_without_its_client_and_can_be_resumed() -> None:
     with front() as served, session(served) as client:
-        with HttpClient(served) as leaving:
-            leaving.headers = dict(client.headers)
-            leaving.begin(leaving.call_message("progress", {"progressToken": "t"}, id="long", count=10, every=0.1))
-            assert leaving.connection.getresponse().readline() == b"event: message\r\n"
-        again = client.call("echo", id="long", text="x")
-        assert again.status == 400 and "another open request" in again.json["error"]["message"]
-        wait_until(lambda: client.call("echo", id="long", text="x").status == 200)
-        assert json.loads(client.call("cancelled").text) == []
+        with HttpClient(served, **{"MCP-Protocol-Version": "2025-11-25"}) as leaving:
+            leaving.headers["Mcp-Session-Id"] = client.headers["Mcp-Session-Id"]
+            leaving.begin(leaving.call_message("progress", {"progressToken": "t"}, id="long", count=4, every=0.3))
+            response = leaving.connection.getresponse()
+            first = response.readline() + response.readline()
+        last_id = read_events(first)[0]["id"]
+        events = read_events(Answer(client.get(Last_Event_ID=last_id)).body)
+        messages = [json.loads(event["data"]) for event in events]
+        assert [each.get("params", {}).get("progress") for each in messages] == [1, 2, 3, 4, None]
+        assert messages[-1]["id"] == "long"
+        for unknown in ("99-1", "x", last_id.partition("-")[0] + "-5"):
+            assert Answer(client.get(Last_Event_ID=unknown)).status == 400
 
 
 def test_messages_that_belong_to_no_call_come_on_the_stream_of_the_client() -> None:

@@ -301,8 +301,8 @@ class HttpConnection(BaseHTTPRequestHandler):
             self.close_connection = True
         self._end_head(headers)
 
-    def write_event(self, parcel: Parcel) -> None:
-        self.write_events(b"event: message\r\ndata: ")
+    def write_event(self, parcel: Parcel, id_line: str) -> None:
+        self.write_events(f"event: message\r\n{id_line}data: ".encode())
         for piece in parcel.pieces():
             self.write_events(piece)
         self.write_events(b"\r\n\r\n")

@@ -10,12 +10,14 @@ import json
 
 from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
-from ..mcp_headers import EVENT_TYPE, JSON_TYPE, REVISION, SESSION
+from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, REVISION, SESSION
 from ..messages import LISTEN, REVISION_KEY, Message, read_line
 from .connection import HttpConnection
 from .outbox import Outbox, Parcel
 from .request_check import (
+    FIRST_RESUMABLE,
     HEADER_MISMATCH,
+    INVALID_PARAMS,
     PARSE_ERROR,
     REVISIONS_WITH_SESSIONS,
     STATUS_OF_ERROR,
@@ -30,6 +32,7 @@ from .sessions import HttpSession, PostedRequest
 # For an answer to come first. After that, events begin.
 ANSWER_WITHIN_MS = 15_000
 PING_MS = 15_000
+RETRY_MS = 1_000  # for a client that resumes
 LOOK_S = 1.0  # how often a connection looks whether its client has gone
 # A line must have no end inside. Between the members of a message a space is the same, and in a string there is none.
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
@@ -110,14 +113,22 @@ class McpConnection(HttpConnection):
         session = self._session_of_other(owner)
         if not accepted_types(self.headers)[1]:
             raise HttpRefusal(406, f"accept {EVENT_TYPE}")
+        outbox, reader = session.other_messages, None
+        if (last := header(self.headers, LAST_EVENT_ID)) is not None:
+            number, _, event = last.partition("-")
+            found = session.find_outbox(number)
+            reader = None if found is None or not event.isdecimal() else found.resume(int(event[:18]))
+            if found is None or reader is None:
+                raise HttpRefusal(400, "this event is not known any more", code=INVALID_PARAMS)
+            outbox = found
+        reader = reader or outbox.attach()
         self.note_whole_request()
-        reader = session.other_messages.attach()
         try:
-            self.begin_events([(SESSION, session.id)])
-            self._send_events(session.other_messages, reader, None)
+            self._begin_events(session, outbox)
+            self._send_events(outbox, reader, None)
             self.end_events()
         finally:
-            session.other_messages.detach(reader)
+            outbox.detach(reader)
 
     def _delete(self, owner: str) -> None:
         self._session_of_other(owner).end("the client has ended the session")
@@ -143,13 +154,12 @@ class McpConnection(HttpConnection):
             code = None if first is None else first.error_code
             is_useless = is_greeting and code is not None
             headers = [(SESSION, session.id)] if session.id and not is_useless else []
-            is_event = session.id and takes_events and first is not None and not first.is_long
+            is_event = headers and takes_events and first is not None and not first.is_long
             if first is not None and first.is_last and not is_event:
                 status = 200 if session.id or code is None else STATUS_OF_ERROR.get(code, 200)
                 self.answer_json(first, status, headers)
-                first.close()
             else:
-                self.begin_events(headers)
+                self._begin_events(session, request.outbox, first)
                 if not self._send_events(request.outbox, request.reader, first):
                     raise ConnectionError("the client reads too slowly")  # an end without an answer would be untrue
                 self.end_events()
@@ -157,6 +167,13 @@ class McpConnection(HttpConnection):
             session.leave(request)
             if is_useless:
                 session.end("its greeting has failed")
+
+    def _begin_events(self, session: HttpSession, outbox: Outbox, first: Parcel | None = None) -> None:
+        """Send the headers and, before the first message, an event from which a client can resume."""
+        self.begin_events([(SESSION, session.id)] if session.id else [])
+        if session.id and header(self.headers, REVISION) == FIRST_RESUMABLE:
+            at = outbox.sent if first is None else first.number - 1
+            self.write_events(f"id: {outbox.number}-{at}\r\nretry: {RETRY_MS}\r\ndata:\r\n\r\n".encode())
 
     def _wait(self, request: PostedRequest, takes_events: bool) -> Parcel | None:
         """Return the first message if it comes in time. A client that takes no events waits for its answer."""
@@ -175,8 +192,7 @@ class McpConnection(HttpConnection):
         written_ns = monotonic_ns()
         while True:
             if parcel is not None:
-                self.write_event(parcel)
-                parcel.close()
+                self.write_event(parcel, f"id: {outbox.number}-{parcel.number}\r\n" if outbox.number else "")
             if outbox.is_over(reader):
                 return parcel is not None and parcel.is_last
             if parcel is None and monotonic_ns() - written_ns > PING_MS * NS_PER_MS:

@@ -18,6 +18,8 @@ MOST_WAITING = 256 * 1024 * 1024
 OVERHEAD = 1024  # of a message in memory
 # A reader that is behind delays all messages of its server. After this time it loses its connection instead.
 ROOM_WITHIN_S = 10.0
+# Of messages that were sent, for clients that resume.
+MOST_SENT = 64 * 1024
 # A carriage return is a space between the members of a message, and ends a line of an event stream.
 _RETURNS = bytes.maketrans(b"\r\n", b"  ")
 
@@ -29,6 +31,7 @@ class Parcel:
         self.begin = begin.translate(_RETURNS)
         self.end = b""
         self.is_long = is_long
+        self.number = 0  # in its outbox
         self.message: Message | None = read_long_line(self.begin) if is_long else read_line(self.begin)
         self.is_last = False
         """Whether it is the answer to the request, so that nothing follows."""
@@ -87,10 +90,18 @@ def error_parcel(id: object, code: int, message: str, data: object = None) -> Pa
 
 
 class Outbox:
-    """Messages for one reader at a time. Without a reader the oldest ones are dropped when there are too many."""
+    """Messages for one reader at a time. Without a reader the oldest ones are dropped when there are too many.
 
-    def __init__(self) -> None:
+    The last ones that were sent are kept, for a client that has lost its connection and resumes.
+    """
+
+    def __init__(self, number: str = "") -> None:
+        self.number = number
+        """The name of a stream that can be resumed."""
         self.lost = 0
+        self.sent = 0  # the number of the last message that was taken
+        self._sent = deque[Parcel]()
+        self._count = 0
         self._changed = threading.Condition()
         self._waiting = deque[Parcel]()
         self._size = self._size_in_memory = 0
@@ -100,6 +111,19 @@ class Outbox:
     def attach(self) -> object:
         """Return a new reader. It replaces an older one."""
         with self._changed:
+            self._reader = object()
+            self._changed.notify_all()
+            return self._reader
+
+    def resume(self, after: int) -> object | None:
+        """Return a reader of the messages after this one; None if they are not all here any more."""
+        with self._changed:
+            oldest = next((each.number for each in (*self._sent, *self._waiting)), self._count + 1)
+            if not oldest - 1 <= after <= self._count or (self._is_ended and after == self._count):
+                return None
+            while self._sent and self._sent[-1].number > after:
+                self._add(self._sent.pop(), at_begin=True)
+            self.sent = after
             self._reader = object()
             self._changed.notify_all()
             return self._reader
@@ -127,16 +151,24 @@ class Outbox:
                 self._pop().close()
                 self.lost += 1
             parcel.is_last = self._is_ended = is_last
-            self._waiting.append(parcel)
-            self._size += parcel.size
-            self._size_in_memory += parcel.size_in_memory
+            self._count += 1
+            parcel.number = self._count
+            self._add(parcel)
             self._changed.notify_all()
 
     def take(self, reader: object, within_s: float) -> Parcel | None:
         """Return the next message; None after this time, and at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_ended or self._reader is not reader, within_s)
-            return self._pop() if self._waiting and self._reader is reader else None
+            if not self._waiting or self._reader is not reader:
+                return None
+            parcel = self._pop()
+            self.sent = parcel.number
+            self._sent.append(parcel)
+            # The last one is being sent, and may be of any length.
+            while len(self._sent) > 1 and sum(each.size + OVERHEAD for each in self._sent) > MOST_SENT:
+                self._sent.popleft().close()
+            return parcel
 
     def is_over(self, reader: object) -> bool:
         """Return whether nothing more will come: all was read, or another reader has replaced this one."""
@@ -154,7 +186,13 @@ class Outbox:
             self._reader = None
             while self._waiting:
                 self._pop().close()
+            self._sent.clear()  # one of them may be on its way
             self._changed.notify_all()
+
+    def _add(self, parcel: Parcel, *, at_begin: bool = False) -> None:
+        (self._waiting.appendleft if at_begin else self._waiting.append)(parcel)
+        self._size += parcel.size
+        self._size_in_memory += parcel.size_in_memory
 
     def _pop(self) -> Parcel:
         parcel = self._waiting.popleft()

@@ -9,6 +9,7 @@ from ..mcp_headers import EVENT_TYPE, JSON_TYPE, METHOD, NAME, NAMED_BY, REVISIO
 from ..messages import REVISION_KEY, Message
 
 REVISIONS_WITH_SESSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+FIRST_RESUMABLE = "2025-11-25"  # from this one on a client can read an event without data
 REVISIONS_WITHOUT_SESSIONS = ("2026-07-28",)
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 

@@ -23,6 +23,7 @@ from .request_check import METHOD_NOT_FOUND, HttpRefusal
 SERVER_GONE = -32000
 REQUEST_CANCELLED = -32800  # the SDK's answer to a request that its client has cancelled
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
+MOST_RECENT = 16  # answered requests of a session, for clients that resume
 LONGEST_LIST = 1024 * 1024  # of tools, whose declarations are read
 _UNRELATED = frozenset({*LIST_CHANGES, "notifications/resources/updated"})
 
@@ -55,7 +56,7 @@ class HttpSession:
     def __init__(self, key: str, owner: str, registry: HttpSessions) -> None:
         self.key = self.id = key
         self.owner = owner
-        self.other_messages = Outbox()
+        self.other_messages = Outbox("0")
         self.used_ns = monotonic_ns()
         self._end_text = ""
         self._has_ended = False
@@ -63,6 +64,9 @@ class HttpSession:
         self._registry = registry
         self._lock = threading.Lock()
         self._open: dict[Key, PostedRequest] = {}
+        self._count = 0  # of requests
+        self._outboxes = {"0": self.other_messages}
+        """Those of open requests, and of the last ones that were answered."""
         self.child = registry.start_child(self)
 
     @property
@@ -71,11 +75,12 @@ class HttpSession:
 
     def request(self, message: Message, *, only_answer: bool) -> PostedRequest:
         """Send a request to the server. Raises HttpRefusal."""
-        request = _posted(message, only_answer)
         with self._lock:
             if message.key is None or message.key in self._open:
                 raise HttpRefusal(400, "the id of this request belongs to another open request")
-            self._open[message.key] = request
+            self._count += 1
+            request = self._open[message.key] = _posted(message, only_answer, str(self._count))
+            self._outboxes[request.outbox.number] = request.outbox
         self._pass(message.line)
         return request
 
@@ -85,8 +90,19 @@ class HttpSession:
             self._fail_all()
 
     def leave(self, request: PostedRequest) -> None:
-        """Drop the rest of the messages of a request. An open one runs on: its client may only have lost its way."""
-        request.outbox.close()
+        """Keep the messages of a request for a while: its client may only have lost its connection, and resume."""
+        request.outbox.detach(request.reader)
+        with self._lock:
+            running = [each.outbox for each in self._open.values()]
+            ended = [each for each in self._outboxes.values() if each not in running and not each.is_read]
+            ended = [each for each in ended if each is not self.other_messages]
+            for outbox in ended[:-MOST_RECENT]:
+                del self._outboxes[outbox.number]
+                outbox.close()
+
+    def find_outbox(self, number: str) -> Outbox | None:
+        with self._lock:
+            return self._outboxes.get(number)
 
     def send(self, message: Message) -> None:
         """Send a notification or an answer to the server."""
@@ -153,8 +169,8 @@ class HttpSession:
             request.outbox.put(failure, is_last=True)
 
 
-def _posted(message: Message, only_answer: bool) -> PostedRequest:
-    outbox = Outbox()
+def _posted(message: Message, only_answer: bool, number: str = "") -> PostedRequest:
+    outbox = Outbox(number)
     token = message.meta.get("progressToken")
     return PostedRequest(message.id, message.method or "", only_answer, token, outbox, outbox.attach())
 
@@ -173,7 +189,6 @@ class SharedSession(HttpSession):
 
     def __init__(self, key: str, owner: str, registry: HttpSessions) -> None:
         self.declared_headers = DeclaredHeaders()
-        self._count = 0
         super().__init__(key, owner, registry)
         self.id = ""
 
@@ -190,7 +205,7 @@ class SharedSession(HttpSession):
 
     def leave(self, request: PostedRequest) -> None:
         """Cancel a request whose client has gone."""
-        super().leave(request)
+        request.outbox.close()
         with self._lock:
             key = next((key for key, each in self._open.items() if each is request), None)
         if key is not None and self._close(key) is not None:
