@@ -132,6 +132,7 @@ class Outbox:
         with self._changed:
             if self._reader is reader:
                 self._reader = None
+                self._drop_sent(0)
                 self._changed.notify_all()
 
     @property
@@ -165,15 +166,21 @@ class Outbox:
             parcel = self._pop()
             self.sent = parcel.number
             self._sent.append(parcel)
-            # The last one is being sent, and may be of any length.
-            while len(self._sent) > 1 and sum(each.size + OVERHEAD for each in self._sent) > MOST_SENT:
-                self._sent.popleft().close()
+            self._drop_sent(1)  # not the one that the reader sends now
             return parcel
+
+    def _drop_sent(self, kept: int) -> None:
+        while len(self._sent) > kept and sum(each.size + OVERHEAD for each in self._sent) > MOST_SENT:
+            self._sent.popleft().close()
 
     def is_over(self, reader: object) -> bool:
         """Return whether nothing more will come: all was read, or another reader has replaced this one."""
         with self._changed:
             return self._reader is not reader or (self._is_ended and not self._waiting)
+
+    @property
+    def size(self) -> int:
+        return self._size
 
     @property
     def has_waiting(self) -> bool:

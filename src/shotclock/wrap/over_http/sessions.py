@@ -23,7 +23,9 @@ from .request_check import METHOD_NOT_FOUND, HttpRefusal
 SERVER_GONE = -32000
 REQUEST_CANCELLED = -32800  # the SDK's answer to a request that its client has cancelled
 SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
-MOST_RECENT = 16  # answered requests of a session, for clients that resume
+# Answered requests of a session, for clients that resume.
+MOST_RECENT = 4
+MOST_RECENT_SIZE = 64 * 1024 * 1024  # of unsent messages
 LONGEST_LIST = 1024 * 1024  # of tools, whose declarations are read
 _UNRELATED = frozenset({*LIST_CHANGES, "notifications/resources/updated"})
 
@@ -93,12 +95,12 @@ class HttpSession:
         """Keep the messages of a request for a while: its client may only have lost its connection, and resume."""
         request.outbox.detach(request.reader)
         with self._lock:
-            running = [each.outbox for each in self._open.values()]
+            running = [self.other_messages, *(each.outbox for each in self._open.values())]
             ended = [each for each in self._outboxes.values() if each not in running and not each.is_read]
-            ended = [each for each in ended if each is not self.other_messages]
-            for outbox in ended[:-MOST_RECENT]:
-                del self._outboxes[outbox.number]
-                outbox.close()
+            while len(ended) > MOST_RECENT or sum(each.size for each in ended) > MOST_RECENT_SIZE:
+                oldest = ended.pop(0)
+                del self._outboxes[oldest.number]
+                oldest.close()
 
     def find_outbox(self, number: str) -> Outbox | None:
         with self._lock:
