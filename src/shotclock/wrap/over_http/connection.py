@@ -47,7 +47,7 @@ Authenticate = Callable[[str], str | None]
 """Returns the owner of a token; None for a wrong one. Raises HttpRefusal."""
 
 
-class Connections:
+class OpenConnections:
     """All open connections, the oldest first."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class FrontParts:
     site: Site
     sessions: HttpSessions
     authenticate: Authenticate
-    connections: Connections
+    connections: OpenConnections
     large_bodies: threading.BoundedSemaphore
 
 

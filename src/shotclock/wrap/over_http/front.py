@@ -20,7 +20,7 @@ from ...process.clock import monotonic_ns, pause
 from ...process.command_task import Order
 from ...process.foreground import TerminalSignals
 from .children import Notes
-from .connection import MCP_PATH, MOST_LARGE_BODIES, TAKEN_WITHIN_S, Authenticate, Connections, FrontParts
+from .connection import MCP_PATH, MOST_LARGE_BODIES, TAKEN_WITHIN_S, Authenticate, FrontParts, OpenConnections
 from .exchange import McpConnection
 from .sessions import FrontSettings, HttpSessions
 
@@ -45,7 +45,7 @@ class HttpFront:
     ) -> None:
         self._notes = Notes()
         self._sessions = HttpSessions(settings, self._notes)
-        self._connections = Connections()
+        self._connections = OpenConnections()
         large_bodies = threading.BoundedSemaphore(MOST_LARGE_BODIES)
         self._parts = FrontParts(site, self._sessions, authenticate, self._connections, large_bodies)
         self._settings = settings
