@@ -16,8 +16,8 @@ from pathlib import Path
 from ..core.value_types import field, record
 from ..process.foreground import TerminalSignals
 from ..wrap.limits import ServerLimits
-from ..wrap.merged_front import MergedFront
-from ..wrap.merged_server import ServerEntry
+from ..wrap.several.front import MergedFront
+from ..wrap.several.server import ConfiguredServer
 from .exec import NOT_DONE
 from .output import say_line
 from .parser import Option, ParsedLine, Subcommand, expand, nearest_of, read
@@ -58,7 +58,7 @@ class ServersFile:
     """The servers of a file, with all mistakes in it."""
 
     path: str
-    servers: list[ServerEntry] = field(default_factory=list)
+    servers: list[ConfiguredServer] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_of_client: bool = False
@@ -211,7 +211,7 @@ class _ServerReader:
             self._refuse(_INSTEAD.get(mistake["field"], mistake["field"]), mistake["message"])
         if not self._count:
             words = [*(self._shown.get(word, word) for word in words), "--", *command]
-            self._file.servers.append(ServerEntry(self._name, self._prefix, words, self._env, limits))
+            self._file.servers.append(ConfiguredServer(self._name, self._prefix, words, self._env, limits))
 
     def _options_of(self, entry: Mapping[str, object]) -> list[str]:
         """Return the words of all keys but the command."""

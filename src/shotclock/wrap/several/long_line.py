@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..core.value_types import replace
-from .lines import LinePart, id_in_tail, replace_id_in_tail
-from .merged_server import MergedServer
-from .messages import Message, key_of, read_line, read_long_line
+from ...core.value_types import replace
+from ..lines import LinePart, id_in_tail, replace_id_in_tail
+from ..messages import Message, key_of, read_line, read_long_line
+from .server import MergedServer
 
 # Of an answer to a request of ours.
 MOST_LISTED = 4 * 1024 * 1024
@@ -29,7 +29,7 @@ class ServerMessages(Protocol):
     def forget_long_line(self, server: MergedServer) -> None: ...
 
 
-class LongLine:
+class MergedLongLine:
     """The line, from its first piece on."""
 
     def __init__(self, merger: ServerMessages, server: MergedServer, head: bytes) -> None:

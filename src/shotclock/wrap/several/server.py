@@ -13,17 +13,17 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
-from ..core.clocks import NS_PER_MS
-from ..core.value_types import value
-from ..process.clock import monotonic_ns
-from ..process.piped_child import PipedChild
-from ..runtime.commands import signal_name
-from .limits import ServerLimits
-from .lines import READ_SIZE, LinePart, LineSplitter
-from .messages import JsonObject, Message, encode
-from .requests import NEVER_NS
-from .restarts import Restarts
-from .writers import LineWriter, NoteWriter
+from ...core.clocks import NS_PER_MS
+from ...core.value_types import value
+from ...process.clock import monotonic_ns
+from ...process.piped_child import PipedChild
+from ...runtime.commands import signal_name
+from ..limits import ServerLimits
+from ..lines import READ_SIZE, LinePart, LineSplitter
+from ..messages import JsonObject, Message, encode
+from ..requests import NEVER_NS
+from ..restarts import Restarts
+from ..writers import LineWriter, NoteWriter
 
 # Beyond the limits of the server itself, for its wrap to verify and to end.
 END_MARGIN_MS = 5_000
@@ -41,7 +41,7 @@ OnAnswer = Callable[[Message | None], None]
 
 
 @value
-class ServerEntry:
+class ConfiguredServer:
     """A server as its file describes it."""
 
     name: str
@@ -72,7 +72,7 @@ class MergedEvents(Protocol):
 class MergedServer:
     """A server, and the process in front of it."""
 
-    def __init__(self, entry: ServerEntry, notes: NoteWriter) -> None:
+    def __init__(self, entry: ConfiguredServer, notes: NoteWriter) -> None:
         self.entry = entry
         self.phase = MergedPhase.DOWN
         self.why = "has not been started"  # why it cannot be used, as the end of a sentence

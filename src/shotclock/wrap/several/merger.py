@@ -10,21 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..core.clocks import NS_PER_MS
-from ..core.errors import Ending
-from ..core.value_types import record, replace
-from ..process.clock import monotonic_ns
-from ..runtime.call import Effects
-from .failures import WrapFailure, failure_answer
-from .lines import LinePart, id_in_tail, replace_value
-from .links import Note
-from .merged_greeting import MergedGreeting
-from .merged_lists import KINDS, ListReading, MergedDirectory, MergedKind
-from .merged_long_line import LongLine
-from .merged_routes import ROUTED_BY_HEAD, MergedRoutes, NoRoute, Route
-from .merged_server import LINE_STALL_MS, MergedServer
-from .merged_subscriptions import ACKNOWLEDGED, MergedSubscriptions
-from .messages import (
+from ...core.clocks import NS_PER_MS
+from ...core.errors import Ending
+from ...core.value_types import record, replace
+from ...process.clock import monotonic_ns
+from ...runtime.call import Effects
+from ..failures import WrapFailure, failure_answer
+from ..lines import LinePart, id_in_tail, replace_value
+from ..links import Note
+from ..messages import (
     LISTEN,
     REVISION_KEY,
     JsonObject,
@@ -38,8 +32,14 @@ from .messages import (
     read_line,
     read_long_line,
 )
-from .requests import NEVER_NS, ClientRequest, new_request
-from .writers import LineWriter
+from ..requests import NEVER_NS, ClientRequest, new_request
+from ..writers import LineWriter
+from .greeting import MergedGreeting
+from .lists import KINDS, ListReading, MergedDirectory, MergedKind
+from .long_line import MergedLongLine
+from .routes import ROUTED_BY_HEAD, MergedRoutes, NoRoute, Route
+from .server import LINE_STALL_MS, MergedServer
+from .subscriptions import ACKNOWLEDGED, MergedSubscriptions
 
 MOST_EARLY = 100
 # Of a long message whose server is named only behind its large part.
@@ -77,7 +77,7 @@ class Merger:
         self._client_gathered: bytearray | None = None
         self._piece_ns = 0
         self.line_owner: MergedServer | None = None  # whose long line is being passed to the client
-        self._long: dict[MergedServer, LongLine] = {}
+        self._long: dict[MergedServer, MergedLongLine] = {}
         for server in servers:
             server.connect(self)
 
@@ -316,7 +316,7 @@ class Merger:
 
     def take_from_server(self, server: MergedServer, part: LinePart, piece: bytes) -> None:
         if part is LinePart.START:
-            self._long[server] = LongLine(self, server, piece)
+            self._long[server] = MergedLongLine(self, server, piece)
         elif part is not LinePart.WHOLE:
             if (line := self._long.get(server)) is not None:
                 line.add(part, piece)

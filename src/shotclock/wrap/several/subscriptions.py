@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.clocks import NS_PER_MS
-from ..core.value_types import field, record
-from ..process.clock import monotonic_ns
-from .links import ClientLink
-from .merged_server import MergedServer
-from .messages import JsonObject, Key, Message, key_of, notification_line
-from .requests import NEVER_NS
+from ...core.clocks import NS_PER_MS
+from ...core.value_types import field, record
+from ...process.clock import monotonic_ns
+from ..links import ClientLink
+from ..messages import JsonObject, Key, Message, key_of, notification_line
+from ..requests import NEVER_NS
+from .server import MergedServer
 
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"

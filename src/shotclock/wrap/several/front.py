@@ -7,21 +7,21 @@ import select
 import signal
 from collections.abc import Sequence
 
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
-from ..process.command_task import Order
-from ..process.foreground import TerminalSignals
-from .front import CLIENT_IN, CLIENT_OUT, FLUSH_LIMIT_MS, LONGEST_WAIT_MS, OUR_STDERR
-from .lines import READ_SIZE, LineSplitter
-from .merged_server import MergedServer, ServerEntry
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ...process.command_task import Order
+from ...process.foreground import TerminalSignals
+from ..front import CLIENT_IN, CLIENT_OUT, FLUSH_LIMIT_MS, LONGEST_WAIT_MS, OUR_STDERR
+from ..lines import READ_SIZE, LineSplitter
+from ..writers import LineWriter, NoteWriter
 from .merger import Merger
-from .writers import LineWriter, NoteWriter
+from .server import ConfiguredServer, MergedServer
 
 
 class MergedFront:
     """The loop between a client, on stdin and stdout, and its servers."""
 
-    def __init__(self, entries: Sequence[ServerEntry], signals: TerminalSignals) -> None:
+    def __init__(self, entries: Sequence[ConfiguredServer], signals: TerminalSignals) -> None:
         self._signals = signals
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from ..core.clocks import NS_PER_MS
-from ..core.value_types import value
-from ..process.clock import monotonic_ns
-from .links import Note
-from .merged_greeting import merged_caching
-from .merged_server import MergedServer
-from .messages import JsonObject, Message, error_of
+from ...core.clocks import NS_PER_MS
+from ...core.value_types import value
+from ...process.clock import monotonic_ns
+from ..links import Note
+from ..messages import JsonObject, Message, error_of
+from .greeting import merged_caching
+from .server import MergedServer
 
 # Each server has a limit of its own for a list; this one is for all of them together.
 LIST_WAIT_MS = 90_000

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .._version import __version__
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
-from .failures import CONNECTION_CLOSED, ENVELOPE_KEY
-from .links import ClientLink, Note
-from .merged_server import MergedPhase, MergedServer
-from .messages import JsonObject, Message, encode, error_of
-from .requests import NEVER_NS
+from ..._version import __version__
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ..failures import CONNECTION_CLOSED, ENVELOPE_KEY
+from ..links import ClientLink, Note
+from ..messages import JsonObject, Message, encode, error_of
+from ..requests import NEVER_NS
+from .server import MergedPhase, MergedServer
 
 # A client waits this long for slow servers, as for a download by npx.
 GREETING_WAIT_MS = 20_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..core.value_types import record
-from .lines import replace_value
-from .merged_lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, MergedDirectory, MergedKind
-from .merged_server import MergedServer
-from .messages import Message
+from ...core.value_types import record
+from ..lines import replace_value
+from ..messages import Message
+from .lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, MergedDirectory, MergedKind
+from .server import MergedServer
 
 MOST_TASKS = 1_000
 _NAMED = {"tools/call": TOOLS, "prompts/get": PROMPTS}
