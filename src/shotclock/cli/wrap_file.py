@@ -11,18 +11,19 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ..core.value_types import field, record
 from ..process.foreground import TerminalSignals
+from ..wrap.asked_calls import STORE_LIMIT_MS
 from ..wrap.limits import ServerLimits
+from ..wrap.rules import Rules
 from ..wrap.several.front import MergedFront
 from ..wrap.several.server import ConfiguredServer
 from .exec import NOT_DONE
 from .output import say_line
 from .parser import Option, ParsedLine, Subcommand, expand, nearest_of, read
 
-LARGEST_FILE = 10_000_000
+LARGEST_FILE = 1_000_000
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 # Keys that are no options of `wrap`.
 _OWN_KEYS = ("command", "args", "env", "prefix", "tools", "rules", "headers")
@@ -109,16 +110,27 @@ def read_servers(path: str, chosen: Sequence[str], command: Subcommand, check: C
         if not chosen or name in chosen:
             reader = _ServerReader(file, name, command, check)
             reader.read(_read_object(file, f"servers.{name}", entry), defaults)
+    _refuse_equal_prefixes(file)
     if not file.servers and not file.mistakes:
         file.refuse("servers", "has no server")
     return file
 
 
+def _refuse_equal_prefixes(file: ServersFile) -> None:
+    """Refuse two servers with one prefix, because each could take the calls of the other by the names that it lists."""
+    first: dict[str, str] = {}
+    for server in file.servers:
+        if (other := first.setdefault(server.prefix, server.name)) != server.name:
+            file.refuse(f"servers.{server.name}.prefix", f"{server.prefix!r} is the prefix of {other}, too")
+
+
 def _read_content(file: ServersFile) -> dict[str, object] | None:
     try:
-        if os.path.getsize(file.path) > LARGEST_FILE:
-            raise ValueError("the file is too large")
-        text = Path(file.path).read_text("utf-8")
+        with open(file.path, "rb") as stream:
+            data = stream.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE} bytes")
+        text = data.decode()
         if file.path.endswith((".yaml", ".yml")):
             content = _read_yaml(file, text)
         else:
@@ -143,10 +155,12 @@ def _read_yaml(file: ServersFile, text: str) -> object:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"the key {twice!r} is there twice")
-    return dict(pairs)
+    content: dict[str, object] = {}
+    for name, item in pairs:
+        if name in content:
+            raise ValueError(f"the key {name!r} is there twice")
+        content[name] = item
+    return content
 
 
 def _find_servers(file: ServersFile, content: dict[str, object]) -> dict[str, object] | None:
@@ -211,7 +225,9 @@ class _ServerReader:
             self._refuse(_INSTEAD.get(mistake["field"], mistake["field"]), mistake["message"])
         if not self._count:
             words = [*(self._shown.get(word, word) for word in words), "--", *command]
-            self._file.servers.append(ConfiguredServer(self._name, self._prefix, words, self._env, limits))
+            asks = Rules(tuple(line.values["rules"]), False).asks
+            ask_ms = line.values["ask_wait"] + STORE_LIMIT_MS if asks else 0
+            self._file.servers.append(ConfiguredServer(self._name, self._prefix, words, self._env, limits, ask_ms))
 
     def _options_of(self, entry: Mapping[str, object]) -> list[str]:
         """Return the words of all keys but the command."""

@@ -57,7 +57,7 @@ class MergedFront:
             now_ns = monotonic_ns()
             self._merger.check(now_ns)
             for server in self._servers:
-                server.check_clocks(now_ns)
+                server.check_clocks(now_ns, is_held=self._is_held(server) or self._merger.line_owner is server)
         self._flush()
 
     @property

@@ -1,8 +1,8 @@
-"""The lists of several servers as one: all pages of each, prefixed names, and which server has which object."""
+"""The lists of several servers: all pages of each, read for one request of the client."""
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Sequence
 
 from ...core.clocks import NS_PER_MS
@@ -10,13 +10,14 @@ from ...core.value_types import value
 from ...process.clock import monotonic_ns
 from ..links import Note
 from ..messages import JsonObject, Message, error_of
-from .greeting import merged_caching
 from .server import MergedServer
 
-# Each server has a limit of its own for a list; this one is for all of them together.
+# Each page has the list limit of its server; this one is for all pages of all servers together.
 LIST_WAIT_MS = 90_000
-MOST_PAGES = 1_000
-MOST_OBJECTS = 5_000
+# Of the pages of one server together.
+MOST_LISTED = 4 * 1024 * 1024
+# Later encoders recurse. Real schemas have some 30 levels.
+DEEPEST = 200
 # Errors of servers that do not have a list.
 _NO_SUCH_METHOD = (-32601, -32602)
 
@@ -29,18 +30,17 @@ class MergedKind:
     method: str
     capability: str
     key: str  # of an object
-    is_prefixed: bool = False
 
 
-TOOLS = MergedKind("tools", "tools/list", "tools", "name", is_prefixed=True)
-PROMPTS = MergedKind("prompts", "prompts/list", "prompts", "name", is_prefixed=True)
+TOOLS = MergedKind("tools", "tools/list", "tools", "name")
+PROMPTS = MergedKind("prompts", "prompts/list", "prompts", "name")
 RESOURCES = MergedKind("resources", "resources/list", "resources", "uri")
 TEMPLATES = MergedKind("resourceTemplates", "resources/templates/list", "resources", "uriTemplate")
 KINDS = {each.method: each for each in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)}
 
 
 class ListReading:
-    """One reading of a list from every server."""
+    """One reading of a list from every server. A server whose list fails is left out."""
 
     def __init__(
         self,
@@ -52,57 +52,55 @@ class ListReading:
     ) -> None:
         self.kind = kind
         self.objects: dict[MergedServer, list[JsonObject]] = {}
-        self.results: list[JsonObject] = []
+        self.results: list[JsonObject] = []  # the last page of each server
         self.due_ns = monotonic_ns() + LIST_WAIT_MS * NS_PER_MS
         self.is_over = False
-        self._meta = meta
+        self._meta = {"_meta": meta} if meta else {}
         self._note = note
         self._on_read = on_read
         self._waiting = {each for each in servers if each.is_ready and each.has(kind.capability)}
-        self._pages = 0
 
     def begin(self) -> None:
         for server in list(self._waiting):
-            self._ask(server, [], None)
+            self._ask(server, [], 0, {})
         self._end_if_complete()
 
-    def _ask(self, server: MergedServer, before: list[JsonObject], cursor: object) -> None:
-        params: JsonObject = {} if cursor is None else {"cursor": cursor}
-        if self._meta:
-            params["_meta"] = self._meta
-        server.ask(self.kind.method, params, lambda answer: self._take(server, before, answer))
+    def _ask(self, server: MergedServer, before: list[JsonObject], size: int, cursor: JsonObject) -> None:
+        params = {**cursor, **self._meta}
+        server.ask(self.kind.method, params, lambda answer: self._take(server, before, size, answer))
 
-    def _take(self, server: MergedServer, before: list[JsonObject], answer: Message | None) -> None:
-        if self.is_over:
+    def _take(self, server: MergedServer, before: list[JsonObject], size: int, answer: Message | None) -> None:
+        if self.is_over or server not in self._waiting:
             return
         if answer is None or not isinstance(answer.result, dict):
             self._take_failure(server, answer)
             return
-        page = answer.result.get(self.kind.name)
+        result, size = answer.result, size + len(answer.line)
+        if size > MOST_LISTED or not is_plain(result):
+            self._leave_out(server, f"it has more than {MOST_LISTED} bytes or {DEEPEST} levels, or numbers as NaN")
+            return
+        page = result.get(self.kind.name)
         for each in page if isinstance(page, list) else ():
             if isinstance(each, dict) and isinstance(each.get(self.kind.key), str):
                 before.append(each)
-        self._pages += 1
-        cursor = answer.result.get("nextCursor")
-        if len(before) > MOST_OBJECTS or self._pages > MOST_PAGES:
-            self._leave_out(server, f"it has more than {MOST_OBJECTS} objects or {MOST_PAGES} pages")
-        elif cursor is not None:
-            self._ask(server, before, cursor)
-        else:
-            self.results.append({key: item for key, item in answer.result.items() if key != self.kind.name})
-            self.objects[server] = before
-            self._waiting.discard(server)
-            self._end_if_complete()
+        if (cursor := result.get("nextCursor")) is not None:
+            self._ask(server, before, size, {"cursor": cursor})
+            return
+        self.results.append(result)
+        self._finish(server, before)
 
     def _take_failure(self, server: MergedServer, answer: Message | None) -> None:
         error = {} if answer is None else error_of(answer)
         if error.get("code") in _NO_SUCH_METHOD and server.capabilities is None:
-            self.objects[server] = []
-            self._waiting.discard(server)
-            self._end_if_complete()
+            self._finish(server, [])
         else:
             text = "its process ended" if answer is None else str(error.get("message", "it is too long"))
             self._leave_out(server, text.partition("\n")[0].removeprefix("shotclock: ")[:300])
+
+    def _finish(self, server: MergedServer, objects: list[JsonObject]) -> None:
+        self.objects[server] = objects
+        self._waiting.discard(server)
+        self._end_if_complete()
 
     def _leave_out(self, server: MergedServer, why: str) -> None:
         self._note(f"shotclock: {self.kind.method} leaves out the server {server.name}: {why}")
@@ -119,83 +117,22 @@ class ListReading:
             for server in list(self._waiting):
                 self._leave_out(server, "it was not answered in time")
 
-    def result(self, directory: MergedDirectory, *, is_modern: bool) -> JsonObject:
-        """Return the merged list as one page."""
-        merged: JsonObject = {self.kind.name: directory.take(self)}
-        if is_modern:
-            merged |= {"resultType": "complete", **merged_caching(self.results)}
-        return merged
 
+def is_plain(content: object) -> bool:
+    """Return whether a part of a message can be written anew: neither nested too deep nor with NaN, which is no JSON.
 
-class MergedDirectory:
-    """Which server has which tool, prompt, resource and template, as far as lists were read."""
-
-    def __init__(self, servers: Sequence[MergedServer], note: Note) -> None:
-        self._servers = servers
-        self._note = note
-        self._known: dict[str, dict[str, MergedServer]] = {}
-        self._noted: set[tuple[str, str]] = set()
-
-    def was_read(self, *kinds: MergedKind) -> bool:
-        return all(kind.name in self._known for kind in kinds)
-
-    def take(self, reading: ListReading) -> list[JsonObject]:
-        """Note the objects of a list. Return them in the order of the servers; of equal names the first counts."""
-        kind = reading.kind
-        absent = {
-            name: server for name, server in self._known.get(kind.name, {}).items() if server not in reading.objects
-        }
-        known: dict[str, MergedServer] = {}
-        merged: list[JsonObject] = []
-        for server in self._servers:
-            for each in reading.objects.get(server, ()):
-                name = str(each[kind.key])
-                if kind.is_prefixed:
-                    name = server.entry.prefix + name
-                    each = {**each, kind.key: name}
-                if known.setdefault(name, server) is server:
-                    merged.append(each)
-                elif (kind.name, name) not in self._noted:
-                    self._noted.add((kind.name, name))
-                    first = known[name].name
-                    self._note(f"shotclock: {name} of the server {server.name} is left out: {first} has it, too")
-        self._known[kind.name] = {**absent, **known}
-        return merged
-
-    def find_by_name(self, kind: MergedKind, name: str) -> MergedServer | None:
-        """Return the server of a tool or prompt: the one that listed it, else the only one with its prefix."""
-        if (found := self._known.get(kind.name, {}).get(name)) is not None:
-            return found
-        fitting = [each for each in self._servers if name.startswith(each.entry.prefix)]
-        longest = max((len(each.entry.prefix) for each in fitting), default=0)
-        nearest = [each for each in fitting if len(each.entry.prefix) == longest]
-        return nearest[0] if len(nearest) == 1 else None
-
-    def find_by_uri(self, uri: str) -> MergedServer | None:
-        """Return the server of a resource: the only one with resources, the one that listed it, or by a template."""
-        having = [each for each in self._servers if each.is_ready and each.has("resources")]
-        if len(having) == 1 and having[0].capabilities is not None:
-            return having[0]
-        if (found := self._known.get(RESOURCES.name, {}).get(uri)) is not None:
-            return found
-        templates = self._known.get(TEMPLATES.name, {})
-        if uri in templates:  # the reference of a completion
-            return templates[uri]
-        return next((server for template, server in templates.items() if _fits(template, uri)), None)
-
-
-def _fits(template: str, uri: str) -> bool:
-    """Return whether a URI may come from a template. The expressions in braces fit any text."""
-    first, *others = re.split(r"\{[^}]*\}", template)
-    if not others:
-        return uri == template
-    *middle, last = others
-    at, end = len(first), len(uri) - len(last)
-    if not uri.startswith(first) or not uri.endswith(last) or end < at:
-        return False
-    for part in middle:
-        found = uri.find(part, at, end)
-        if found < 0:
+    Otherwise one server could spoil the list of all.
+    """
+    layer = [content]
+    for _ in range(DEEPEST):
+        if any(isinstance(each, float) and not math.isfinite(each) for each in layer):
             return False
-        at = found + len(part)
-    return True
+        layer = [
+            inner
+            for each in layer
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not layer:
+            return True
+    return False

@@ -88,7 +88,7 @@ class MergedSubscriptions:
         self._acknowledge_if_complete(subscription)
 
     def _acknowledge_if_complete(self, subscription: Subscription) -> None:
-        if not subscription.silent and not subscription.is_acknowledged and subscription.open:
+        if not subscription.silent and not subscription.is_acknowledged:
             subscription.is_acknowledged, subscription.due_ns = True, NEVER_NS
             params = {"notifications": subscription.honored, "_meta": {SUBSCRIPTION_KEY: subscription.id}}
             self._client.write_line(notification_line(ACKNOWLEDGED, params))
