@@ -103,6 +103,11 @@ def test_a_uri_stays_with_the_first_server_of_the_file(tmp_path: Path, rogue: Ro
         finally:
             wrap.resume()
         assert client.receive(reading)["result"]["server"] == "x"
+        hanging = client.request("resources/read", {"uri": "x://one"})
+        wrap.kill()
+        client.receive(hanging)
+        again = client.receive(client.request("resources/read", {"uri": "x://one"}))  # while it is being started
+        assert "error" in again or again["result"]["server"] == "x"
 
 
 def test_rules_see_the_name_that_the_server_knows(tmp_path: Path, rogue: Rogue) -> None:

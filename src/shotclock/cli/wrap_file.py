@@ -29,21 +29,9 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _OWN_KEYS = ("command", "args", "env", "prefix", "tools", "rules", "headers")
 _OF_ONE_SERVER = ("command", "args", "url", "headers", "prefix", "lock", "name")
 _OF_A_CLIENT = ("command", "args", "env", "cwd", "url", "headers")
-# Options beside --config.
-_BESIDE = ("config", "server", "http", "require_token", "session_idle", "max_sessions")
-_NOT_IN_A_FILE = (
-    "config",
-    "server",
-    "http",
-    "require-token",
-    "session-idle",
-    "max-sessions",
-    "tool",
-    "allow",
-    "ask",
-    "deny",
-    "header",
-)
+# Options beside --config, which are no keys of the file.
+_BESIDE = ("config", "server", "http", "require-token", "session-idle", "max-sessions")
+# Options whose values are written in another form in the file.
 _INSTEAD = {"tool": "tools", "allow": "rules", "ask": "rules", "deny": "rules", "header": "headers"}
 _VERDICTS = ("allow", "ask", "deny")
 _LIMITS = ("timeout", "idle", "queue")
@@ -71,8 +59,8 @@ class ServersFile:
 def run_servers(line: ParsedLine, command: Subcommand, check: Check, words_of_child: list[str]) -> int:
     """Run the servers of a file as one, or offer them over HTTP by such children. Return the exit code."""
     for key, given in line.typed.items():
-        if key not in _BESIDE and given != []:
-            line.refuse(key.replace("_", "-"), "write it into the file of --config, under defaults or a server")
+        if (name := key.replace("_", "-")) not in _BESIDE and given != []:
+            line.refuse(name, "write it into the file of --config, under defaults or a server")
     mistakes = [f"{mistake['field']}: {mistake['message']}" for mistake in line.mistakes]
     file = read_servers(line.values["config"], line.values["server"], command, check)
     for text in [*file.notes, *mistakes, *file.mistakes]:
@@ -195,6 +183,7 @@ class _ServerReader:
         self._name = name
         self._command = command
         self._options: dict[str, Option] = {each.field: each for each in command.options if each.name[:2] == "--"}
+        self._keys = [*_OWN_KEYS, *(each for each in self._options if each not in (*_BESIDE, *_INSTEAD))]
         self._folder = os.path.dirname(os.path.abspath(file.path))
         self._check = check
         self._prefix = _NOT_IN_A_NAME.sub("_", name) + "_"
@@ -237,19 +226,13 @@ class _ServerReader:
         for key, item in entry.items():
             if key in ("command", "args"):
                 continue
-            if key in _NOT_IN_A_FILE or (key not in self._options and key not in _OWN_KEYS):
-                self._refuse_key(key)
+            if key not in self._keys:
+                nearest = _INSTEAD.get(key) or nearest_of(key, self._keys)
+                hint = f"did you mean {nearest}?" if nearest else "see shotclock wrap --help"
+                self._refuse(key, f"unknown key; {hint}")
             else:
                 words += self._words_of(key, item)
         return words
-
-    def _refuse_key(self, key: str) -> None:
-        known = [*_OWN_KEYS, *(each for each in self._options if each not in _NOT_IN_A_FILE)]
-        nearest = _INSTEAD.get(key) or nearest_of(key, known)
-        if key == "url":
-            self._refuse(key, "servers over HTTP are not supported by this version")
-        else:
-            self._refuse(key, f"unknown key; {f'did you mean {nearest}?' if nearest else 'see shotclock wrap --help'}")
 
     def _words_of(self, key: str, item: object) -> list[str]:
         match key:

@@ -221,35 +221,28 @@ class MergedServer:
     def read_stdout(self) -> bool:
         """Read once. Return whether there was anything."""
         chunk = _read(self.stdout_fd)
-        if not chunk:
-            return self._close_at_end("stdout_fd", chunk)
-        for part, piece in self._splitter.split(chunk):
+        if chunk == b"":
+            self.stdout_fd = -1  # closed with the process
+        for part, piece in self._splitter.split(chunk) if chunk else ():
             self._events.take_from_server(self, part, piece)
-        return True
+        return bool(chunk)
 
     def read_stderr(self) -> bool:
-        """Pass complete lines on, each with the name of the server."""
+        """Read once, and pass complete lines on, each with the name of the server."""
         chunk = _read(self.stderr_fd)
-        if not chunk:
-            return self._close_at_end("stderr_fd", chunk)
-        *lines, rest = (self._stderr + chunk).split(b"\n")
-        if len(rest) > LONGEST_STDERR_LINE:
-            lines, rest = [*lines, rest], b""
-        self._stderr = rest
+        if chunk == b"":
+            self.stderr_fd = -1
+        *lines, self._stderr = (self._stderr + (chunk or b"")).split(b"\n")
+        if len(self._stderr) > LONGEST_STDERR_LINE:
+            lines, self._stderr = [*lines, self._stderr], b""
         self._pass_stderr(lines)
-        return True
+        return bool(chunk)
 
     def _pass_stderr(self, lines: list[bytes]) -> None:
         for line in lines:
             self._notes.write(self.name.encode("utf-8", "replace") + b": " + line + b"\n")
             if line.strip():
                 self._last_stderr = line[-KEPT_REASON:].decode("utf-8", "replace").strip()
-
-    def _close_at_end(self, stream: str, chunk: bytes | None) -> bool:
-        """Stop reading a stream that has ended. Its descriptor is closed with the process."""
-        if chunk is not None:
-            setattr(self, stream, -1)
-        return False
 
     def end(self) -> None:
         """Deal with the end of the process."""
@@ -261,8 +254,7 @@ class MergedServer:
             for _ in range(MOST_READS_AT_END):
                 if not read():
                     break
-        if self._stderr:
-            self._pass_stderr([self._stderr])
+        self._pass_stderr([self._stderr] if self._stderr else [])
         self._stderr = b""
         process.close()
         os.close(self.pid_fd)
