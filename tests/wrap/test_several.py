@@ -366,3 +366,11 @@ def test_a_flood_of_one_server_does_not_mix_with_the_long_lines_of_another(tmp_p
         assert len(client.receive(big)["result"]["content"][0]["text"]) == 5_000_000
         assert client.receive(flood)["result"]["content"][0]["text"] == "done"
         assert [each["params"]["data"] for each in client.others] == list(range(5_000))
+
+
+def test_a_call_whose_answer_breaks_off_is_answered_after_it(tmp_path: Path) -> None:
+    with several(tmp_path, a=scripted(), b=scripted()) as client:
+        text, _ = failure(client.ask("a_half"))
+        assert "exit code 5" in text
+        assert b'"text":"yyy' in client.lines[-2]
+        assert client.text("b_echo", text="fine") == "fine"

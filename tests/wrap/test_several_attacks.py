@@ -235,3 +235,26 @@ def test_a_slow_client_does_not_make_a_server_seem_to_hang(tmp_path: Path) -> No
         assert len(client.receive(big)["result"]["content"][0]["text"]) == 3_000_000
         assert client.receive(small)["result"]["content"][0]["text"] == "waits"
         assert client.text("a_pid") == pid
+
+
+def test_a_client_that_reads_nothing_does_not_fill_the_memory(tmp_path: Path) -> None:
+    with several(tmp_path, a=scripted(), b=scripted()) as client:
+        assert client.process.stdin is not None
+        os.set_blocking(client.process.stdin.fileno(), False)
+        line = b'{"jsonrpc":"2.0","id":"x","method":"none/such"}\n' * 1_000
+        sent, stuck_at = 0, time.monotonic() + ANSWER_WITHIN_S
+        while sent < 60_000_000 and time.monotonic() < stuck_at:
+            try:
+                sent += os.write(client.process.stdin.fileno(), line[sent % 48 :])
+                stuck_at = time.monotonic() + 2
+            except BlockingIOError:
+                time.sleep(POLL_S)
+        assert sent < 60_000_000  # it was not read any more
+        assert psutil.Process(client.process.pid).memory_info().rss < 60_000_000
+        os.set_blocking(client.process.stdin.fileno(), True)
+        client.process.terminate()
+
+
+def test_a_stopped_wrap_does_not_outlive_the_client(tmp_path: Path) -> None:
+    with several(tmp_path, a=scripted(shutdown="200ms", grace="200ms"), b=scripted()) as client:
+        wraps_of(client)["a"].suspend()

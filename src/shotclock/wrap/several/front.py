@@ -17,6 +17,9 @@ from ..writers import LineWriter, NoteWriter
 from .merger import Merger
 from .server import ConfiguredServer, MergedServer
 
+# Of answers of our own to a client that sends requests and reads nothing.
+MOST_UNREAD = 8 * 1024 * 1024
+
 
 class MergedFront:
     """The loop between a client, on stdin and stdout, and its servers."""
@@ -75,7 +78,9 @@ class MergedFront:
     def _watch(self) -> None:
         now_ns = monotonic_ns()
         wanted = {self._signals.fd: select.POLLIN}
-        if self._is_client_open and not any([each.holds_client_back(now_ns) for each in self._servers]):
+        is_client_behind = self._client.unwritten_size > MOST_UNREAD
+        are_servers_behind = any([each.holds_client_back(now_ns) for each in self._servers])
+        if self._is_client_open and not is_client_behind and not are_servers_behind:
             wanted[CLIENT_IN] = select.POLLIN
         if not self._client.is_broken:
             wanted[CLIENT_OUT] = select.POLLOUT if self._client.has_unwritten else 0  # 0: its reader may leave

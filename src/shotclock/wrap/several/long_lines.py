@@ -123,5 +123,5 @@ class ServerLongLine:
         if message.is_request and self._message is not None and self._message.key is None:
             piece = replace_id_in_tail(piece, self._merger.new_question(self._server, message.id, None)) or piece
         self._pass(LinePart.END, piece)
-        if message.is_answer:
+        if message.is_answer and piece.rstrip().endswith(b"}"):  # not broken off: then the answer is still to come
             self._merger.note_answered(self._server, message)
