@@ -1,6 +1,6 @@
 """Routes: which of several servers has a tool, a prompt, a resource or a task.
 
-A name belongs to the server with the longest prefix that it begins with, whatever the servers list. So no server can
+A name belongs to the server with the longest prefix that it begins with. What the servers list does not change that, so no server can
 take the calls of another one. URIs have no prefix: one that several servers list belongs to the first in the file.
 """
 
