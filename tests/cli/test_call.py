@@ -111,6 +111,7 @@ def test_a_server_is_found_by_its_name_in_a_configuration(
         ("call",): "missing TOOL",
         ("call", "scripted"): "missing TOOL",
         ("call", "scripted", "t", "--", "true"): "exclude each other",
+        ("call", "t", "a=1", "--", "true"): "write --arg a=1",
         ("call", "t", "--arg", "a", "--", "true"): "should be NAME=VALUE",
         ("call", "t", "--arg", "a:=x", "--", "true"): "is not JSON",
         ("call", "t", "--arg", "a=1", "--arg", "a=2", "--", "true"): "given twice",
@@ -131,3 +132,10 @@ def test_a_person_reads_text(on_terminal: Callable[..., Seen]) -> None:
         "echo",
         "die_once",
     ]
+    assert "read-only" in seen.screen.splitlines()[0], "the words for the rules of shotclock wrap"
+
+
+def test_a_person_reads_why_the_server_does_not_start(on_terminal: Callable[..., Seen]) -> None:
+    words = ("tools", "--", *SERVER, "--exit-at-start", "3")
+    seen = on_terminal(*words, streams=("stdout", "stderr"), within_s=ENDED_WITHIN_S)
+    assert seen.code == 12 and "cannot start\n" in seen.screen and "CONNECT_FAILED" in seen.screen

@@ -96,7 +96,10 @@ def call(id: object, name: str, arguments: dict[str, object], meta: dict[str, ob
         case "die_once":
             answer(id, "alive")
         case "big":
-            answer(id, "x" * int(str(arguments["size"])), **({"isError": True} if arguments.get("fails") else {}))
+            fields: dict[str, object] = {"isError": True} if arguments.get("fails") else {}
+            if arguments.get("structured"):
+                fields["structuredContent"] = {"result": "x" * int(str(arguments["size"]))}
+            answer(id, "x" * int(str(arguments["size"])), **fields)
         case "half":
             write(b'{"jsonrpc":"2.0","id":' + json.dumps(id).encode() + b',"result":{"text":"' + b"y" * 200_000)
             os._exit(5)

@@ -28,6 +28,7 @@ from .subcommand import JSON, Mistaken, deliver, run_subcommand, show_drawn, tim
 
 CONFIGURATION = ".mcp.json"
 LARGEST_FILE = 10_000_000
+STDERR_LINES = 10
 
 Ask = Callable[[Call, Runtime], Awaitable[StepResult]]
 
@@ -210,6 +211,8 @@ def _run_call(
 ) -> Callable[[bool], int]:
     if command is not None and tool is None:
         server, tool = None, server  # the only word is the tool
+    elif command is not None and tool is not None and "=" in tool:
+        raise Mistaken({"tool": f"{tool!r} is an argument of the tool: write --arg {tool}"})
     if not tool:
         raise Mistaken({"tool": "missing TOOL; `shotclock tools SERVER` lists them"})
     if len({name for name, _ in arg}) < len(arg):
@@ -222,14 +225,29 @@ def _run_tools(
     command: list[str] | None, server: str | None, config: str | None, timeout: int
 ) -> Callable[[bool], int]:
     ask = partial(_list_tools, find_server(server, command, config))
-    return lambda as_json: deliver(asyncio.run(_ask("tools", ask, timeout)), as_json, show_drawn)
+    return lambda as_json: deliver(asyncio.run(_ask("tools", ask, timeout)), as_json, _show_tools)
+
+
+def _show_tools(envelope: Envelope) -> None:
+    if envelope.ok:
+        show_drawn(envelope)
+    else:
+        _show_stderr(envelope.data)
+
+
+def _show_stderr(data: object) -> None:
+    """Write the last lines of a server that failed."""
+    text = data.get("stderr") if isinstance(data, dict) else None
+    if isinstance(text, str) and text.strip():
+        write_quietly(sys.stderr, visible("\n".join(text.rstrip().splitlines()[-STDERR_LINES:])) + "\n")
 
 
 def _show_result(envelope: Envelope) -> None:
     """Write the texts of a result; of other content, its kind."""
-    if not envelope.ok:
-        return
     data = envelope.data
+    if not envelope.ok:
+        _show_stderr(data)
+        return
     content = data.get("content") if isinstance(data, dict) else None
     if not isinstance(content, list):  # of a Shotclock server
         write_quietly(sys.stdout, visible(json.dumps(data, indent=2, ensure_ascii=False)) + "\n")

@@ -107,12 +107,14 @@ def main(words: list[str]) -> int:
         on_open=None if log is None else log.note_open,
         catalogue=catalogue,
     )
+    if os.isatty(0):
+        say_line("shotclock wrap: waiting for a client on stdin; to try a server by hand: shotclock tools -- COMMAND")
     front.run()
     for each in (log, traced):
         if each is not None and (missing := each.close()):
             say_line(f"shotclock wrap: {missing}")
     if (problem := front.life.unstartable) is not None:
-        say_line(f"shotclock wrap: {problem.message}")
+        say_line(f"shotclock wrap: {problem.message}; {problem.registered.hint}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
 
@@ -134,7 +136,10 @@ def words_of_child(words: list[str]) -> list[str]:
 def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace_ms: int) -> ServerCommand:
     """Return the process to start: the server or, for a server over HTTP, our adapter. Adds the mistakes."""
     if line.values["url"] is None:
-        line.mistakes += problems_with(command, env, line.values["cwd"])
+        if command:
+            line.mistakes += problems_with(command, env, line.values["cwd"])
+        elif not line.suggested:
+            line.refuse("command", "missing: write the command of the server after --, or give --url or --config")
         return ServerCommand(command, env, line.values["cwd"], grace_ms)
     if command:
         line.refuse("url", "--url and a command after -- exclude each other: leave one out")

@@ -13,7 +13,7 @@ from ..core.errors import Ending
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .failures import WrapFailure, failure_answer
-from .limits import ServerLimits
+from .limits import ServerLimits, name_of_timeout
 from .links import ClientLink, Note, ServerLink
 from .messages import cancellation_line, notification_line
 from .replay import ReplayMemory
@@ -291,4 +291,4 @@ def _reason(request: ClientRequest, kind: ClockKind) -> str:
             return f"made no progress for {limit}, its idle limit"
         case ClockKind.QUEUE:
             return f"the server was not ready within {limit}"
-    return f"did not end within {limit}, its timeout"
+    return f"did not end within {limit}, {name_of_timeout(request.method)}"

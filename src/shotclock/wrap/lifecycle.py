@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from enum import Enum, auto
 
-from ..core.clocks import NS_PER_MS
+from ..core.clocks import NS_PER_MS, format_duration
 from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..process.clock import monotonic_ns
@@ -328,7 +328,8 @@ class ServerLife:
             return WrapFailure("HOST_REPLACED", what, words.ending_killed, survivors=survivors, note=words.lost_state)
         if process.report is not None and process.report.unstartable is not None:
             what = f"was not sent: the server {process.describe_end()}"
-            return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED)
+            hint = process.explain_unstartable().registered.hint
+            return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED, advice=f"{hint[0].upper()}{hint[1:]}")
         what = f"was lost: {words.subject} {process.describe_end()}"
         return WrapFailure("CONNECTION_LOST", what, words.ending_gone, survivors=survivors, note=words.lost_state)
 
@@ -350,6 +351,7 @@ class ServerLife:
         self.note(f"the server {why}" if why else f"{self._command.words.subject} {process.describe_end()}")
         if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
             self._start_ns = NEVER_NS
+            self.note(f"the server has crashed too often and is not started for {format_duration(wait_ms)}")
             return self._blocked(wait_ms)
         return None
 
