@@ -147,7 +147,7 @@ def test_a_second_request_with_an_open_id_is_refused(tmp_path: Path) -> None:
 
 def test_a_list_that_cannot_be_written_anew_is_left_out_alone(tmp_path: Path, rogue: Rogue) -> None:
     with several(tmp_path, a=rogue.entry(), b=named("y")) as client:
-        for schema in ("NaN", "-Infinity", nested(300), nested(960), json.dumps("x" * 4_200_000)):
+        for schema in ("NaN", "-Infinity", nested(300), nested(880), json.dumps("x" * 4_200_000)):
             rogue.answer("tools/list", f'{{"tools":[{{"name":"t","inputSchema":{schema}}}]}}')
             assert tools(client) == ["b_same", "b_only_y"], schema[:20]
         many = {"tools": [{"name": "t", "description": "x" * 60_000}], "nextCursor": "for ever"}
@@ -169,7 +169,7 @@ def test_messages_that_are_nested_deep_do_not_end_the_process(
 ) -> None:
     with several(tmp_path, a=rogue.entry(), b=named("y")) as client:
         monkeypatch.setattr(RawClient, "receive", receive_beside_others)
-        for levels in range(940, 1_000, 6):
+        for levels in range(840, 900, 6):
             deep = nested(levels)
             for line in (
                 f'{{"x":1,"jsonrpc":"2.0","id":7,"y":2,"method":"sampling/createMessage","params":{deep}}}',
@@ -181,7 +181,7 @@ def test_messages_that_are_nested_deep_do_not_end_the_process(
 
 
 def test_a_greeting_that_cannot_be_merged_leaves_its_server_out(tmp_path: Path, rogue: Rogue) -> None:
-    rogue.answer("initialize", f'{{"protocolVersion":"2025-06-18","capabilities":{{"tools":{nested(960)}}}}}')
+    rogue.answer("initialize", f'{{"protocolVersion":"2025-06-18","capabilities":{{"tools":{nested(880)}}}}}')
     with several(tmp_path, greets=False, a=rogue.entry(), b=named("y")) as client:
         assert "did not accept the greeting" in client.greet()["result"]["instructions"]
         assert server_of(client, "tools/call", name="b_same") == "y"

@@ -47,7 +47,7 @@ class Front:
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
         self._session = ClientSession(
-            limits, self._client, self._note, gate=gate, on_ended=on_ended, catalogue=catalogue
+            limits, self._client, self._notes.write_line, gate=gate, on_ended=on_ended, catalogue=catalogue
         )
         self._session.guard.on_open = on_open
         self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
@@ -78,13 +78,6 @@ class Front:
         self._flush()
         if self._gate is not None:
             self._gate.close()
-
-    def _note(self, text: str) -> None:
-        """Write a line of ours. Names of tools must neither end it nor hide a part of it."""
-        if not text.isprintable():
-            marked = (mark if mark.isprintable() or mark == "\t" else f"<U+{ord(mark):04X}>" for mark in text)
-            text = "".join(marked)
-        self._notes.write(text.encode("utf-8", "replace") + b"\n")
 
     def _watch(self) -> None:
         """Choose the descriptors to wait for. A side is not read while the other one is behind."""

@@ -115,6 +115,13 @@ class NoteWriter:
     def has_unwritten(self) -> bool:
         return bool(self._unwritten)
 
+    def write_line(self, text: str) -> None:
+        """Write a line of ours. Names of tools must neither end it nor hide a part of it."""
+        if not text.isprintable():
+            marked = (mark if mark.isprintable() or mark == "\t" else f"<U+{ord(mark):04X}>" for mark in text)
+            text = "".join(marked)
+        self.write(text.encode("utf-8", "replace") + b"\n")
+
     def write(self, text: bytes) -> None:
         if self._dropped and not self._unwritten:
             note = f"\nshotclock: {self._dropped} bytes are left out here, because stderr was not read\n"

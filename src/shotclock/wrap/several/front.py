@@ -29,7 +29,7 @@ class MergedFront:
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
         self._servers = [MergedServer(entry, self._notes) for entry in entries]
-        self._merger = Merger(self._servers, self._client, self._note)
+        self._merger = Merger(self._servers, self._client, self._notes.write_line)
         self._splitter = LineSplitter()
         self._is_client_open = True
         self._poller = select.poll()
@@ -68,9 +68,6 @@ class MergedFront:
         is_useless = all(each.exit_code is not None for each in self._servers)
         return (not self._is_client_open or is_useless) and not any(each.is_running for each in self._servers)
 
-    def _note(self, text: str) -> None:
-        self._notes.write(text.encode("utf-8", "replace") + b"\n")
-
     def _is_held(self, server: MergedServer) -> bool:
         """Return whether a server has to wait: the client is behind, or reads a long line of another one."""
         return self._client.is_full or self._merger.line_owner not in (None, server)
@@ -80,8 +77,8 @@ class MergedFront:
         wanted = {self._signals.fd: select.POLLIN}
         is_client_behind = self._client.unwritten_size > MOST_UNREAD
         are_servers_behind = any([each.holds_client_back(now_ns) for each in self._servers])
-        if self._is_client_open and not is_client_behind and not are_servers_behind:
-            wanted[CLIENT_IN] = select.POLLIN
+        if self._is_client_open:  # its end is seen in any case
+            wanted[CLIENT_IN] = select.POLLRDHUP if is_client_behind or are_servers_behind else select.POLLIN
         if not self._client.is_broken:
             wanted[CLIENT_OUT] = select.POLLOUT if self._client.has_unwritten else 0  # 0: its reader may leave
         if self._notes.has_unwritten:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable, Sequence
 
 from ...core.clocks import NS_PER_MS
+from ...core.json_values import DEPTH_LIMIT, is_deeper_than
 from ...core.value_types import value
 from ...process.clock import monotonic_ns
 from ..links import Note
@@ -16,8 +17,6 @@ from .server import MergedServer
 LIST_WAIT_MS = 90_000
 # Of the pages of one server together.
 MOST_LISTED = 4 * 1024 * 1024
-# Later encoders recurse. Real schemas have some 30 levels.
-DEEPEST = 200
 # Errors of servers that do not have a list.
 _NO_SUCH_METHOD = (-32601, -32602)
 
@@ -77,7 +76,7 @@ class ListReading:
             return
         result, size = answer.result, size + len(answer.line)
         if size > MOST_LISTED or not is_plain(result):
-            self._leave_out(server, f"it has more than {MOST_LISTED} bytes or {DEEPEST} levels, or numbers as NaN")
+            self._leave_out(server, f"it has more than {MOST_LISTED} bytes or {DEPTH_LIMIT} levels, or numbers as NaN")
             return
         page = result.get(self.kind.name)
         for each in page if isinstance(page, list) else ():
@@ -119,20 +118,9 @@ class ListReading:
 
 
 def is_plain(content: object) -> bool:
-    """Return whether a part of a message can be written anew: neither nested too deep nor with NaN, which is no JSON.
-
-    Otherwise one server could spoil the list of all.
-    """
-    layer = [content]
-    for _ in range(DEEPEST):
-        if any(isinstance(each, float) and not math.isfinite(each) for each in layer):
-            return False
-        layer = [
-            inner
-            for each in layer
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not layer:
-            return True
-    return False
+    """Return whether a part of a message can be merged: otherwise one server could spoil the list of all."""
+    try:
+        json.dumps(content, allow_nan=False)  # NaN is no JSON
+    except ValueError:
+        return False
+    return not is_deeper_than(DEPTH_LIMIT, content)

@@ -257,16 +257,13 @@ class Merger:
     # --- from a server -------------------------------------------------------------------------------------------
 
     def take_from_server(self, server: MergedServer, part: LinePart, piece: bytes) -> None:
-        try:
-            if part is LinePart.START:
-                self._server_lines[server] = ServerLongLine(self, server, piece)
-            elif part is not LinePart.WHOLE:
-                line = self._server_lines.pop(server) if part is LinePart.END else self._server_lines[server]
-                line.add(part, piece)
-            elif (message := read_line(piece)) is not None:
-                self.take_server_message(server, message)
-        except RecursionError:
-            self._note(f"shotclock: dropped a message of the server {server.name}: it is nested too deep")
+        if part is LinePart.START:
+            self._server_lines[server] = ServerLongLine(self, server, piece)
+        elif part is not LinePart.WHOLE:
+            line = self._server_lines.pop(server) if part is LinePart.END else self._server_lines[server]
+            line.add(part, piece)
+        elif (message := read_line(piece)) is not None:
+            self.take_server_message(server, message)
 
     def take_server_message(self, server: MergedServer, message: Message) -> None:
         if message.is_answer:

@@ -1,7 +1,8 @@
 """Routes: which of several servers has a tool, a prompt, a resource or a task.
 
-A name belongs to the server with the longest prefix that it begins with. What the servers list does not change that, so no server can
-take the calls of another one. URIs have no prefix: one that several servers list belongs to the first in the file.
+A name belongs to the server with the longest prefix that it begins with. What the servers list does not change that, so
+no server can take the calls of another one. URIs have no prefix: one that several servers list belongs to the first in
+the file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from ...core.value_types import record
 from ..lines import replace_value
 from ..links import Note
-from ..messages import JsonObject, Message, read_line, read_long_line
+from ..messages import JsonObject, Message
 from ..uri_templates import matches_strictly, may_match
 from .lists import PROMPTS, RESOURCES, TOOLS, ListReading
 from .server import MergedServer
@@ -87,9 +88,9 @@ class MergedRoutes:
         method, params = message.method or "", message.params
         ref = params.get("ref") if method == "completion/complete" else None
         if method in _BY_NAME:
-            return self._route_name(message, ("params", "name"))
+            return self._route_name(message, ("params", "name"), params.get("name"))
         if isinstance(ref, dict) and "name" in ref:
-            return self._route_name(message, ("params", "ref", "name"))
+            return self._route_name(message, ("params", "ref", "name"), ref["name"])
         if method in _BY_URI or isinstance(ref, dict):
             uri = (ref if isinstance(ref, dict) else params).get("uri")
             server = self._by_uri(uri) if isinstance(uri, str) else None
@@ -103,16 +104,12 @@ class MergedRoutes:
             return Route(self._servers[0], message.line)
         return NoRoute(f"{method} does not name one of the {len(self._servers)} servers, so it was not passed on")
 
-    def _route_name(self, message: Message, path: Sequence[str]) -> Route | NoRoute:
-        name = _value_at(message, path)
+    def _route_name(self, message: Message, path: Sequence[str], name: object) -> Route | NoRoute:
         server = self._by_prefix(name) if isinstance(name, str) else None
         if server is None or not isinstance(name, str):
             return NoRoute(f"no server has {name!r}: the names of its tools and prompts begin with its prefix")
-        own_name = name.removeprefix(server.entry.prefix)
-        line = replace_value(message.line, path, own_name)
-        changed = None if line is None else read_long_line(line) if message.is_long else read_line(line)
-        if line is None or changed is None or _value_at(changed, path) != own_name:
-            # With a key that is there twice, the rules of the server might see another name than the server.
+        line = replace_value(message.line, path, name.removeprefix(server.entry.prefix))
+        if line is None:
             return NoRoute(f"the name {name!r} cannot be replaced in this message")
         return Route(server, line)
 
@@ -134,10 +131,3 @@ class MergedRoutes:
                 if any(fits(template, uri) for template in self._templates.get(server, ())):
                     return server
         return None
-
-
-def _value_at(message: Message, path: Sequence[str]) -> object:
-    found: object = {"params": message.params}
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
