@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from ...process.clock import monotonic_ns
 from ...process.command_task import Order
 from ...process.foreground import TerminalSignals
 from ..front import CLIENT_IN, CLIENT_OUT, FLUSH_LIMIT_MS, LONGEST_WAIT_MS, OUR_STDERR
-from ..lines import READ_SIZE, LineSplitter
-from ..writers import LineWriter, NoteWriter
+from ..lines import LineSplitter
+from ..writers import LineWriter, NoteWriter, read_some
 from .merger import Merger
 from .server import ConfiguredServer, MergedServer
 
@@ -61,7 +60,8 @@ class MergedFront:
             self._merger.check(now_ns)
             for server in self._servers:
                 server.check_clocks(now_ns, is_held=self._is_held(server) or self._merger.line_owner is server)
-        self._flush()
+        self._client.finish(FLUSH_LIMIT_MS)
+        self._notes.flush()
 
     @property
     def _is_over(self) -> bool:
@@ -116,12 +116,9 @@ class MergedFront:
                 server.end()
 
     def _read_client(self) -> None:
-        try:
-            chunk = os.read(CLIENT_IN, READ_SIZE)
-        except BlockingIOError:
+        chunk = read_some(CLIENT_IN)
+        if chunk is None:
             return
-        except OSError:
-            chunk = b""
         for part, piece in self._splitter.split(chunk) if chunk else self._splitter.finish():
             self._merger.take_from_client(part, piece)
         if not chunk:
@@ -145,16 +142,3 @@ class MergedFront:
                 self._is_client_open = False
                 for server in self._servers:
                     server.stop(signal.Signals[order[1]])
-
-    def _flush(self) -> None:
-        """Write the last answers, as far as the client reads them."""
-        poller = select.poll()
-        poller.register(CLIENT_OUT, select.POLLOUT)
-        give_up_ns = monotonic_ns() + FLUSH_LIMIT_MS * NS_PER_MS
-        while self._client.has_unwritten and not self._client.is_broken:
-            left_ms = (give_up_ns - monotonic_ns()) // NS_PER_MS
-            if left_ms <= 0 or not poller.poll(left_ms):
-                break
-            self._client.flush()
-        self._notes.flush()
-        self._client.restore_flags()

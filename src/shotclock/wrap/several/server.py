@@ -19,11 +19,11 @@ from ...process.clock import monotonic_ns
 from ...process.piped_child import PipedChild
 from ...runtime.commands import signal_name
 from ..limits import CallLimits, ServerLimits
-from ..lines import READ_SIZE, LinePart, LineSplitter
+from ..lines import LinePart, LineSplitter
 from ..messages import LISTEN, JsonObject, Key, Message, key_of, request_line
 from ..requests import NEVER_NS
 from ..restarts import Restarts
-from ..writers import LineWriter, NoteWriter
+from ..writers import LineWriter, NoteWriter, read_some
 
 # Beyond the limits of the server itself, for its wrap to verify and to end.
 END_MARGIN_MS = 5_000
@@ -220,7 +220,7 @@ class MergedServer:
 
     def read_stdout(self) -> bool:
         """Read once. Return whether there was anything."""
-        chunk = _read(self.stdout_fd)
+        chunk = read_some(self.stdout_fd)
         if chunk == b"":
             self.stdout_fd = -1  # closed with the process
         for part, piece in self._splitter.split(chunk) if chunk else ():
@@ -229,7 +229,7 @@ class MergedServer:
 
     def read_stderr(self) -> bool:
         """Read once, and pass complete lines on, each with the name of the server."""
-        chunk = _read(self.stderr_fd)
+        chunk = read_some(self.stderr_fd)
         if chunk == b"":
             self.stderr_fd = -1
         *lines, self._stderr = (self._stderr + (chunk or b"")).split(b"\n")
@@ -337,15 +337,3 @@ class MergedServer:
     def kill(self, why: str) -> None:
         """Replace a process that is stuck. Its supervisor kills the server with everything it has started."""
         self.restart(f"is being started again, because its wrap {why} and was killed", signal.SIGKILL)
-
-
-def _read(fd: int) -> bytes | None:
-    """Read once. None: there is nothing yet; empty: the stream has ended."""
-    if fd < 0:
-        return None
-    try:
-        return os.read(fd, READ_SIZE)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
