@@ -152,6 +152,17 @@ def test_requests_that_come_before_the_greeting_is_answered_wait_for_it(tmp_path
         assert client.text("a_echo", text="alive") == "alive" and not client.others
 
 
+def test_a_client_may_give_up_a_discovery_and_initialize(tmp_path: Path) -> None:
+    with several(tmp_path, greets=False, a=scripted("--mute", "server/discover"), b=named("x")) as client:
+        probe = client.request("server/discover", {})
+        client.send(method="notifications/cancelled", params={"requestId": probe})
+        assert "instructions" in client.greet()["result"]
+        assert client.text("a_echo", text="fine") == "fine"
+        assert seen(client, "tools/call", name="b_same")[0] == "x"
+        again = client.receive(client.request("server/discover", {}))["error"]
+        assert again["code"] == -32601
+
+
 def test_cancellation_and_progress_reach_the_right_side(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         id = client.call("b_hang")

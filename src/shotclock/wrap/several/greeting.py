@@ -71,14 +71,16 @@ class MergedGreeting:
                     self._discover(server)
 
     def take_initialize(self, message: Message) -> None:
-        if self._initialize is not None:
-            self._refuse(message.id, _INVALID_REQUEST, "the client has sent initialize before")
+        if self._initialize is not None or self.is_modern:
+            self._refuse(message.id, _INVALID_REQUEST, "the client has sent a greeting before")
             return
         late = {each for each in self._servers if each.phase is MergedPhase.DISCOVERING and not self.is_pending}
         self._discovery, self._initialize = None, message.params
         self._begin(message, set(self._servers) - late)
         for server in self._servers:
-            if server.phase is MergedPhase.UP:
+            if server.greeting:
+                self._leave_discovery(server)
+            elif server.phase in (MergedPhase.UP, MergedPhase.DISCOVERING):  # some never answer what they do not know
                 self._greet(server)
 
     def _begin(self, message: Message, servers: set[MergedServer]) -> None:
@@ -136,14 +138,14 @@ class MergedGreeting:
     def _take_discovery(self, server: MergedServer, answer: Message | None) -> None:
         if answer is None or _is_unstartable(answer):  # the end of its wrap decides
             return
+        if self._initialize is not None:  # which the server has got meanwhile
+            return
         if server.phase is MergedPhase.DISCOVERING:
             server.phase = MergedPhase.UP
         is_accepted = self._keep_answer(server, answer)
-        if self._discovery is None:  # too late: the client has been told to initialize
+        if self._discovery is None:  # the client has been told to initialize
             if is_accepted:
                 self._leave_discovery(server)
-            elif self._initialize is not None:
-                self._greet(server)
             return
         if not is_accepted and _failure_of_wrap(answer):
             self._explain(server, answer)
