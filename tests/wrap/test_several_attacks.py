@@ -258,3 +258,11 @@ def test_a_client_that_reads_nothing_does_not_fill_the_memory(tmp_path: Path) ->
 def test_a_stopped_wrap_does_not_outlive_the_client(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(shutdown="200ms", grace="200ms"), b=scripted()) as client:
         wraps_of(client)["a"].suspend()
+
+
+def test_a_server_cannot_take_the_task_of_another(tmp_path: Path, rogue: Rogue) -> None:
+    rogue.answer("tools/call", {"task": {"taskId": "task-of-y"}})
+    with several(tmp_path, a=rogue.entry(), b=named("y")) as client:
+        for name in ("b_same", "a_honest"):
+            client.receive(client.request("tools/call", {"name": name, "task": {}}))
+        assert server_of(client, "tasks/get", taskId="task-of-y") == "y"
