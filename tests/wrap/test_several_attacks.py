@@ -266,3 +266,22 @@ def test_a_server_cannot_take_the_task_of_another(tmp_path: Path, rogue: Rogue) 
         for name in ("b_same", "a_honest"):
             client.receive(client.request("tools/call", {"name": name, "task": {}}))
         assert server_of(client, "tasks/get", taskId="task-of-y") == "y"
+
+
+def test_a_greeting_or_an_object_that_clients_refuse_does_not_spoil_those_of_others(
+    tmp_path: Path, rogue: Rogue
+) -> None:
+    strange = {"tools": "x", "logging": 1, "resources": {"subscribe": {}}, "prompts": {"listChanged": []}}
+    rogue.answer("initialize", {**GREETING, "capabilities": strange})
+    rogue.answer("tools/list", {"tools": [{"name": "t"}, {"name": 1, "inputSchema": {}}, None, {"inputSchema": {}}]})
+    with several(tmp_path, greets=False, a=named("y"), b=rogue.entry()) as client:
+        capabilities = client.greet()["result"]["capabilities"]
+        changes = {"listChanged": True}
+        assert capabilities["tools"] == capabilities["prompts"] == changes and "logging" not in capabilities
+        assert isinstance(capabilities["resources"]["subscribe"], bool)
+        assert tools(client) == ["a_same", "a_only_y"]
+    for version in ("1999-01-01", "0", None, 7):
+        rogue.answer("initialize", {**GREETING, "protocolVersion": version})
+        with several(tmp_path, greets=False, a=named("y"), b=rogue.entry()) as client:
+            greeting = client.greet()["result"]
+            assert greeting["protocolVersion"] == "2025-06-18" and "## b\n\nThis server" in greeting["instructions"]

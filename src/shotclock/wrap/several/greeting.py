@@ -7,6 +7,7 @@ discovery that some server refused, those that accepted it are started again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from ..._version import __version__
@@ -23,6 +24,7 @@ from .server import MergedPhase, MergedServer
 GREETING_WAIT_MS = 20_000
 _SERVER_INFO: JsonObject = {"name": "shotclock wrap", "version": __version__}
 _SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
+_OLDEST_REVISION, _REVISION = "2024-11-05", re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 _KINDS = ("tools", "prompts", "resources")
 _METHOD_NOT_FOUND, _INVALID_REQUEST = -32601, -32600
 
@@ -184,9 +186,13 @@ class MergedGreeting:
         """Keep the answer to a greeting. Return whether it is one."""
         if not isinstance(answer.result, dict) or not is_plain(answer.result):
             return False
+        version = answer.result.get("protocolVersion", _OLDEST_REVISION)
+        if not isinstance(version, str) or not _REVISION.fullmatch(version) or version < _OLDEST_REVISION:
+            return False  # the client would leave, because of the oldest revision of all
         server.greeting = answer.result
         capabilities = answer.result.get("capabilities")
-        server.capabilities = capabilities if isinstance(capabilities, dict) else {}
+        found = capabilities if isinstance(capabilities, dict) else {}
+        server.capabilities = {key: item for key, item in found.items() if isinstance(item, dict)}
         return True
 
     def _repeat_state(self, server: MergedServer) -> None:
@@ -264,6 +270,8 @@ class MergedGreeting:
         for kind in _KINDS:
             if isinstance(declared := capabilities.get(kind), dict):
                 declared["listChanged"] = True  # lists change with the servers that are there
+        if isinstance(resources := capabilities.get("resources"), dict) and "subscribe" in resources:
+            resources["subscribe"] = resources["subscribe"] is True
         if isinstance(tasks := capabilities.get("tasks"), dict):
             tasks.pop("list", None)
         parts = []
@@ -312,7 +320,7 @@ def _add(whole: JsonObject, part: JsonObject) -> None:
             copy: JsonObject = {}
             _add(copy, item)
             whole[key] = copy
-        elif not have:
+        elif have is None or (have is False and item is True):
             whole[key] = item
 
 

@@ -29,9 +29,16 @@ class MergedKind:
     method: str
     capability: str
     key: str  # of an object
+    required: str = "name"
+    required_type: type = str  # a client refuses the whole list for one object without it
+
+    def accepts(self, each: object) -> bool:
+        if not isinstance(each, dict):
+            return False
+        return isinstance(each.get(self.key), str) and isinstance(each.get(self.required), self.required_type)
 
 
-TOOLS = MergedKind("tools", "tools/list", "tools", "name")
+TOOLS = MergedKind("tools", "tools/list", "tools", "name", "inputSchema", dict)
 PROMPTS = MergedKind("prompts", "prompts/list", "prompts", "name")
 RESOURCES = MergedKind("resources", "resources/list", "resources", "uri")
 TEMPLATES = MergedKind("resourceTemplates", "resources/templates/list", "resources", "uriTemplate")
@@ -80,8 +87,12 @@ class ListReading:
             return
         page = result.get(self.kind.name)
         for each in page if isinstance(page, list) else ():
-            if isinstance(each, dict) and isinstance(each.get(self.kind.key), str):
+            if self.kind.accepts(each):
                 before.append(each)
+            else:
+                self._note(
+                    f"shotclock: {self.kind.method} leaves out an object of {server.name} without what is required"
+                )
         if (cursor := result.get("nextCursor")) is not None:
             self._ask(server, before, size, {"cursor": cursor})
             return
