@@ -85,14 +85,12 @@ class ListReading:
         if size > MOST_LISTED or not is_plain(result):
             self._leave_out(server, f"it has more than {MOST_LISTED} bytes or {DEPTH_LIMIT} levels, or numbers as NaN")
             return
-        page = result.get(self.kind.name)
+        page, missing = result.get(self.kind.name), f"{self.kind.key} or {self.kind.required}"
         for each in page if isinstance(page, list) else ():
             if self.kind.accepts(each):
                 before.append(each)
             else:
-                self._note(
-                    f"shotclock: {self.kind.method} leaves out an object of {server.name} without what is required"
-                )
+                self._note(f"shotclock: {self.kind.method} leaves out an object of {server.name} without {missing}")
         if (cursor := result.get("nextCursor")) is not None:
             self._ask(server, before, size, {"cursor": cursor})
             return
