@@ -13,9 +13,7 @@ docs/design.md: R27.
 from __future__ import annotations
 
 import asyncio
-import base64
 import difflib
-import re
 from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple
 
@@ -27,18 +25,21 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..core.catalogue import DEFAULT_BUDGET_MS
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_duration
-from ..core.envelope import Envelope, Problem, stop_problem, warning
-from ..core.errors import Ending, Failure, error_entry
+from ..core.envelope import CONTROLS_EXTENSION, Envelope, Problem, stop_problem, warning
+from ..core.errors import Ending, Failure
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
-from ..inbox.access import ANONYMOUS, Principal
+from ..inbox.access import ANONYMOUS, Principal, Role
 from ..process.clock import monotonic_ns
 from ..process.context import Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
+from .results import REMAINING, is_object, render_result, replace_by_error
 from .tools import (
     CHECK,
+    CONTROLS,
+    JOB_TOOL,
     JUSTIFICATION,
     OWN_TOOLS,
     PROPOSE,
@@ -55,7 +56,6 @@ from .tools import (
     tools_of,
 )
 
-REMAINING = "shotclock.dev/remainingMs"
 TIMEOUT = "shotclock.dev/timeoutMs"
 BUDGET = "shotclock.dev/budgetMs"
 IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
@@ -105,14 +105,8 @@ def _is_duration(value: object) -> bool:
 # second.
 LONGEST_GRACE_MS = 5_000
 STOPPED_WITHIN_S = 0.5
-# The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
-MOST_NESTED = 100
-# As JSON. It is put into its message twice, and meanwhile the loop serves no other call.
-LONGEST_RESULT = 8 * 1024 * 1024
 BACKSTOP = "OPERATION_TIMEOUT"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_NO_BRACKET = re.compile(r"[^\[\]{}]+")
 
 
 @record
@@ -146,6 +140,8 @@ class ToolCallMiddleware:
         self._tools = tools
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.commands}
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
+        schemas = {name: spec.output_schema for name, spec in self._specs.items()}
+        self._wrapped = {name for name, schema in schemas.items() if schema and not is_object(schema)}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
         if own_tools is None:
@@ -212,11 +208,11 @@ class ToolCallMiddleware:
         server_info = self._server_info if ctx.protocol_version in MODERN else None
         try:
             text = self.own_tools.text_of(name, envelope) if name in self._own else None
-            return render_result(envelope, server_info, text)
+            return render_result(envelope, server_info, is_wrapped=name in self._wrapped, shown=text)
         except (TypeError, ValueError, RecursionError) as error:
             envelope.warnings = []
             message = f"the answer cannot be put into JSON: {error}"
-            return render_result(_replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
+            return render_result(replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
     def _may_ask(self, name: str) -> bool:
         spec = self._specs.get(name)
@@ -415,89 +411,29 @@ def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
 
 
 def _name_tools(envelope: Envelope) -> Envelope:
-    """Name the tools that continue a pending proposal, for a client that may have no shell."""
+    """Name the tools that continue a job or a pending proposal, for a client that may have no shell."""
     data = envelope.data
-    is_open = envelope.code in ("INCOMPLETE", "CANCELLED")
-    if is_open and isinstance(data, dict) and data.get("status") == "pending":
+    if envelope.code not in ("INCOMPLETE", "CANCELLED") or not isinstance(data, dict):
+        return envelope
+    if data.get("status") == "pending":
         with_id = f"with proposal_id {data['proposal_id']}"
         data["cancel_command"] = f"call the tool {WITHDRAW} {with_id}"
         if str(data.get("continue_command")).startswith("shotclock "):
             data["continue_command"] = f"call the tool {CHECK} {with_id}"
+    elif str(data.get("continue_command")).startswith("shotclock job "):
+        call = f"call the tool {JOB_TOOL} with job_id {data['job_id']} and action"
+        data |= {"continue_command": f"{call} wait", "cancel_command": f"{call} cancel"}
     return envelope
 
 
-def render_result(envelope: Envelope, server_info: dict[str, Any] | None, shown: str | None = None) -> dict[str, Any]:
-    """Return the result of a tool, with the whole envelope; with `server_info`, in the form of the 2026 revision.
+def _may_control(ctx: ServerRequestContext[Any, Any]) -> bool:
+    """Return whether the controls are of use to a client: to an operator, and to one that asks for them.
 
-    The text is `shown`, or without that the envelope as JSON.
+    A model has no use for them. Its client cancels calls by a message of the protocol.
     """
-    text = envelope.to_json()
-    if len(text) > LONGEST_RESULT:
-        hidden = "" if envelope.code is None else f"; its error was {envelope.code}"
-        message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{hidden}"
-        envelope = _replace_by_error(envelope, "RESULT_TOO_LARGE", message)
-        text = envelope.to_json()
-    if _is_too_deep(text):
-        message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
-        envelope = _replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message)
-        text = envelope.to_json()
-    images: list[dict[str, Any]] = []
-    if isinstance(envelope.data, dict) and (images := _images_in(envelope.data)):
-        rest = {name: item for name, item in envelope.data.items() if name != "image"}
-        text = Envelope(rest, envelope.error, envelope.warnings, envelope.meta).to_json()
-    result: dict[str, Any] = {
-        "content": [{"type": "text", "text": text if shown is None else shown}, *images],
-        "structuredContent": envelope.to_dict(),
-        "isError": not envelope.ok and not _is_pending(envelope),
-    }
-    meta: dict[str, Any] = {}
-    if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
-        meta[REMAINING] = remaining_ms
-    if server_info is not None:
-        result["resultType"] = "complete"
-        meta[SERVER_INFO_META_KEY] = server_info
-    if meta:
-        result["_meta"] = meta
-    return result
-
-
-def _images_in(data: dict[str, object]) -> list[dict[str, Any]]:
-    """Return the image content for `{"image": BASE64, "mimeType": "image/png"}`, none for other data."""
-    image, kind = data.get("image"), data.get("mimeType")
-    if not isinstance(image, str) or not isinstance(kind, str) or not kind.startswith("image/"):
-        return []
-    try:
-        return [{"type": "image", "data": image, "mimeType": kind}] if base64.b64decode(image, validate=True) else []
-    except ValueError:
-        return []
-
-
-def _is_pending(envelope: Envelope) -> bool:
-    """Return whether an error is no failure: work continues, or a person refused or has not answered."""
-    return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
-
-
-def _is_too_deep(text: str) -> bool:
-    if text.count("{") + text.count("[") <= MOST_NESTED:
-        return False
-    # Level by level from the inside, each in C, so that a long answer does not hold up the loop.
-    brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
-    for _ in range(MOST_NESTED):
-        brackets = brackets.replace("{}", "").replace("[]", "")
-        if not brackets:
-            return False
-    return True
-
-
-def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
-    error: dict[str, object] = {
-        "code": code,
-        "message": message,
-        "retryable": False,
-        "phase": "execution",
-        "suggestion": error_entry(code).hint,
-    }
-    return Envelope(None, error, envelope.warnings, {**envelope.meta, "exit_code": 1})
+    capabilities = ctx.session.client_capabilities
+    extensions = None if capabilities is None else capabilities.extensions
+    return CONTROLS_EXTENSION in (extensions or {}) or _principal_at(ctx.request).role is Role.OPERATOR
 
 
 class McpServer:
@@ -512,11 +448,14 @@ class McpServer:
         catalogue = dispatcher.catalogue
         limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
         tools = tools_of(catalogue) if tools is None else tools
-        listed = ListToolsResult(tools=list(tools.values()))
+        everything = ListToolsResult(tools=list(tools.values()))
+        commands = {spec.name for spec in catalogue.commands}
+        controls = set() if own_tools is not None else {*CONTROLS} - commands
+        without_controls = ListToolsResult(tools=[tool for name, tool in tools.items() if name not in controls])
         schemas = {name: tool.input_schema for name, tool in tools.items()}
 
         async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
-            return listed
+            return everything if _may_control(ctx) else without_controls
 
         self.dispatcher = dispatcher
         self.operation_timeout_ms = limit_ms
