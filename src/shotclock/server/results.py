@@ -25,6 +25,7 @@ MOST_NESTED = 100
 LONGEST_RESULT = 8 * 1024 * 1024
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
+_NULL: JsonSchema = {"type": "null"}
 # Of work that continues, or that a person has not approved.
 _UNFINISHED: JsonSchema = {"type": "object", "properties": {"state": {"type": "string"}}, "required": ["state"]}
 
@@ -34,25 +35,27 @@ _UNFINISHED: JsonSchema = {"type": "object", "properties": {"state": {"type": "s
 
 def result_schema(own: JsonSchema | None, *, may_be_unfinished: bool) -> JsonSchema | None:
     """Return the schema of a tool's structured content: an object, in which any other value is named `result`."""
-    if not own or own == {"type": "null"}:
+    if not own or own == _NULL:
         return None
     definitions = own.get("$defs", {})
     schema = {name: item for name, item in own.items() if name not in ("$defs", "title")}
-    if not is_object(own):
+    if names_result(own):
         schema = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
     if may_be_unfinished:
         schema = {"type": "object", "anyOf": [schema, _UNFINISHED]}
     return {**schema, "type": "object", **({"$defs": definitions} if definitions else {})}
 
 
-def is_object(schema: JsonSchema) -> bool:
-    """Return whether every value of a schema is an object."""
+def names_result(schema: JsonSchema | None) -> bool:
+    """Return whether values of this schema are named `result`: all but objects."""
+    if not schema or schema == _NULL:
+        return False
     meant = schema
     for _ in range(16):  # a definition that refers to itself ends somewhere
         if "$ref" not in meant:
             break
         meant = schema.get("$defs", {}).get(meant["$ref"].rpartition("/")[2], {})
-    return meant.get("type") == "object"
+    return meant.get("type") != "object"
 
 
 # --- what is answered ---------------------------------------------------------------------------------------------

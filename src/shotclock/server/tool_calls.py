@@ -35,7 +35,7 @@ from ..process.clock import monotonic_ns
 from ..process.context import Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
-from .results import REMAINING, is_object, render_result, replace_by_error
+from .results import REMAINING, names_result, render_result, replace_by_error
 from .tools import (
     CHECK,
     CONTROLS,
@@ -140,8 +140,7 @@ class ToolCallMiddleware:
         self._tools = tools
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.commands}
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
-        schemas = {name: spec.output_schema for name, spec in self._specs.items()}
-        self._wrapped = {name for name, schema in schemas.items() if schema and not is_object(schema)}
+        self._wrapped = {name for name, spec in self._specs.items() if names_result(spec.output_schema)}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
         if own_tools is None:
