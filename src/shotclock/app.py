@@ -48,6 +48,7 @@ from .core.catalogue import (
     hyphenate,
 )
 from .core.clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_duration_ms
+from .core.content import holds_content, mentions_content
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
@@ -562,6 +563,9 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
         return function
 
     def check(result: object) -> object:
+        if holds_content(result):
+            how = "put its type into the return annotation, as in -> Image or -> list[str | Image]"
+            raise Failure("RESULT_INVALID", f"{spec.name} returned content and does not declare it: {how}")
         try:
             reason = misfit(result, schema)
         except NotSerializable:  # reported when the result is sent
@@ -599,7 +603,7 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
     """Return the schema of the return type, if it has one."""
     annotation = get_type_hints(function, include_extras=True).get("return")
-    if annotation is None or annotation is Any:
+    if annotation is None or annotation is Any or mentions_content(annotation):
         return None
     if (schema := plain_schema(annotation)) is not None:
         return schema

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from .._version import __version__
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, hyphenate
 from ..core.clocks import MAX_MS, Clocks, format_duration, parse_duration_ms
+from ..core.content import blocks_of, describe_block
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
@@ -419,7 +420,10 @@ def _show(envelope: Envelope) -> None:
         return
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
-    text = data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
+    if (blocks := blocks_of(data)) is not None:
+        text = "\n".join(map(describe_block, blocks))
+    else:
+        text = data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
     write_quietly(sys.stdout, f"{text}\n")
 
 

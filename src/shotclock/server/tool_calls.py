@@ -141,6 +141,7 @@ class ToolCallMiddleware:
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.commands}
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
         self._wrapped = {name for name, spec in self._specs.items() if names_result(spec.output_schema)}
+        self._without_schema = {name for name, spec in self._specs.items() if spec.output_schema is None}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
         if own_tools is None:
@@ -207,7 +208,13 @@ class ToolCallMiddleware:
         server_info = self._server_info if ctx.protocol_version in MODERN else None
         try:
             text = self.own_tools.text_of(name, envelope) if name in self._own else None
-            return render_result(envelope, server_info, is_wrapped=name in self._wrapped, shown=text)
+            return render_result(
+                envelope,
+                server_info,
+                is_wrapped=name in self._wrapped,
+                has_schema=name not in self._without_schema,
+                shown=text,
+            )
         except (TypeError, ValueError, RecursionError) as error:
             envelope.warnings = []
             message = f"the answer cannot be put into JSON: {error}"
