@@ -87,7 +87,7 @@ class Dispatcher:
             from ..inbox.approval import ask_person
 
             runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, self.inbox)
-        if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
+        if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.everything):
             from .admission import ConcurrencyLimits
 
             runtime.limits = ConcurrencyLimits(catalogue, self.store, self._checks.look_at)

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from ..core.content import LONGEST_CONTENT, Block, Content, blocks_of, describe_size, is_base64, text_block
 from ..core.errors import Failure
 
-# Whom content is for, how important it is and when it changed: a mapping, or the model of the SDK.
+# The audience, the priority and the date of content: a mapping, or the model of the SDK.
 Annotations = Any
 
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9.+-]*")

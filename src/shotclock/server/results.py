@@ -74,7 +74,7 @@ def render_result(
     (`has_schema`), content blocks are sent as such. The text is `shown`, or without that the value, or the failure in
     sentences.
     """
-    envelope = _make_fit(envelope)
+    envelope = make_fit(envelope)
     is_failure = not envelope.ok and not is_unfinished(envelope)
     blocks = blocks_of(_value_of(envelope)) if envelope.ok and not has_schema else None
     result: dict[str, Any] = {"content": blocks or _content(envelope, shown), "isError": is_failure}
@@ -163,7 +163,7 @@ def _advise(envelope: Envelope) -> str:
     return "It may have had effects: look at them before you call it again"
 
 
-def _make_fit(envelope: Envelope) -> Envelope:
+def make_fit(envelope: Envelope) -> Envelope:
     """Return the envelope, or an error in place of a result that a client could not read."""
     text = envelope.to_json()
     if len(text) > LONGEST_RESULT:

@@ -211,7 +211,7 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
     longest_ms, name = max(
         (
             (DEFAULT_BUDGET_MS if spec.interruption is not None else spec.clocks.timeout_ms or 0, spec.name)
-            for spec in catalogue.commands
+            for spec in catalogue.everything
             if spec.on_mcp
         ),
         default=(0, ""),
@@ -226,7 +226,7 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
 
 def refuse_inline(catalogue: Catalogue) -> None:
     """Raise Failure for commands on the caller's loop: it would be the server's own."""
-    names = [spec.name for spec in catalogue.commands if spec.on_mcp and spec.isolation == "inline"]
+    names = [spec.name for spec in catalogue.everything if spec.on_mcp and spec.isolation == "inline"]
     if names:
         message = f"{', '.join(names)}: isolation='inline' is not offered by a server: use 'process' or 'shared'"
         raise Failure("TARGET_UNUSABLE", message)
@@ -261,7 +261,7 @@ async def _serve(
             dispatcher = Dispatcher(catalogue, runtime, program=program)
             async with dispatcher:
                 runtime.open_channel()
-                for spec in catalogue.commands:
+                for spec in catalogue.everything:
                     runtime.register(spec.operation())
                 await signals.unless_arrived(runtime.warm_up(WARM_UP_S))
                 server = McpServer(dispatcher, options.operation_timeout_ms)
