@@ -59,7 +59,6 @@ from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
-from .process.served_results import conversion_of
 from .runtime.call import CallRequest
 from .runtime.executor import DEFAULT_WARM
 from .runtime.preloaded_zygote import Program
@@ -297,6 +296,8 @@ class App:
         return lambda function: self._serve(function, "completion", subject, options)
 
     def _serve(self, function: F, kind: str, subject: str, options: ServedOptions) -> F:
+        from .process.served_results import conversion_of  # takes 2 ms, which Apps with commands only do not need
+
         check_served_options(kind, options)
         written: Any = options
         clocks = _read_clocks(f"{kind} {subject}", written, None, self.clocks)

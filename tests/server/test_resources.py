@@ -2,19 +2,36 @@
 
 import asyncio
 import base64
+import json
+import os
+import subprocess
+import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
+from mcp_types import ResourceUpdatedNotification
 
 from shotclock.core.envelope import ENVELOPE_KEY
-from tests.server.client import LATE_S, LEGACY, MODERN, NO_ANSWER_S, SOME_TRANSPORTS, connected, run
+from tests.server.client import (
+    LATE_S,
+    LEGACY,
+    MODERN,
+    NO_ANSWER_S,
+    ROOT,
+    SOME_TRANSPORTS,
+    command,
+    connected,
+    http_server,
+    run,
+)
 
 PROGRAM = """
     import asyncio, json, os, time
@@ -265,3 +282,102 @@ def test_a_thousand_resources_come_in_pages(tmp_path: Path, monkeypatch: pytest.
                 assert "list it from the start" in raised.value.error.message
 
     run(scenario())
+
+
+CHANGING = """
+    import asyncio
+    from shotclock import App, Context
+
+    app = App("changing")
+
+    @app.resource("notes://{id}")
+    def note(id: str) -> str:
+        return id
+
+    @app.command
+    def change(id: str, ctx: Context, times: int = 1) -> int:
+        for _ in range(times):
+            ctx.resource_updated(f"notes://{id}")
+        return times
+
+    @app.command(isolation="shared")
+    async def change_shared(id: str, ctx: Context) -> str:
+        await ctx.resource_updated(f"notes://{id}")
+        return id
+
+    if __name__ == "__main__":
+        app()
+"""
+
+
+@pytest.fixture
+def changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    file = tmp_path / "changing.py"
+    file.write_text(textwrap.dedent(CHANGING))
+    return file
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_a_stream_reports_the_changes_of_the_resources_that_it_names(changing: Path, transport: str) -> None:
+    async def scenario() -> None:
+        async with connected(transport, MODERN, target=f"{changing}:app") as (client, server):
+            async with client.listen(resource_subscriptions=["notes://1", "notes://2"]) as changes:
+                for tool, id in (("change", "3"), ("change", "1"), ("change_shared", "2")):
+                    assert not (await client.call_tool(tool, {"id": id})).is_error
+                seen = [str((await anext(changes)).uri) for _ in range(2)]  # type: ignore[union-attr]
+                assert seen == ["notes://1", "notes://2"]
+                if transport == "http":
+                    server.terminate()
+                    with pytest.raises(StopAsyncIteration):
+                        await anext(changes)
+
+    run(scenario())
+
+
+@pytest.mark.filterwarnings("ignore:resources/")
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_an_older_client_subscribes_to_single_resources(changing: Path, transport: str) -> None:
+    seen: asyncio.Queue[str] = asyncio.Queue()
+
+    async def note(message: Any) -> None:
+        if isinstance(message, ResourceUpdatedNotification):
+            seen.put_nowait(str(message.params.uri))
+
+    async def scenario() -> None:
+        async with listening(transport, f"{changing}:app", note) as client:
+            await client.session.subscribe_resource("notes://1")
+            with pytest.raises(MCPError) as raised:
+                await client.session.subscribe_resource("docs://none")
+            assert raised.value.error.code == -32002
+            assert (await client.call_tool("change", {"id": "1"})).structured_content == {"result": 1}
+            assert await asyncio.wait_for(seen.get(), NO_ANSWER_S) == "notes://1"
+            await client.call_tool("change", {"id": "2"})
+            await client.session.unsubscribe_resource("notes://1")
+            await client.call_tool("change", {"id": "1"})
+            await client.session.subscribe_resource("notes://3")
+            await client.call_tool("change", {"id": "3", "times": 20})
+            assert await asyncio.wait_for(seen.get(), NO_ANSWER_S) == "notes://3"
+
+    run(scenario())
+
+
+@asynccontextmanager
+async def listening(transport: str, target: str, note: Any) -> AsyncIterator[Client]:
+    """An older client that passes on its notifications."""
+    options: dict[str, Any] = {"mode": LEGACY, "read_timeout_seconds": NO_ANSWER_S, "message_handler": note}
+    if transport == "http":
+        with http_server(target=target) as (url, _):
+            async with Client(url, **options) as client:
+                yield client
+        return
+    words = command(target)
+    parameters = StdioServerParameters(command=words[0], args=words[1:], env=dict(os.environ), cwd=ROOT)
+    async with Client(parameters, **options) as client:
+        yield client
+
+
+def test_a_change_outside_a_server_is_no_error(changing: Path) -> None:
+    argv = [sys.executable, str(changing), "change", "1", "--format=json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
+    assert json.loads(done.stdout)["data"] == {"result": 1}

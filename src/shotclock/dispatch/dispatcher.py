@@ -10,7 +10,7 @@ docs/design.md: R31, R38.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -22,7 +22,7 @@ from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
-from ..process.context import CallListener, Progress
+from ..process.context import Answerer, CallListener, Progress
 from ..runtime.call import Call, CallRequest, Effects, Outcome, Tool, invalid
 from ..runtime.command_runner import run_in_thread, run_shielded
 from ..runtime.preloaded_zygote import Program
@@ -258,6 +258,7 @@ class Dispatcher:
         checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
+        listener.on_question = request.on_question
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
         outcome = await _unless_stopped(self.runtime.perform(call, listener), request.stop, limit_s)
         if isinstance(outcome, StopSignal):
@@ -410,6 +411,7 @@ class CommandListener(CallListener):
         self._on_progress = on_progress
         self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
         self.stdin_path = stdin_path
+        self.on_question: Answerer | None = None
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:
@@ -424,6 +426,10 @@ class CommandListener(CallListener):
 
     async def restore(self, fingerprint: str) -> object:
         return await self._checkpoint.restore(fingerprint)
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        answer = None if self.on_question is None else self.on_question(question, value)
+        return super().ask(question, value) if answer is None else answer
 
     def add_steps(self, data: object) -> dict[str, object]:
         """Return the data of a failed command, with the state of its steps."""

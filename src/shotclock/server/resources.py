@@ -22,12 +22,13 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.uri_template import is_template, parse_template
 from .listing import Context, Serve, icons_of, page_of, refusal_of, values_of
+from .subscriptions import Subscriptions
 
 # Of a resource that does not exist. The 2026 revision uses the code of wrong parameters, and never this one.
 RESOURCE_NOT_FOUND = -32002
 
 
-def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve) -> None:
+def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve, subscriptions: Subscriptions) -> None:
     """Add the requests for resources to a server, if the App has any."""
     specs = [spec for spec in catalogue.served if spec.kind == "resource"]
     if not specs:
@@ -38,13 +39,14 @@ def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve) -> 
     shown_resources = [_resource(spec) for spec in fixed.values()]
     shown_templates = [_template(spec) for _, spec in templates]
 
-    def find(uri: str) -> tuple[CommandSpec, dict[str, object]] | None:
+    def find(ctx: Context, uri: str) -> tuple[CommandSpec, dict[str, object]]:
         if uri in fixed:
             return fixed[uri], {}
         for template, spec in templates:
             if (texts := template.match(uri)) is not None:
                 return spec, values_of(spec, texts)
-        return None
+        code = INVALID_PARAMS if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS else RESOURCE_NOT_FOUND
+        raise MCPError(code=code, message=f"there is no resource {uri[:200]!r}", data={"uri": uri})
 
     async def list_resources(ctx: Context, params: PaginatedRequestParams | None) -> ListResourcesResult:
         page, cursor = page_of(shown_resources, params, size)
@@ -56,11 +58,7 @@ def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve) -> 
 
     async def read(ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
         uri = str(params.uri)
-        found = find(uri)
-        if found is None:
-            code = INVALID_PARAMS if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS else RESOURCE_NOT_FOUND
-            raise MCPError(code=code, message=f"there is no resource {uri[:200]!r}", data={"uri": uri})
-        spec, arguments = found
+        spec, arguments = find(ctx, uri)
         envelope = await serve(ctx, spec.name, arguments)
         if not envelope.ok:
             raise refusal_of(envelope)
@@ -71,6 +69,7 @@ def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve) -> 
     server.add_request_handler("resources/list", PaginatedRequestParams, list_resources)
     server.add_request_handler("resources/templates/list", PaginatedRequestParams, list_templates)
     server.add_request_handler("resources/read", ReadResourceRequestParams, read)
+    subscriptions.offer(server, find)
 
 
 def _resource(spec: CommandSpec) -> Resource:

@@ -32,13 +32,14 @@ from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import ANONYMOUS, Principal, Role
 from ..process.clock import monotonic_ns
-from ..process.context import Scope, current_scope
+from ..process.context import RESOURCE_UPDATED, Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
 from .listing import page_of
 from .prompts import offer_prompts
 from .resources import offer_resources
 from .results import REMAINING, make_fit, names_result, render_result, replace_by_error
+from .subscriptions import Subscriptions
 from .tools import (
     CHECK,
     CONTROLS,
@@ -156,11 +157,13 @@ class ToolCallMiddleware:
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
         self._idle: asyncio.Event | None = None
+        self.subscriptions = Subscriptions()
         self.counts = CallCounts()
 
     def stop(self, signal_name: str) -> None:
         """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""
         self._stopped_by = signal_name
+        self.subscriptions.close()
         for stop in self._stops:
             if not stop.done():
                 stop.set_result(signal_name)
@@ -307,6 +310,7 @@ class ToolCallMiddleware:
             meta.idempotency_key,
             None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
             on_progress=None if tool_request.progress is None else tool_request.progress.note,
+            on_question=self._answer_question,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,
         )
@@ -340,6 +344,9 @@ class ToolCallMiddleware:
                 waits_ms = LONGEST_MS  # the response budget says how long, within these
             request.budget_ms = self._budget_ms(waits_ms, meta)
         return request
+
+    def _answer_question(self, question: str, value: object) -> Coroutine[Any, Any, object] | None:
+        return self.subscriptions.resource_updated(str(value)) if question == RESOURCE_UPDATED else None
 
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
         """Return a wait below the backstop and the caller's deadline, which would end work that may outlive it."""
@@ -502,7 +509,7 @@ class McpServer:
             own_tools=own_tools,
         )
         self.sdk.middleware[:] = [self.middleware]
-        offer_resources(self.sdk, catalogue, self.middleware.serve)
+        offer_resources(self.sdk, catalogue, self.middleware.serve, self.middleware.subscriptions)
         offer_prompts(self.sdk, catalogue, self.middleware.serve)
 
     def health(self) -> Mapping[str, object]:
