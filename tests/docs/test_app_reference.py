@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from shotclock import Audio, EmbeddedResource, File, Image, Message, ResourceLink
 from shotclock.app import BUILT_IN, DEFAULT_OPTIONS, RESERVED, App, Declared
 from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
 from shotclock.core.manifest import build_manifest, option_flags
+from shotclock.core.served import ServedOptions
 from shotclock.core.value_types import as_dict
 from shotclock.process.context import Context
 
@@ -79,6 +81,16 @@ def test_every_option_of_a_call_is_in_the_reference_and_no_other() -> None:
     assert {name.removeprefix("--") for name in flags} == RESERVED | {"dry-run"}
     for name in BUILT_IN:
         assert f"`{name}`" in section("Options of a call"), name
+
+
+def test_every_option_of_a_resource_and_a_prompt_and_every_kind_of_content_is_in_the_reference() -> None:
+    options = section("@app.resource(uri, …), @app.prompt, @app.completion(of, argument)")
+    for name in ServedOptions.__annotations__:
+        assert f"`{name}`" in options, name
+    table = section("Content")
+    for kind in (Image, Audio, File, EmbeddedResource, ResourceLink, Message):
+        parameters = [name for name in inspect.signature(kind).parameters if name != "annotations"]
+        assert f"`{kind.__name__}({', '.join(parameters)})`" in table, kind
 
 
 def test_every_option_of_a_library_call_is_in_the_reference_with_its_default() -> None:
