@@ -684,9 +684,9 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the schema of the return type, if it has one."""
+    """Return the schema of the return type, if it has one. A list of anything has none: it may hold content."""
     annotation = get_type_hints(function, include_extras=True).get("return")
-    if annotation is None or annotation is Any or mentions_content(annotation):
+    if annotation in (None, Any, list, list[Any], tuple) or mentions_content(annotation):
         return None
     if (schema := plain_schema(annotation)) is not None:
         return schema

@@ -50,8 +50,12 @@ PROGRAM = """
         return TextContent(type="text", text="hello")
 
     @app.command(mutates=False)
-    def undeclared() -> list:
+    def undeclared() -> list[object]:
         return [Image(data=PNG)]
+
+    @app.command(mutates=False)
+    def anything() -> list:
+        return ["here:", Image(data=PNG)]
 
     @app.command(mutates=False)
     def missing() -> Image:
@@ -113,9 +117,10 @@ def test_content_arrives_as_blocks_of_the_protocol(program: Path, transport: str
                 {"uri": "test://x", "mimeType": "text/plain", "text": "inside"},
                 {"uri": "file:///resource.csv", "mimeType": "text/csv", "text": "a,b"},
             ]
+            assert [block["type"] for block in await blocks_of("anything")] == ["text", "image"]
             assert await blocks_of("of_the_sdk") == [{"type": "text", "text": "hello"}]
             schemas = {tool.name: tool.output_schema for tool in (await client.list_tools()).tools}
-            assert [schemas[name] for name in ("image", "mixed", "of_the_sdk")] == [None] * 3
+            assert [schemas[name] for name in ("image", "mixed", "of_the_sdk", "anything")] == [None] * 4
             data = envelope_in(await client.call_tool("image", {}))["data"]
             assert data == {**image, "annotations": {"audience": ["user"]}}
 

@@ -40,7 +40,10 @@ PROGRAM = """
     app = App("library", list_page_size={page_size})
     PNG = b"\\x89PNG\\r\\n\\x1a\\n"
 
-    @app.command(mutates=False)
+    @app.command(
+        mutates=False, title="Add", description="Add two numbers.", icons=["https://example.org/add.png"],
+        open_world=False, meta={{"example.org/x": 1}},
+    )
     def add(a: int, b: int) -> int:
         return a + b
 
@@ -181,7 +184,14 @@ def test_resources_are_listed_and_read(library: str, transport: str, mode: str) 
                 "files://{+path}",
                 "search://notes{?query,limit}",
             ]
-            assert [tool.name for tool in (await client.list_tools()).tools] == ["add"]
+            (add,) = (await client.list_tools()).tools
+            assert (add.name, add.title, add.meta) == ("add", "Add", {"example.org/x": 1})
+            assert add.description == "Add two numbers.\n\nAnswers within 30s."
+            assert add.icons and add.icons[0].src == "https://example.org/add.png"
+            assert add.annotations and (add.annotations.read_only_hint, add.annotations.open_world_hint) == (
+                True,
+                False,
+            )
 
             assert await contents("docs://readme") == [
                 {"uri": "docs://readme", "text": "# Read me", "mimeType": "text/markdown"}

@@ -13,7 +13,7 @@ from mcp_types import SERVER_INFO_META_KEY
 
 from ..core.catalogue import JsonSchema
 from ..core.clocks import format_duration
-from ..core.content import blocks_of, text_block
+from ..core.content import LONGEST_CONTENT, blocks_of, text_block
 from ..core.envelope import ENVELOPE_KEY, Envelope
 from ..core.errors import SideEffects, error_entries, error_entry
 
@@ -21,7 +21,7 @@ REMAINING = "shotclock.dev/remainingMs"
 # The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
 MOST_NESTED = 100
 # As JSON. It is put into its message three times, and meanwhile the loop serves no other call.
-LONGEST_RESULT = 8 * 1024 * 1024
+LONGEST_RESULT = LONGEST_CONTENT
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 _NULL: JsonSchema = {"type": "null"}
