@@ -15,6 +15,8 @@ from tests.server.client import LATE_S, LEGACY, MODERN, SOME_TRANSPORTS, connect
 
 PROGRAM = """
     import os, time
+    from enum import StrEnum
+    from pydantic import BaseModel
     from mcp_types import Completion, CompletionArgument, CompletionContext, PromptMessage, PromptReference, TextContent
     from shotclock import App, Context, Failure, Image, Message
 
@@ -35,6 +37,17 @@ PROGRAM = """
             lines: The lines to look at.
         '''
         return [f"Review {code}, lines {lines}", Message(f"Strictly: {strict}", role="assistant")]
+
+    class Tone(StrEnum):
+        KIND = "kind"
+        ONE = "1"
+
+    class Author(BaseModel):
+        name: str
+
+    @app.prompt
+    def typed(tone: Tone, author: Author, page: int | str | None = None, note: str | None = None) -> dict:
+        return {"tone": tone, "author": author, "page": page, "note": note}
 
     @app.prompt(name="picture", description="A picture to look at.")
     async def show(ctx: Context) -> list:
@@ -104,7 +117,7 @@ def test_prompts_are_listed_in_pages_and_filled_in(target: str, transport: str, 
         async with connected(transport, mode, target=target) as (client, _):
             first = await client.list_prompts()
             rest = await client.list_prompts(cursor=first.next_cursor)
-            assert (len(first.prompts), len(rest.prompts), rest.next_cursor) == (4, 3, None)
+            assert (len(first.prompts), len(rest.prompts), rest.next_cursor) == (4, 4, None)
             assert (await refused(client.list_prompts(cursor="x"))).code == -32602
             listed = {each.name: each for each in [*first.prompts, *rest.prompts]}
             review = listed["review"]
@@ -126,6 +139,8 @@ def test_prompts_are_listed_in_pages_and_filled_in(target: str, transport: str, 
                 ("user", {"type": "text", "text": "Review 3, lines [1, 2]"}),
                 ("assistant", {"type": "text", "text": "Strictly: True"}),
             ]
+            typed = await messages("typed", {"tone": "1", "author": '{"name": "Ada"}', "page": "3", "note": "4"})
+            assert typed[0][1]["text"] == '{"tone":"1","author":{"name":"Ada"},"page":3,"note":"4"}'
             assert await messages("picture") == [
                 ("user", {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}),
                 ("user", {"type": "text", "text": "What is it?"}),

@@ -60,9 +60,13 @@ def blocks_of(value: object) -> list[Block] | None:
     """Return the blocks of a result with content, None for other results. Other parts of a list become texts."""
     if is_block(value):
         return [_without_none(value)]
-    if not isinstance(value, list) or not any(map(is_block, value)):
+    if not isinstance(value, list):
         return None
-    return [_without_none(part) if is_block(part) else text_block(part) for part in value]
+    are_blocks = [is_block(part) for part in value]
+    if not any(are_blocks):
+        return None
+    parts = zip(value, are_blocks, strict=True)
+    return [_without_none(part) if is_one else text_block(part) for part, is_one in parts]
 
 
 def text_block(value: object) -> Block:

@@ -51,23 +51,27 @@ def icons_of(spec: CommandSpec) -> list[Icon] | None:
 
 def values_of(spec: CommandSpec, texts: Mapping[str, str]) -> dict[str, object]:
     """Return arguments, which the protocol has as texts, as values: JSON where the parameter is no text."""
-    properties = spec.input_schema.get("properties", {})
-    return {name: _value_of(text, properties.get(name, {})) for name, text in texts.items()}
+    return {name: text if takes_text(spec, name) else _value_of(text) for name, text in texts.items()}
 
 
-def _value_of(text: str, schema: Mapping[str, Any]) -> object:
-    if not schema or takes_text(schema):
-        return text
+def _value_of(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
         return text  # refused, or converted, where its type is known
 
 
-def takes_text(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type", "string") == "string" and not any(
-        not takes_text(each) for each in schema.get("anyOf", ()) if each != {"type": "null"}
-    )
+def takes_text(spec: CommandSpec, name: str) -> bool:
+    """Return whether a parameter is a text, or unknown."""
+    return kinds_of(spec.input_schema.get("properties", {}).get(name, {}), spec.input_schema) <= {"string", "null"}
+
+
+def kinds_of(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types of a schema; none if it allows all."""
+    if "$ref" in schema:
+        schema = whole.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
+    kinds = {str(schema["type"])} if "type" in schema else set()
+    return kinds.union(*(kinds_of(each, whole) for each in schema.get("anyOf", ())))
 
 
 def refusal_of(envelope: Envelope) -> MCPError:

@@ -24,7 +24,7 @@ from mcp_types import (
 
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.uri_template import is_template, parse_template
-from .listing import Context, Serve, icons_of, page_of, refusal_of, takes_text, values_of
+from .listing import Context, Serve, icons_of, kinds_of, page_of, refusal_of, takes_text, values_of
 
 
 def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve) -> None:
@@ -92,24 +92,21 @@ def _written(template: str) -> str:
 
 def _prompt(name: str, spec: CommandSpec) -> Prompt:
     required = spec.input_schema.get("required", ())
-    properties = spec.input_schema["properties"]
+    arguments = [_argument(spec, each, each in required) for each in spec.input_schema["properties"]]
     return Prompt(
         name=name,
         title=spec.listing.title,
         description=spec.description or None,
-        arguments=[_argument(each, schema, each in required) for each, schema in properties.items()] or None,
+        arguments=arguments or None,
         icons=icons_of(spec),
         _meta=spec.listing.meta,
     )
 
 
-def _argument(name: str, schema: Mapping[str, Any], is_required: bool) -> PromptArgument:
+def _argument(spec: CommandSpec, name: str, is_required: bool) -> PromptArgument:
+    schema = spec.input_schema["properties"][name]
     description = schema.get("description", "")
-    if not takes_text(schema):
-        description = f"{description} As JSON: {_kinds(schema)}.".strip()
+    if not takes_text(spec, name):
+        kinds = " or ".join(sorted(kinds_of(schema, spec.input_schema) - {"null"}))
+        description = f"{description} As JSON: {kinds}.".strip()
     return PromptArgument(name=name, description=description or None, required=is_required)
-
-
-def _kinds(schema: Mapping[str, Any]) -> str:
-    kinds = [str(each.get("type", "object")) for each in (schema, *schema.get("anyOf", ())) if "anyOf" not in each]
-    return " or ".join(kinds)
