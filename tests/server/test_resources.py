@@ -102,6 +102,20 @@ PROGRAM = """
         time.sleep(60)
         return ""
 
+    @app.resource("one://{{id}}", concurrency=1, timeout="60s")
+    def one_at_a_time(id: str) -> str:
+        if id == "first":
+            long()
+        return id
+
+    @app.resource("shared://count", isolation="shared")
+    async def count() -> str:
+        global counted
+        counted += 1
+        return str(counted)
+
+    counted = 0
+
     @app.resource("bad://crash")
     def crash() -> str:
         os._exit(3)
@@ -183,6 +197,7 @@ def test_resources_are_listed_and_read(library: str, transport: str, mode: str) 
                 "users://{id}/posts/{post}",
                 "files://{+path}",
                 "search://notes{?query,limit}",
+                "one://{id}",
             ]
             (add,) = (await client.list_tools()).tools
             assert (add.name, add.title, add.meta) == ("add", "Add", {"example.org/x": 1})
@@ -231,6 +246,7 @@ def test_a_read_that_hangs_crashes_or_fails_is_an_error_with_a_sentence(
                 assert error.code == -32001
                 message = f"TIMEOUT: resource slow://{name} timed out after 500ms. It is safe to call it again."
                 assert error.message == message
+                assert error.data["uri"] == f"slow://{name}"
                 assert error.data[ENVELOPE_KEY]["error"]["code"] == "TIMEOUT"
             assert (await refused(client, "bad://crash")).message.startswith("WORKER_CRASHED: ")
             raised = await refused(client, "bad://raises")
@@ -266,6 +282,33 @@ def test_a_cancelled_read_kills_its_process(library: str, tmp_path: Path, transp
                 await reading
             await until(lambda: not is_running(int(pid)))
             assert (await client.read_resource("docs://readme")).contents
+
+    run(scenario())
+
+
+def test_a_resource_has_the_limits_and_the_place_of_a_command(library: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(target=library) as (client, _):
+            first = asyncio.create_task(client.read_resource("one://first"))
+            await until((tmp_path / "started").exists)
+            held = await refused(client, "one://second")
+            assert held.message.startswith("LOCK_HELD: ") and "safe to call it again after" in held.message
+            first.cancel()
+            reads = await asyncio.gather(*(client.read_resource("shared://count") for _ in range(5)))
+            assert sorted(read.contents[0].text for read in reads) == ["1", "2", "3", "4", "5"]  # type: ignore[union-attr]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_a_read_is_answered_when_the_server_is_stopped(library: str, tmp_path: Path, transport: str) -> None:
+    async def scenario() -> None:
+        async with connected(transport, target=library) as (client, server):
+            reading = asyncio.create_task(refused(client, "slow://long"))
+            await until((tmp_path / "started").exists)
+            server.terminate()
+            assert (await reading).message.startswith("CANCELLED: stopped: ")
+            assert not is_running(int((tmp_path / "started").read_text()))
 
     run(scenario())
 

@@ -74,7 +74,7 @@ def kinds_of(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
     return kinds.union(*(kinds_of(each, whole) for each in schema.get("anyOf", ())))
 
 
-def refusal_of(envelope: Envelope) -> MCPError:
+def refusal_of(envelope: Envelope, **named: str) -> MCPError:
     """Return a failed request as an error of the protocol: sentences for a person, and the envelope for programs."""
     error: dict[str, Any] = envelope.error or {}
     code = INTERNAL_ERROR
@@ -82,4 +82,4 @@ def refusal_of(envelope: Envelope) -> MCPError:
         code = INVALID_PARAMS
     elif error.get("context", {}).get("clock") is not None:
         code = REQUEST_TIMEOUT
-    return MCPError(code=code, message=describe_failure(envelope), data={ENVELOPE_KEY: envelope.to_dict()})
+    return MCPError(code=code, message=describe_failure(envelope), data={**named, ENVELOPE_KEY: envelope.to_dict()})

@@ -61,7 +61,7 @@ def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve, sub
         spec, arguments = find(ctx, uri)
         envelope = await serve(ctx, spec.name, arguments)
         if not envelope.ok:
-            raise refusal_of(envelope)
+            raise refusal_of(envelope, uri=uri)
         data: Any = envelope.data
         contents = [{"uri": uri, **content} for content in data["contents"]]
         return ReadResourceResult.model_validate({"contents": contents})
