@@ -13,9 +13,10 @@ from mcp_types import SERVER_INFO_META_KEY
 
 from ..core.catalogue import JsonSchema
 from ..core.clocks import format_duration
-from ..core.content import LONGEST_CONTENT, blocks_of, text_block
+from ..core.content import LONGEST_CONTENT, blocks_of
 from ..core.envelope import ENVELOPE_KEY, Envelope
 from ..core.errors import SideEffects, error_entries, error_entry
+from ..core.json_values import as_text
 
 REMAINING = "shotclock.dev/remainingMs"
 # The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
@@ -112,18 +113,22 @@ def _value_of(envelope: Envelope) -> object:
 
 def _content(envelope: Envelope, shown: str | None) -> list[dict[str, Any]]:
     if shown is not None:
-        return [text_block(shown)]
+        return [_text(shown)]
     if not envelope.ok:
-        return [text_block(describe_failure(envelope)), *_left_data(envelope)]
+        return [_text(describe_failure(envelope)), *_left_data(envelope)]
     value = _value_of(envelope)
-    return [] if value is None else [text_block(value)]
+    return [] if value is None else [_text(value)]
+
+
+def _text(value: object) -> dict[str, Any]:
+    return {"type": "text", "text": as_text(value)}
 
 
 def _left_data(envelope: Envelope) -> list[dict[str, Any]]:
     """Return the data of a failure, such as a partial result. That of unfinished work is in the sentences."""
     if envelope.data is None or is_unfinished(envelope):
         return []
-    return blocks_of(_value_of(envelope)) or [text_block(envelope.data)]
+    return blocks_of(_value_of(envelope)) or [_text(envelope.data)]
 
 
 def describe_failure(envelope: Envelope) -> str:
