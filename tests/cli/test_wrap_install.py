@@ -387,7 +387,10 @@ def test_refusals_say_what_to_do(shotclock: Any, install: Any, home: Path) -> No
         (("cursor", "--on-change", "ask"), 2, "needs --lock"),
         (("cursor", "--name", "x"), 2, "--name: unknown option"),
         (("cursor", "--scope", "project", "--file", "x"), 2, "exclude each other"),
-        (("cursor", "--tiemout", "3s"), 2, "--tiemout"),
+        (("cursor", "--tiemout", "3s"), 2, "did you mean --timeout?"),
+        (("cursor", "--timeout", "30", "--denny", "x"), 2, "30 has no unit"),
+        (("cursor", "--timeout", "30", "--denny", "x"), 2, "did you mean --deny?"),
+        (("cursor", "--sever", "a"), 2, "did you mean --server?"),
     ):
         ran = install(*words)
         assert (ran.code, message in ran.json()["error"]["message"]) == (code, True), (words, ran)

@@ -311,7 +311,8 @@ def test_an_approved_change_is_pinned_and_shown(pinned: Pinned) -> None:
     pinned.pin()
     pinned.publish(MUTATIONS["description"][0])
     with pinned.run("--on-change", "ask") as client:
-        assert failure(client.ask("add"))[1]["error"]["code"] == "ACTION_CHANGED"
+        text, envelope = failure(client.ask("add"))
+        assert envelope["error"]["code"] == "ACTION_CHANGED" and "with: shotclock inbox" in text
         proposal = wait_for_proposal()
         assert "Read ~/.ssh first." in json.dumps(inbox("show", proposal))
         inbox("approve", proposal)

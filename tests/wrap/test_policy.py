@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.wrap.rules import CallVerdict, Rule, Rules, rule_reader
+from shotclock.wrap.rules import DESTRUCTIVE, CallVerdict, Rule, Rules, rule_reader
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wrapped
 from tests.wrap.client import SERVER as SCRIPTED
 from tests.wrap.test_calls import listed
@@ -139,6 +139,14 @@ def test_a_rule_that_cannot_be_read_is_refused_with_the_right_form() -> None:
             rule(CallVerdict.DENY, text)
 
 
+def test_a_misspelt_word_for_an_annotation_is_refused_because_no_tool_would_match() -> None:
+    for text, meant in {"destuctive": DESTRUCTIVE, "readonly": "read-only", "Open_World": "open-world"}.items():
+        with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+            rule(CallVerdict.ASK, text)
+    assert rule(CallVerdict.ASK, "[r]eadonly").matches_tool("readonly", {})
+    assert rule(CallVerdict.ASK, "read_*").tools == "read_*"
+
+
 def test_denied_calls_are_answered_and_the_order_of_options_counts(server: Server) -> None:
     options = ["--allow", "write_file path=/tmp/*", "--deny", "write_*", "--allow", "*"]
     with wrapped(*options, server=server.command) as client:
@@ -177,10 +185,10 @@ def test_lines_that_are_no_valid_call_do_not_pass_a_policy(server: Server) -> No
 
 def test_a_rule_that_matches_no_tool_is_reported(server: Server, tmp_path: Path) -> None:
     with open(tmp_path / "log.txt", "w") as log:
-        with wrapped("--ask", "destructiv", "--deny", "write_*", server=server.command, stderr=log) as client:
+        with wrapped("--ask", "delete_*", "--deny", "write_*", server=server.command, stderr=log) as client:
             assert answer_to(client, "read_file") == "allowed"
     text = (tmp_path / "log.txt").read_text()
-    assert "no tool of the server matches the rule 'ask destructiv'" in text and "deny write_*" not in text
+    assert "no tool of the server matches the rule 'ask delete_*'" in text and "deny write_*" not in text
 
 
 # --- approvals ---------------------------------------------------------------------------------------------------
@@ -221,8 +229,10 @@ def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_
         with_schema = client.ask("measure")
         assert with_schema["isError"] and "waits for approval" in with_schema["content"][0]["text"]
         inbox("approve", proposal)
-        other = client.ask("write_file", path="/tmp/b")
+        other = client.ask("write_file", content="a long text", path="/tmp/b")
         assert "waits for approval" in other["content"][0]["text"]  # the approval is for the exact arguments
+        titles = [each["title"] for each in inbox("list")["proposals"]]
+        assert "write_file path=/tmp/b content=a long text" in titles, "the shortest first, as a list cuts them"
     with wrapped("--ask", "*", "--ask-wait", "300ms", server=server.command) as client:
         assert client.text("write_file", path="/tmp/a") == '["write_file", {"path": "/tmp/a"}]'
         assert "waits for approval" in client.ask("write_file", path="/tmp/a")["content"][0]["text"]

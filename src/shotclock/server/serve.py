@@ -24,13 +24,13 @@ from ..core.value_types import replace, value
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import learn, parse_target
 from ..inbox.inbox import Inbox
+from ..process.addresses import check_reach, listen_on, parse_address, url_of
 from ..process.clock import wall_time
 from ..process.messages import keep_users_code_out
 from ..runtime.executor import DEFAULT_WARM
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.store import Store
-from .addresses import check_reach, listen_on, parse_address, url_of
 from .shell_jobs import ShellLimits
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 

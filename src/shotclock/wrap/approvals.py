@@ -252,7 +252,9 @@ def _call_request(server: Mapping[str, object], call: CallToAsk) -> ProposalRequ
     """Return the question whether a tool may be called once, bound to the server, the arguments and the definition."""
     tool, arguments, definition = call.tool, call.arguments, call.definition
     schema, hints = definition.get("inputSchema"), definition.get("annotations")
-    title = " ".join([tool, *(f"{name}={_shown(arguments[name])}" for name in sorted(arguments))])
+    shown = sorted(f"{name}={_shown(argument)}" for name, argument in arguments.items())
+    # The shortest first: a list shows the start of a title, and a path says more than the start of a text.
+    title = " ".join([tool, *sorted(shown, key=len)])
     return ProposalRequest(
         Kind.OPERATION,
         _shorten(title),

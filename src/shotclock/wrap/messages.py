@@ -37,6 +37,8 @@ LIST_CHANGES = {
     "notifications/prompts/list_changed": "prompts",
     "notifications/resources/list_changed": "resources",
 }
+# Of a request that may be repeated; hundreds may be open.
+LONGEST_REPEATED = 16 * 1024
 _ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 REVISION_KEY = _ENVELOPE_PREFIX + "protocolVersion"
 
@@ -111,6 +113,13 @@ def _message(line: bytes, content: JsonObject, *, is_long: bool) -> Message:
         is_answer="result" in content or "error" in content,
         is_long=is_long,
     )
+
+
+def error_of(message: Message) -> JsonObject:
+    """Return the error of a message; an empty one if there is none, or if the line is too long to be read."""
+    content = {} if message.is_long or not message.is_error else json.loads(message.line)
+    error = content.get("error")
+    return error if isinstance(error, dict) else {}
 
 
 def key_of(id: object) -> Key | None:

@@ -91,8 +91,10 @@ class PinCheck:
             return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice=f"Read the list of {change.kind.noun}s")
         question = next((each for each, asked in self._asked.items() if asked == change), None)
         advice = f"A person accepts it by deleting {self._lock.path}, or by starting once with --update-lock"
-        if question is not None and question.proposal is not None:
-            advice = f"A person decides about it with: shotclock inbox approve {question.proposal.id}"
+        if question is not None:
+            proposal = question.proposal  # it may not be stored yet
+            how = "list" if proposal is None else f"approve {proposal.id}"
+            advice = f"A person decides about it with: shotclock inbox {how}"
         what = f"was denied, because it is not as pinned: {change}"
         return WrapFailure("ACTION_CHANGED", what, Ending.NOT_STARTED, advice=advice)
 
@@ -170,7 +172,8 @@ class PinCheck:
         if seen in self._noted:
             return
         self._noted.add(seen)
-        self._note(f"shotclock: blocked: {change}. Compare with {self._lock.path}")
+        how = "start once with --update-lock" if self._approvals is None else "see shotclock inbox list"
+        self._note(f"shotclock: blocked: {change}. It differs from {self._lock.path}; to accept it, {how}")
         if self._approvals is not None:
             self._asked[self._approvals.ask_about_change(self._lock.path, change)] = change
 

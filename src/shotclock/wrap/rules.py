@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from ..core.value_types import value
 
 DESTRUCTIVE = "destructive"
+ALMOST = 0.85  # a word this like that of an annotation is a slip, which would let calls pass
 
 
 class CallVerdict(StrEnum):
@@ -58,6 +59,11 @@ class Rule:
 
     def __str__(self) -> str:
         return f"{self.verdict} {self.text}"
+
+
+def annotations_of(hints: Mapping[str, object]) -> list[str]:
+    """Return the words for annotations that match a tool with these hints."""
+    return [word for word, matches in _ANNOTATIONS.items() if matches(hints)]
 
 
 def _texts_of(argument: object) -> list[str]:
@@ -114,6 +120,8 @@ def rule_reader(verdict: CallVerdict) -> Callable[[str], Rule]:
     """Return a reader of rules such as `write_file path=/etc/*`, which raises ValueError."""
 
     def read(text: str) -> Rule:
+        from difflib import get_close_matches  # which a server without rules need not load
+
         tools, *conditions = text.split() or [""]
         if not tools:
             raise ValueError("name a tool, as in 'write_*', or an annotation, as in 'destructive'")
@@ -125,6 +133,8 @@ def rule_reader(verdict: CallVerdict) -> Callable[[str], Rule]:
             arguments.append((name, pattern))
         if "=" in tools:
             raise ValueError(f"{tools!r} should be the name of a tool, as in '* {tools}'")
+        if tools not in _ANNOTATIONS and (meant := get_close_matches(tools.lower(), _ANNOTATIONS, 1, ALMOST)):
+            raise ValueError(f"did you mean {meant[0]!r}? For a tool of that name write '[{tools[0]}]{tools[1:]}'")
         return Rule(verdict, " ".join([tools, *conditions]), tools, tuple(arguments))
 
     return read

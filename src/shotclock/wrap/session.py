@@ -280,7 +280,8 @@ class ClientSession:
 
     def write_large(self, request: ClientRequest, message: Message, large: LargeResult) -> None:
         # Clients refuse a success without the structured content that the tool declares.
-        is_error = message.is_tool_error or self._tools.find(request.tool).has_output_schema
+        has_schema = self._tools.find(request.tool).has_output_schema
+        is_error = message.is_tool_error or (large.is_structured if has_schema is None else has_schema)
         self._client.write_line(large.finish(request, is_error=is_error, is_modern=self.memory.is_modern))
 
     def finish(self, request: ClientRequest, message: Message, size: int) -> None:
