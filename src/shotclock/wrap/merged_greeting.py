@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from .._version import __version__
 from ..core.clocks import NS_PER_MS
+from ..core.envelope import ENVELOPE_KEY
 from ..process.clock import monotonic_ns
-from .failures import CONNECTION_CLOSED, ENVELOPE_KEY
+from .failures import CONNECTION_CLOSED
 from .links import ClientLink, Note
 from .merged_server import MergedPhase, MergedServer
 from .messages import JsonObject, Message, encode, error_of
