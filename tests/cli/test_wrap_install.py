@@ -310,6 +310,7 @@ def test_a_file_that_cannot_be_changed_safely_is_refused_and_left_as_it_is(insta
         ("cursor", "[]", "not an object"),
         ("cursor", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ("cursor", '{"mcpServers": {"a": {"\\u0063ommand": "x"}}}', "'a' cannot be changed in place"),
+        ("cursor", '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "it has 'a' twice"),
         ("codex", "[mcp_servers.a]\ncommand = x\n", "line 2"),
         ("codex", "[mcp_servers.a]\ncommand = 'x'\ncommand = 'y'\n", "line 3"),
     ):

@@ -10,6 +10,7 @@ from shotclock.wrap.lines import (
     LONGEST_PARSED,
     LinePart,
     LineSplitter,
+    Outline,
     error_flag_in_tail,
     id_in_tail,
     read_head,
@@ -119,3 +120,15 @@ def test_the_error_flag_at_the_end_of_a_line_is_that_of_the_result() -> None:
         ('"}]}}', None),
     ):
         assert error_flag_in_tail(tail.encode() + b"\n") is expected, tail
+
+
+@given(content=st.dictionaries(TEXTS, VALUES, max_size=5), sizes=st.lists(st.integers(1, 9)), is_ascii=st.booleans())
+def test_the_outline_of_a_line_has_its_own_members_only(content: Any, sizes: list[int], is_ascii: bool) -> None:
+    rest, outline = json.dumps(content, ensure_ascii=is_ascii).encode(), Outline()
+    while rest:
+        size = sizes.pop() if sizes else len(rest)
+        assert outline.is_closed is (outline.text == b"")
+        outline.add(rest[:size])
+        rest = rest[size:]
+    shown = {name: 0 if isinstance(item, dict | list) else item for name, item in content.items()}
+    assert outline.is_closed and json.loads(outline.text) == shown

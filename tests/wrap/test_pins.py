@@ -346,7 +346,7 @@ def test_a_restarted_server_is_checked_again(pinned: Pinned) -> None:
 
 def test_a_definition_that_is_nested_too_deep_is_never_pinned(pinned: Pinned) -> None:
     deep: Any = []
-    for _ in range(900):
+    for _ in range(800):
         deep = [deep]
     pinned.publish({"tools": [*CATALOGUE["tools"], {"name": "deep", "inputSchema": deep}]})
     pinned.pin()

@@ -115,7 +115,10 @@ class InboxThread:
         return self._ask(InboxQuestion(_change_request(self._server, lock, change)))
 
     def _ask(self, question: InboxQuestion) -> InboxQuestion:
-        self._order(lambda: self._propose(question))
+        try:
+            self._order(lambda: self._propose(question))
+        except RuntimeError as error:  # no more threads; the next question tries again
+            self._tell(QuestionEnd(question, failure=Failure("INTERNAL_ERROR", f"the inbox cannot be asked: {error}")))
         return question
 
     def record(self, proposal_id: str, code: str | None, message: str) -> None:
@@ -266,6 +269,7 @@ def _call_request(server: Mapping[str, object], call: CallToAsk) -> ProposalRequ
         surroundings={
             **server,
             "definition of the tool": f"sha256 {digest_of(definition)}",
+            **({"other parameters": call.others} if call.others else {}),
             **NOT_BOUND,
         },
         dispatched=True,
