@@ -3,6 +3,7 @@
 The layout, from the outside in:
 
     shotclock/    app: the App framework and composition root         ui_tools: an App of ours         _version
+      testing/    kit for tests of an App: calls, an MCP client in memory, assertions, a pytest plugin
       cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
       server/     MCP over stdio and HTTP; web/: the operators' page and its API
       temporal/   a run on other machines: its workflow, the activity for a step, worker, client, front end, dev server

@@ -57,6 +57,7 @@ from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
+from .process.running_call import MAIN_ALIAS
 from .runtime.call import CallRequest
 from .runtime.executor import DEFAULT_WARM
 from .runtime.preloaded_zygote import Program
@@ -149,13 +150,14 @@ class App:
         self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._commands: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._key = name
         self._running: Dispatcher | None = None
         self._inside = 0
+        # Unique in its module, not among all: a worker imports this module alone.
+        self._key = key = name if self._module in ("__main__", MAIN_ALIAS) else f"{self._module}/{name}"
         for number in range(2, 1000):
             if self._key not in APPS:
                 break
-            self._key = f"{name}-{number}"
+            self._key = f"{key}-{number}"
         APPS[self._key] = self
 
     # --- declaring ----------------------------------------------------------------------------------------
@@ -324,31 +326,34 @@ class App:
         on_progress: Progress | None = None,
         confirm_destructive: bool = False,
     ) -> Envelope:
+        request = call_request(
+            command,
+            arguments,
+            timeout=timeout,
+            budget=budget,
+            idempotency_key=idempotency_key,
+            on_progress=on_progress,
+            confirm_destructive=confirm_destructive,
+        )
         async with self:  # calls without a context share the running one, too
             assert self._running is not None  # it was entered
-            return await self._running.call(
-                CallRequest(
-                    command,
-                    arguments,
-                    Clocks.of(timeout=timeout),
-                    budget_ms=None if budget is None else parse_duration_ms(budget),
-                    idempotency_key=idempotency_key,
-                    on_progress=on_progress,
-                    confirmed=confirm_destructive,
-                )
-            )
+            return await self._running.call(request)
 
     async def __aenter__(self) -> Self:
         if self._running is None:
-            runtime = Runtime(
-                operations=self._operations(),
-                clocks=self.clocks,
-                workers=self.workers or DEFAULT_WARM,
-                program=self.program,
-            )
-            self._running = await Dispatcher(self.catalogue(), runtime, program=self.program).__aenter__()
+            self._running = await self.dispatcher().__aenter__()
         self._inside += 1
         return self
+
+    def dispatcher(self) -> Dispatcher:
+        """Return a dispatcher of the commands with workers of its own, to be entered."""
+        runtime = Runtime(
+            operations=self._operations(),
+            clocks=self.clocks,
+            workers=self.workers or DEFAULT_WARM,
+            program=self.program,
+        )
+        return Dispatcher(self.catalogue(), runtime, program=self.program)
 
     def _operations(self) -> list[Operation]:
         """Return the operations: by reference for worker processes, as functions for this process."""
@@ -369,6 +374,30 @@ class App:
         running, self._running = self._running, None
         if running is not None:
             await running.__aexit__(kind, error, trace)
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of `App.call_with`."""
+
+    timeout: object
+    budget: object
+    idempotency_key: str | None
+    on_progress: Progress | None
+    confirm_destructive: bool
+
+
+def call_request(command: str, arguments: Mapping[str, object], **options: Unpack[CallOptions]) -> CallRequest:
+    """Return the request for a call of a command."""
+    budget = options.get("budget")
+    return CallRequest(
+        command,
+        arguments,
+        Clocks.of(timeout=options.get("timeout")),
+        budget_ms=None if budget is None else parse_duration_ms(budget),
+        idempotency_key=options.get("idempotency_key"),
+        on_progress=options.get("on_progress"),
+        confirmed=options.get("confirm_destructive", False),
+    )
 
 
 def find_handler(address: str) -> Callable[..., Any]:
