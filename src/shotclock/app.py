@@ -235,7 +235,7 @@ class App:
         self._commands[name] = spec
         if not is_async and not options["stdin"]:
             function = _refuse_questions(function, name)
-        self._functions[name] = _check_result(function, spec)
+        self._functions[name] = _keep_exit_code(_check_result(function, spec), name)
 
     def _check_name(self, name: str) -> None:
         if not _COMMAND_NAME.fullmatch(name):
@@ -582,6 +582,41 @@ def _refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., 
             raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
 
     return run
+
+
+def _keep_exit_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Make `sys.exit(3)` in a command a failure with that exit code, and `sys.exit(text)` one with that message."""
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            try:
+                return await function(*arguments, **named)
+            except SystemExit as error:
+                raise _failure_of_exit(error, name) from None
+
+        return run_async
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except SystemExit as error:
+            raise _failure_of_exit(error, name) from None
+
+    return run
+
+
+def _failure_of_exit(error: SystemExit, name: str) -> BaseException:
+    """Return the failure for an exit; the exit itself where it reports success, which is no answer."""
+    if error.code is None or error.code == 0:
+        return error
+    if not isinstance(error.code, int):
+        return Failure("GENERAL_ERROR", str(error.code))
+    exit_code = error.code & 0xFF or 1  # as the system cuts it
+    failure = Failure("GENERAL_ERROR", f"{name} left with exit code {exit_code}")
+    failure.exit_code = exit_code
+    return failure
 
 
 def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:

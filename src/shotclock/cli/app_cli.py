@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from .._version import __version__
@@ -28,7 +29,7 @@ from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Stdin
 from ..process.clock import monotonic_ns, process_began_ns
 from ..process.foreground import fill_standard_descriptors
-from ..runtime.call import CallRequest, Outcome, Tool
+from ..runtime.call import CallRequest, Outcome, tool_of
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.runtime import Runtime
@@ -98,7 +99,7 @@ def main(app: CommandLineApp, words: list[str]) -> int:
     except Exception as error:  # a bug of ours: the caller still gets an envelope
         outcome = outcome_of_error(error)
         outcome.ending = Ending.KILLED  # running work dies with us, at a point that is not known here
-        return deliver(_answer(catalogue, catalogue.name, outcome), wants_json(line.format), _show)
+        return deliver(_answer(catalogue, catalogue.name, outcome), wants_json(line.format), _show, catalogue.name)
 
 
 def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: ParsedLine) -> int:
@@ -116,7 +117,10 @@ def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: 
             return _deliver_unstarted(catalogue, name, problem_of(mistakes, line.suggestion), as_json)
         version: dict[str, object] = {"version": catalogue.version}
         data = version if command is None else build_manifest(catalogue, __version__)
-        return deliver(_answer(catalogue, name, Outcome(Ending.FINISHED, data=data), mutates=False), as_json, _show)
+        envelope = _answer(catalogue, name, Outcome(Ending.FINISHED, data=data), mutates=False)
+        return deliver(
+            envelope, as_json, partial(_show_version, catalogue.name) if command is None else _show, catalogue.name
+        )
     return _perform(app, catalogue, spec, line, as_json)
 
 
@@ -140,7 +144,7 @@ def table_of(catalogue: Catalogue) -> CommandTable:
 def _run_job(catalogue: Catalogue, words: list[str]) -> int:
     from .jobs import JobScope, job_table
 
-    tool = _tool(catalogue)
+    tool = tool_of(catalogue)
     return run_table(job_table(JobScope(own_command(), catalogue.name, tool)), words, tool=tool)
 
 
@@ -324,7 +328,7 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line:
                 return _deliver_unstarted(catalogue, spec.name, problem_in(failure), as_json, clocks)
         envelope = _call(app, catalogue, request, line.typed)
     if not line.mistakes:
-        return deliver(envelope, as_json, _show)
+        return deliver(envelope, as_json, _show, catalogue.name)
     mistakes = line.mistakes + _find_other_mistakes(line, envelope)
     return _deliver_unstarted(catalogue, spec.name, problem_of(mistakes), as_json, clocks)
 
@@ -395,22 +399,27 @@ def own_command() -> list[str]:
     return [file] if os.access(file, os.X_OK) else [sys.executable, file]
 
 
-def _tool(catalogue: Catalogue) -> Tool:
-    return Tool(catalogue.semantic_version, catalogue.debug)
-
-
 def _answer(
     catalogue: Catalogue, name: str, outcome: Outcome, clocks: Clocks | None = None, *, mutates: bool = True
 ) -> Envelope:
     spec = catalogue.find(name)
     defaults = catalogue.clocks if spec is None else spec.clocks
-    return answer_at_once(name, outcome, clocks or Clocks(), defaults=defaults, mutates=mutates, tool=_tool(catalogue))
+    return answer_at_once(
+        name, outcome, clocks or Clocks(), defaults=defaults, mutates=mutates, tool=tool_of(catalogue)
+    )
 
 
 def _deliver_unstarted(
     catalogue: Catalogue, name: str, problem: Problem, as_json: bool, clocks: Clocks | None = None
 ) -> int:
-    return deliver(_answer(catalogue, name, Outcome(Ending.NOT_STARTED, problem), clocks), as_json, _show)
+    return deliver(
+        _answer(catalogue, name, Outcome(Ending.NOT_STARTED, problem), clocks), as_json, _show, catalogue.name
+    )
+
+
+def _show_version(name: str, envelope: Envelope) -> None:
+    assert isinstance(envelope.data, dict)
+    write_quietly(sys.stdout, f"{name} {envelope.data['version']}\n")
 
 
 def _show(envelope: Envelope) -> None:

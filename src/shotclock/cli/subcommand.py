@@ -315,7 +315,12 @@ def answer_at_once(
     return answer(call, outcome)
 
 
-def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
+def deliver(
+    envelope: Envelope,
+    as_json: bool,
+    show: Callable[[Envelope], None] | None = None,
+    program: str = "shotclock",
+) -> int:
     """Write the envelope for a program. For a person, call `show`, and write problems to stderr."""
     note_stops()
     if as_json:
@@ -323,7 +328,7 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
     if show is not None and envelope.data is not None:
         show(envelope)
     if envelope.error is not None or envelope.warnings:
-        say_line(visible(summary_line(envelope)))
+        say_line(visible(summary_line(envelope, program)))
     return envelope.exit_code
 
 

@@ -23,7 +23,7 @@ from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
 from ..process.context import CallListener, Progress
-from ..runtime.call import Call, CallRequest, Effects, Outcome, Tool, invalid
+from ..runtime.call import Call, CallRequest, Effects, Outcome, invalid, tool_of
 from ..runtime.command_runner import run_in_thread, run_shielded
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
@@ -69,7 +69,7 @@ class Dispatcher:
         """
         self.catalogue = catalogue
         self.runtime = runtime
-        runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
+        runtime.tool = self.tool = tool_of(catalogue)
         self._program = program
         self._command = command or ["shotclock"]
         self._checks = ArgumentChecks(runtime)

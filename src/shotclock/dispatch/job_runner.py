@@ -26,7 +26,7 @@ from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import this_process
 from ..process.runners import runners_folder, withdraw
 from ..runtime import telemetry
-from ..runtime.call import Outcome, Tool
+from ..runtime.call import Outcome, tool_of
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Program
@@ -99,7 +99,7 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         workers=1,
         program=program,
     )
-    runtime.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
+    runtime.tool = tool_of(catalogue)
     runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
     inbox = Inbox(store)
     runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, lambda: inbox)

@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
 
-    from ..core.catalogue import Operation
+    from ..core.catalogue import Catalogue, Operation
     from ..core.overtime import Overtime
     from ..dispatch.invocation import Stdin
     from ..inbox.access import Principal
@@ -53,9 +53,16 @@ class Tool:
     debug: bool = False
     is_served: bool = False
     """Its callers are remote: without `debug` they do not see the text of an exception."""
+    name: str = "shotclock"
 
 
 OURSELVES = Tool()
+
+
+def tool_of(catalogue: Catalogue) -> Tool:
+    """Return the program that answers for an App. The log of a server is Shotclock's."""
+    name = OURSELVES.name if catalogue.is_served else catalogue.name
+    return Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served, name)
 
 
 @value
@@ -461,7 +468,7 @@ def _wind_down_warning(call: Call, asked: WindDown) -> Warning_:
 
 def _write_traceback(call: Call, lines: str) -> None:
     try:
-        sys.stderr.write(f"shotclock: {call.name} raised (request {call.request_id}):\n{lines}")
+        sys.stderr.write(f"{call.tool.name}: {call.name} raised (request {call.request_id}):\n{lines}")
     except Exception:  # stderr is closed or full
         pass
 
