@@ -65,11 +65,8 @@ from .runtime.runtime import Runtime
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESERVED = {
-    *("timeout", "budget", "json", "debug", CONFIRM_FLAG, "validate-only", "idempotency-key"),
-    *("heartbeat-interval", "heartbeat-ms", "resume-from", "help"),
-}
-"""Names that a parameter cannot have: options of every command line."""
+RESERVED = {CONFIRM_FLAG, "help"}
+"""Names that a parameter cannot have. The first is an argument over MCP as well; the second describes the command."""
 DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -428,7 +425,7 @@ def _check_options(name: str, options: Declared, parameters: list[HandlerParamet
     for parameter in parameters:
         flag = flag_name(parameter.name)
         if flag in RESERVED:
-            raise ValueError(f"{name!r}: --{flag} is an option of every command; call the parameter something else")
+            raise ValueError(f"{name!r}: --{flag} has a meaning for every command; call the parameter something else")
         if flags.setdefault(flag, parameter.name) != parameter.name:
             raise ValueError(f"{name!r}: {flags[flag]!r} and {parameter.name!r} would both be --{flag}")
         if parameter.name == "dry_run" and not options["destructive"]:

@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from .._version import __version__
-from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, hyphenate
+from ..core.catalogue import Catalogue, CommandSpec, hyphenate
 from ..core.clocks import MAX_MS, Clocks, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
-from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
+from ..core.manifest import CONFIRM_FLAG, build_manifest, choices_of, flag_name, option_flags, resolve_schema
 from ..core.proposal import refusal
 from ..core.value_types import replace
 from ..dispatch.dispatcher import Dispatcher
@@ -85,13 +85,13 @@ class CommandLineApp(Protocol):
 
 def main(app: CommandLineApp, words: list[str]) -> int:
     catalogue = app.catalogue()
-    if "--debug" in words:
-        catalogue = replace(catalogue, debug=True)
     fill_standard_descriptors()
     line = ParsedLine()
     try:
         table = table_of(catalogue)
         line = read_command(table, words)
+        if line.typed.get("--debug"):
+            catalogue = replace(catalogue, debug=True)
         return _main(app, catalogue, table, line)
     except Signalled as signalled:
         problem = stop_problem(signalled.name)
@@ -144,7 +144,7 @@ def table_of(catalogue: Catalogue) -> CommandTable:
 def _run_job(catalogue: Catalogue, words: list[str]) -> int:
     from .jobs import JobScope, job_table
 
-    tool = tool_of(catalogue)
+    tool = tool_of(replace(catalogue, debug=catalogue.debug or "--debug" in words))
     return run_table(job_table(JobScope(own_command(), catalogue.name, tool)), words, tool=tool)
 
 
@@ -170,12 +170,11 @@ def _describe_command(spec: CommandSpec) -> Subcommand:
         else:
             metavar, read = _VALUES.get(name, ("TEXT", None))
             common.append(option(f"--{name}", metavar, described["description"], read=read))
-    return Subcommand(
-        spec.hyphenated,
-        spec.summary,
-        (*parameters, *(replace(each, heading="Options of every command") for each in common)),
-        description=spec.description,
-    )
+    taken = {parameter.name for parameter in parameters}
+    own = [replace(each, key=each.name, is_outer=each.name in taken) for each in common]
+    outer = [replace(each, heading="Options before the command") for each in own if each.is_outer]
+    own = [replace(each, heading="Options of every command") for each in own if not each.is_outer]
+    return Subcommand(spec.hyphenated, spec.summary, (*parameters, *own, *outer), description=spec.description)
 
 
 _VALUES = {
@@ -221,11 +220,11 @@ def _describe_schema(schema: dict[str, Any], required: bool) -> str:
 
 def _read_call(spec: CommandSpec, line: ParsedLine) -> CallRequest:
     typed = line.typed
-    resume_from = typed.get("resume_from")
+    resume_from = typed.get("--resume-from")
     if resume_from is not None and resume_from not in spec.steps:
         line.refuse("resume-from", f"its steps are {', '.join(spec.steps)}")
         resume_from = None
-    budget_ms = typed.get("budget")
+    budget_ms = typed.get("--budget")
     if spec.interruption is not None:
         try:
             budget_ms = read_budget_ms(budget_ms)
@@ -234,17 +233,25 @@ def _read_call(spec: CommandSpec, line: ParsedLine) -> CallRequest:
     return CallRequest(
         spec.name,
         _read_arguments(spec, line),
-        Clocks(timeout_ms=typed.get("timeout")),
+        Clocks(timeout_ms=typed.get("--timeout")),
         budget_ms=budget_ms or None,
-        validate_only=bool(typed.get("validate_only")),
-        dry_run=bool(typed.get("dry_run")),
+        validate_only=bool(typed.get("--validate-only")),
+        dry_run=bool(typed.get("--dry-run")),
         resume_from=resume_from,
-        idempotency_key=typed.get("idempotency_key"),
-        justification=str(typed.get("justification", "")) if spec.approval is not None else "",
-        confirmed=spec.needs_confirmation and bool(typed.get(CONFIRMATION)),
-        repeat_hint=None if spec.approval is None else shlex.join([*own_command(), spec.hyphenated, *line.words]),
+        idempotency_key=typed.get("--idempotency-key"),
+        justification=str(typed.get("--justification", typed.get("justification", "")))
+        if spec.approval is not None
+        else "",
+        confirmed=spec.needs_confirmation and bool(typed.get(f"--{CONFIRM_FLAG}")),
+        repeat_hint=None if spec.approval is None else _repeat(spec, line),
         began_ns=process_began_ns(),
     )
+
+
+def _repeat(spec: CommandSpec, line: ParsedLine) -> str:
+    """Return the command line that makes the same call."""
+    before, after = line.words[: line.before], line.words[line.before :]
+    return shlex.join([*own_command(), *before, spec.hyphenated, *after])
 
 
 def _read_arguments(spec: CommandSpec, line: ParsedLine) -> dict[str, object]:
@@ -311,7 +318,7 @@ def _convert(text: str, kind: str) -> object:
 
 
 def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line: ParsedLine, as_json: bool) -> int:
-    request, clocks = _read_call(spec, line), Clocks(timeout_ms=line.typed.get("timeout"))
+    request, clocks = _read_call(spec, line), Clocks(timeout_ms=line.typed.get("--timeout"))
     if line.mistakes:
         request = replace(request, validate_only=True)  # nothing runs; the other mistakes are reported as well
     elif spec.requires_person is not None and not request.validate_only and not request.dry_run:
@@ -367,9 +374,9 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
         progress.clear()
         progress.update({key: value for key, value in values.items() if value is not None})
 
-    interval_ms, beats = typed.get("heartbeat_ms", typed.get("heartbeat_interval")), None
+    interval_ms, beats = typed.get("--heartbeat-ms", typed.get("--heartbeat-interval")), None
     if interval_ms is not None:
-        as_json = "heartbeat_ms" in typed
+        as_json = "--heartbeat-ms" in typed
         beats = asyncio.ensure_future(_beat(request.name, interval_ms, progress, as_json=as_json))
         request = replace(request, on_progress=on_progress)
     try:

@@ -118,7 +118,7 @@ def _command(spec: CommandSpec) -> JsonSchema:
         for name, schema in properties.items()
         if name != "dry_run"
     }
-    flags |= option_flags(spec)
+    flags = {**option_flags(spec), **flags}
     entry: JsonSchema = {
         "description": spec.description or spec.name,
         "danger_level": "destructive" if spec.destructive else "mutating" if spec.mutates else "safe",
