@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .core.errors import Failure as Failure
     from .core.errors import SideEffects as SideEffects
     from .core.errors import register_error as register_error
+    from .core.secret_parameters import Secret as Secret
     from .process.context import Context as Context
     from .process.context import Stopped as Stopped
     from .runtime.run_async import arun as arun
@@ -57,6 +58,7 @@ _HOME = {
     "Interruption": "core.catalogue",
     "Operation": "core.catalogue",
     "Runtime": "runtime.runtime",
+    "Secret": "core.secret_parameters",
     "SideEffects": "core.errors",
     "Stopped": "process.context",
     "arun": "runtime.run_async",

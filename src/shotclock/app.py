@@ -22,8 +22,20 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from string import Formatter
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, get_type_hints, overload
+from types import TracebackType, UnionType
+from typing import (
+    Any,
+    NamedTuple,
+    Self,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
 from .core.arguments import (
@@ -45,6 +57,7 @@ from .core.catalogue import (
     Interruption,
     Isolation,
     Operation,
+    SecretParameter,
     hyphenate,
 )
 from .core.clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_duration_ms
@@ -186,6 +199,10 @@ class App:
     def _declare(self, function: Callable[..., Any], options: Declared) -> None:
         name = options.get("name") or function.__name__.strip("_")
         self._check_name(name)
+        if secrets := _find_secrets(function, self.name):
+            from .core.secret_parameters import supply_secrets  # imports pydantic
+
+            function = supply_secrets(function, secrets, os.environ)
         parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
         options["steps"] = tuple(options["steps"])
         _check_options(name, options, parameters)
@@ -227,6 +244,7 @@ class App:
             on_mcp=options["mcp"] and options.get("requires_person") is None,
             overtime=_read_overtime(name, options.get("overtime"), clocks),
             min_time_ms=_read_min_time(name, options.get("min_time"), clocks),
+            secrets=secrets,
         )
         spec.operation()  # rejects an impossible isolation
         self._commands[name] = spec
@@ -418,6 +436,22 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     if not isinstance(found, App):
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
     return found.catalogue().to_plain()
+
+
+def _find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:
+    """Return the parameters of a type that hides its value: `Secret[str]`, also `Secret[str] | None`."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # reported with the other mistakes of the signature
+        return ()
+    found = []
+    for parameter in parameters_of(function):
+        hint = hints.get(parameter.name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if any(hasattr(get_origin(kind) or kind, "get_secret_value") for kind in kinds):
+            variable = re.sub(r"\W", "_", f"{app}_{parameter.name.strip('_')}").upper()
+            found.append(SecretParameter(parameter.name, variable, parameter.default is ...))
+    return tuple(found)
 
 
 def _check_options(name: str, options: Declared, parameters: list[HandlerParameter]) -> None:

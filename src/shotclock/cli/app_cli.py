@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from .._version import __version__
-from ..core.catalogue import Catalogue, CommandSpec, hyphenate
+from ..core.catalogue import Catalogue, CommandSpec, SecretParameter, hyphenate
 from ..core.clocks import MAX_MS, Clocks, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
@@ -72,6 +72,8 @@ from .subcommand import (
 )
 
 STDIN_LIMIT = 256 * 1024 * 1024
+LONGEST_SECRET = 64 * 1024
+SECRET_WAIT_MS = 30_000  # for a writer that never closes the pipe
 LONGEST_WAIT_MS = 3_600_000  # a writer that never closes the pipe exhausts it, where the command itself has no timeout
 
 
@@ -157,6 +159,7 @@ def _describe_command(spec: CommandSpec) -> Subcommand:
         for name, schema in spec.input_schema.get("properties", {}).items()
         if name != "dry_run"
     ]
+    parameters += [_describe_secret(secret) for secret in spec.secrets]
     parameters.sort(key=lambda parameter: not parameter.by_place)
     default = format_duration(spec.clocks.timeout_ms) if spec.clocks.timeout_ms else "none"
     common = [
@@ -201,6 +204,39 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
         key=name,
         heading="Parameters",
     )
+
+
+def _describe_secret(secret: SecretParameter) -> Option:
+    """Return the option for the file of a secret. There is none for its value: every user sees command lines."""
+    name, text = f"--{flag_name(secret.name)}-file", f"File with the secret, - for stdin [else: {secret.variable}]"
+    return option(name, "FILE", text, key=name, heading="Parameters")
+
+
+def _read_secrets(spec: CommandSpec, line: ParsedLine) -> None:
+    """Put the secrets of files into the environment, which the process of the command inherits."""
+    from_stdin = 0
+    for secret in spec.secrets:
+        option_name = f"--{flag_name(secret.name)}-file"
+        path = line.typed.get(option_name)
+        if path is None:
+            continue
+        from_stdin += path == "-"
+        if path == "-" and (spec.reads_stdin or from_stdin > 1):
+            line.refuse(option_name[2:], "stdin can be read once: name a file")
+            continue
+        try:
+            if path == "-":
+                data = b"".join(read_stdin(SECRET_WAIT_MS))
+            else:
+                with open(path, "rb") as file:
+                    data = file.read(LONGEST_SECRET + 1)
+            os.environ[secret.variable] = data[: LONGEST_SECRET + 1].decode().strip("\r\n")
+        except (OSError, ValueError, Failure) as error:
+            line.refuse(option_name[2:], f"{path}: {getattr(error, 'strerror', None) or error}")
+            continue
+        if not os.environ[secret.variable] or len(data) > LONGEST_SECRET:
+            message = "it is empty" if len(data) <= LONGEST_SECRET else f"it has more than {LONGEST_SECRET} bytes"
+            line.refuse(option_name[2:], f"{path}: {message}")
 
 
 def _describe_schema(schema: dict[str, Any], required: bool) -> str:
@@ -318,6 +354,7 @@ def _convert(text: str, kind: str) -> object:
 
 
 def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line: ParsedLine, as_json: bool) -> int:
+    _read_secrets(spec, line)
     request, clocks = _read_call(spec, line), Clocks(timeout_ms=line.typed.get("--timeout"))
     if line.mistakes:
         request = replace(request, validate_only=True)  # nothing runs; the other mistakes are reported as well

@@ -401,6 +401,7 @@ class Failure(Exception):
         self.suggestion = suggestion
         self.side_effects = side_effects
         self.retry_after_ms = retry_after_ms
+        self.exit_code = None
 
     def __reduce__(self) -> tuple[object, ...]:
         names = ("code", "entry", "data", "context", "suggestion", "side_effects", "retry_after_ms", "exit_code")

@@ -103,6 +103,7 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> JsonSchema:
                 "name": "SHOTCLOCK_REMAINING_MS",
                 "description": "The caller's own remaining time; it caps every timeout.",
             },
+            *({"name": name, "description": "A secret."} for name in catalogue.secret_variables),
         ],
     }
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -117,6 +118,10 @@ def _command(spec: CommandSpec) -> JsonSchema:
         flag_name(name): _flag_of(resolve_schema(schema, definitions), definitions, name in required)
         for name, schema in properties.items()
         if name != "dry_run"
+    }
+    flags |= {
+        f"{flag_name(each.name)}-file": _flag("string", f"File with the secret, - for stdin [else: {each.variable}]")
+        for each in spec.secrets
     }
     flags = {**option_flags(spec), **flags}
     entry: JsonSchema = {

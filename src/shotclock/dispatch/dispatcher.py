@@ -10,6 +10,7 @@ docs/design.md: R31, R38.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import TracebackType
@@ -141,6 +142,8 @@ class Dispatcher:
             by_argument = request.arguments.pop(CONFIRMATION)
             if not isinstance(by_argument, bool) and request.refusal is None:
                 request.refusal = invalid([{"field": CONFIRMATION, "message": "must be true or false"}])
+        if spec is not None and request.refusal is None and (missing := _find_missing_secrets(spec)):
+            request.refusal = invalid(missing)
         call = self.runtime.begin(
             request.name if spec is None else self.runtime.operation(spec.name),
             request.arguments,
@@ -467,6 +470,14 @@ async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, 
     if working.done() and not working.cancelled() and working.exception() is None:
         return working.result()  # it ended by itself just then
     return StopSignal(stop.result())
+
+
+def _find_missing_secrets(spec: CommandSpec) -> list[dict[str, str]]:
+    return [
+        {"field": secret.name, "message": f"a secret: set {secret.variable} in the environment"}
+        for secret in spec.secrets
+        if secret.is_required and not os.environ.get(secret.variable)
+    ]
 
 
 def _has_dry_run(spec: CommandSpec) -> bool:
