@@ -33,6 +33,7 @@ from ..runtime.call import CallRequest, Outcome, tool_of
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.runtime import Runtime
+from .app_text import ProgressBar, render_value
 from .output import (
     Signalled,
     StopListener,
@@ -416,6 +417,9 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
         as_json = "--heartbeat-ms" in typed
         beats = asyncio.ensure_future(_beat(request.name, interval_ms, progress, as_json=as_json))
         request = replace(request, on_progress=on_progress)
+    bar = ProgressBar.on_terminal(request.name) if beats is None else None
+    if bar is not None:
+        request = replace(request, on_progress=bar.show)
     try:
         with StopListener() as stop:
             async with dispatcher:
@@ -423,6 +427,8 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
     finally:
         if beats is not None:
             beats.cancel()
+        if bar is not None:
+            bar.close()
 
 
 def _ask_person(spec: CommandSpec, arguments: Mapping[str, object]) -> Problem | None:
@@ -472,8 +478,7 @@ def _show(envelope: Envelope) -> None:
         return
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
-    text = data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
-    write_quietly(sys.stdout, f"{text}\n")
+    write_quietly(sys.stdout, f"{render_value(data)}\n")
 
 
 async def _beat(name: str, interval_ms: int, progress: dict[str, object], *, as_json: bool) -> None:
