@@ -29,7 +29,7 @@ from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Stdin
 from ..process.clock import monotonic_ns, process_began_ns
 from ..process.foreground import fill_standard_descriptors
-from ..runtime.call import CallRequest, Outcome, tool_of
+from ..runtime.call import CallRequest, Outcome, Tool, tool_of
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.runtime import Runtime
@@ -68,6 +68,7 @@ from .subcommand import (
     problem_in,
     problem_of,
     read_budget_ms,
+    run_subcommand,
     run_table,
     timeout_option,
 )
@@ -134,6 +135,9 @@ def table_of(catalogue: Catalogue) -> CommandTable:
     if any(spec.interruption for spec in catalogue.commands):
         summary = "List, inspect, wait for, extend and stop work that outlives its caller."
         commands.append(Subcommand("job", summary, main=lambda words: _run_job(catalogue, words)))
+    if catalogue.find("completion") is None:
+        summary = "Print a script that completes commands and options in bash, zsh or fish."
+        commands.append(Subcommand("completion", summary, main=lambda words: _run_completion(catalogue, words)))
     return CommandTable(
         catalogue.name,
         catalogue.summary,
@@ -144,11 +148,30 @@ def table_of(catalogue: Catalogue) -> CommandTable:
     )
 
 
-def _run_job(catalogue: Catalogue, words: list[str]) -> int:
+def _run_completion(catalogue: Catalogue, words: list[str]) -> int:
+    from .completion import completion_command, places_of
+
+    def find(command: Subcommand) -> Subcommand | CommandTable:
+        return _job_table(catalogue, []) if command.name == "job" else command if command.main is None else completion
+
+    program = own_command()
+    name = os.path.basename(program[0]) if len(program) == 1 else catalogue.name
+    completion = completion_command(name, lambda: places_of(table_of(catalogue), find))
+    return run_subcommand(name, completion, words, tool=tool_of(catalogue))
+
+
+def _job_table(catalogue: Catalogue, words: list[str]) -> CommandTable:
     from .jobs import JobScope, job_table
 
-    tool = tool_of(replace(catalogue, debug=catalogue.debug or "--debug" in words))
-    return run_table(job_table(JobScope(own_command(), catalogue.name, tool)), words, tool=tool)
+    return job_table(JobScope(own_command(), catalogue.name, _job_tool(catalogue, words)))
+
+
+def _job_tool(catalogue: Catalogue, words: list[str]) -> Tool:
+    return tool_of(replace(catalogue, debug=catalogue.debug or "--debug" in words))
+
+
+def _run_job(catalogue: Catalogue, words: list[str]) -> int:
+    return run_table(_job_table(catalogue, words), words, tool=_job_tool(catalogue, words))
 
 
 def _describe_command(spec: CommandSpec) -> Subcommand:
@@ -194,6 +217,7 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
     flag_text, text, kind = f"--{flag_name(name)}", _describe_schema(schema, is_required), schema.get("type")
     if kind == "boolean":
         return flag(flag_text, text, negatable=True, default=None, key=name, heading="Parameters")
+    suggestions = tuple(choices_of(schema) or choices_of(schema.get("items", {})) or ())
     metavar = {"integer": "N", "number": "N", "object": "JSON", "array": "ITEM"}.get(str(kind), "TEXT")
     return option(
         flag_text,
@@ -202,6 +226,7 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
         repeats=kind == "array",
         by_place=is_positional,
         is_required=is_required,
+        suggestions=suggestions,
         key=name,
         heading="Parameters",
     )

@@ -29,6 +29,7 @@ class Option:
     metavar: str = ""  # the placeholder of its value; a flag has none
     default: Any = None  # a text is read as if it were typed
     choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()  # values that a shell offers; others are taken as well
     repeats: bool = False
     negatable: bool = False
     by_place: bool = False  # its name may be left out

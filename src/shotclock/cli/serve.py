@@ -99,6 +99,7 @@ COMMANDS = {
                 "target",
                 "package.module:app or path/to/file.py:app (`:app` may be omitted); ui: browser and phone; shell: "
                 "commands (`shotclock serve shell --help`).",
+                suggestions=("ui", "shell"),
                 missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),
             option("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),

@@ -353,6 +353,7 @@ MODULES = {
     "inbox": ("inbox", "Decide proposals of agents, or make one and wait for the decision."),
     "ui": ("ui", "Run UI actions on a browser or a phone, each within its timeout."),
     "token": ("maintenance", "Create, list and revoke access tokens of agents and operators."),
+    "completion": ("completion", "Print a script that completes commands and options in bash, zsh or fish."),
     "prune": ("maintenance", "Delete runs, proposals and jobs that ended long ago."),
     "errors": ("maintenance", "List every error and warning code, or look one up."),
     "doctor": ("maintenance", "Check that this machine can kill process trees."),
