@@ -348,6 +348,7 @@ MODULES = {
     "schema": ("workflow_files", "Print the JSON Schema of workflow files, for editors."),
     "report": ("report", "Report a run step by step; without an id, list the last runs."),
     "agent": ("agent", "Put shotclock in front of every command of a coding agent, or take it away."),
+    "new": ("new_tool", "Write a new tool: a package with a command line, an MCP server and tests."),
     "serve": ("serve", "Serve an App's commands as MCP tools, on stdin and stdout."),
     "job": ("jobs", "List, inspect, wait for, extend and stop work that outlives its caller."),
     "inbox": ("inbox", "Decide proposals of agents, or make one and wait for the decision."),
