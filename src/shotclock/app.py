@@ -439,7 +439,7 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
 
 
 def _find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:
-    """Return the parameters of a type that hides its value: `Secret[str]`, also `Secret[str] | None`."""
+    """Return the parameters of type `Secret[str]`, or `Secret[str] | None`."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError:  # reported with the other mistakes of the signature
@@ -448,10 +448,15 @@ def _find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParamet
     for parameter in parameters_of(function):
         hint = hints.get(parameter.name)
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        if any(hasattr(get_origin(kind) or kind, "get_secret_value") for kind in kinds):
+        if any(_is_secret(get_origin(kind) or kind) for kind in kinds):
             variable = re.sub(r"\W", "_", f"{app}_{parameter.name.strip('_')}").upper()
             found.append(SecretParameter(parameter.name, variable, parameter.default is ...))
     return tuple(found)
+
+
+def _is_secret(kind: Any) -> bool:
+    """Return whether a type is `Secret`, which is pydantic's; programs that do not use it do not import that."""
+    return getattr(kind, "__qualname__", "") == "Secret" and kind.__module__ == "pydantic.types"
 
 
 def _check_options(name: str, options: Declared, parameters: list[HandlerParameter]) -> None:

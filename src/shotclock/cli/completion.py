@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from ..core.errors import Ending
 from ..core.value_types import value
-from .output import emit_text
-from .parser import CommandTable, Option, Subcommand, argument
-from .subcommand import TABLE, load
+from ..runtime.call import Outcome
+from .parser import CommandTable, Option, Subcommand, argument, flag
+from .subcommand import TABLE, ChildWork, load
 
 SHELLS = ("bash", "zsh", "fish")
+_JSON = flag("--json", "Print an envelope with the script instead of the script.", key="json_only")
 _PLAIN_WORD = re.compile(r"[\w./:@%+=-]+")  # needs no quotes in any shell
 
 Find = Callable[[Subcommand], "Subcommand | CommandTable"]
@@ -77,13 +79,18 @@ def places_of(table: CommandTable, find: Find, path: tuple[str, ...] = ()) -> It
 def completion_command(program: str, places: Callable[[], Iterator[Place]]) -> Subcommand:
     """Return the subcommand `completion`, which prints the script for a shell."""
 
-    def run(shell: str) -> Callable[[bool], int]:
-        return lambda as_json: emit_text(SCRIPTS[shell](program, list(places())), 0)
+    def run(shell: str, json_only: bool) -> ChildWork:
+        def body() -> Outcome:
+            script = SCRIPTS[shell](program, list(places()))
+            value = None if json_only else script  # a text is printed as it is
+            return Outcome(Ending.FINISHED, data={"shell": shell, "script": script}, value=value)
+
+        return ChildWork("completion", body)
 
     return Subcommand(
         "completion",
         "Print a script that completes commands and options in bash, zsh or fish.",
-        (argument("shell", "bash, zsh or fish.", choices=SHELLS, missing="name a shell: bash, zsh or fish"),),
+        (argument("shell", "bash, zsh or fish.", choices=SHELLS, missing="name a shell: bash, zsh or fish"), _JSON),
         run=run,
         epilogue=f"To use it:\n\n"
         f'  eval "$({program} completion bash)"    # in ~/.bashrc\n'
