@@ -66,6 +66,7 @@ from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.overtime import OvertimeError, OvertimePolicy
 from .core.proposal import Policy
+from .core.streaming import collect_items, yields
 from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
@@ -199,6 +200,8 @@ class App:
     def _declare(self, function: Callable[..., Any], options: Declared) -> None:
         name = options.get("name") or function.__name__.strip("_")
         self._check_name(name)
+        if is_streaming := yields(function):
+            function = collect_items(function)
         if secrets := _find_secrets(function, self.name):
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
@@ -245,6 +248,7 @@ class App:
             overtime=_read_overtime(name, options.get("overtime"), clocks),
             min_time_ms=_read_min_time(name, options.get("min_time"), clocks),
             secrets=secrets,
+            streams=is_streaming,
         )
         spec.operation()  # rejects an impossible isolation
         self._commands[name] = spec
@@ -339,6 +343,7 @@ class App:
         budget: object = None,
         idempotency_key: str | None = None,
         on_progress: Progress | None = None,
+        on_item: Callable[[object], None] | None = None,
         confirm_destructive: bool = False,
     ) -> Envelope:
         request = call_request(
@@ -348,6 +353,7 @@ class App:
             budget=budget,
             idempotency_key=idempotency_key,
             on_progress=on_progress,
+            on_item=on_item,
             confirm_destructive=confirm_destructive,
         )
         async with self:  # calls without a context share the running one, too
@@ -398,6 +404,7 @@ class CallOptions(TypedDict, total=False):
     budget: object
     idempotency_key: str | None
     on_progress: Progress | None
+    on_item: Callable[[object], None] | None
     confirm_destructive: bool
 
 
@@ -411,6 +418,7 @@ def call_request(command: str, arguments: Mapping[str, object], **options: Unpac
         budget_ms=None if budget is None else parse_duration_ms(budget),
         idempotency_key=options.get("idempotency_key"),
         on_progress=options.get("on_progress"),
+        on_item=options.get("on_item"),
         confirmed=options.get("confirm_destructive", False),
     )
 

@@ -33,7 +33,7 @@ from ..runtime.call import CallRequest, Outcome, Tool, tool_of
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.runtime import Runtime
-from .app_text import ProgressBar, render_value
+from .app_text import ProgressBar, render_value, show_item
 from .output import (
     Signalled,
     StopListener,
@@ -396,9 +396,12 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line:
                 request = replace(request, stdin=stack.enter_context(_spool_stdin(limit_ms or LONGEST_WAIT_MS)))
             except Failure as failure:
                 return _deliver_unstarted(catalogue, spec.name, problem_in(failure), as_json, clocks)
+        if spec.streams and not as_json:
+            request = replace(request, on_item=show_item)
         envelope = _call(app, catalogue, request, line.typed)
     if not line.mistakes:
-        return deliver(envelope, as_json, _show, catalogue.name)
+        show = None if request.on_item is not None and not request.validate_only else _show
+        return deliver(envelope, as_json, show, catalogue.name)
     mistakes = line.mistakes + _find_other_mistakes(line, envelope)
     return _deliver_unstarted(catalogue, spec.name, problem_of(mistakes), as_json, clocks)
 
@@ -442,7 +445,8 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
         as_json = "--heartbeat-ms" in typed
         beats = asyncio.ensure_future(_beat(request.name, interval_ms, progress, as_json=as_json))
         request = replace(request, on_progress=on_progress)
-    bar = ProgressBar.on_terminal(request.name) if beats is None else None
+    is_quiet = beats is None and request.on_item is None
+    bar = ProgressBar.on_terminal(request.name) if is_quiet else None
     if bar is not None:
         request = replace(request, on_progress=bar.show)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.clocks import NS_PER_MS, format_duration
 from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns
-from .output import Screen, find_screen, is_terminal
+from .output import Screen, find_screen, is_terminal, write_quietly
 
 BAR_WIDTH = 24
 REDRAW_NS = 100 * NS_PER_MS
@@ -28,6 +28,12 @@ def render_value(value: object) -> str:
     if isinstance(value, list) and (table := _table(value)):
         return table
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def show_item(item: object) -> None:
+    """Print an item of a command that yields, in one line unless it is a text."""
+    text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+    write_quietly(sys.stdout, f"{text}\n")
 
 
 def _table(rows: list[Any]) -> str | None:

@@ -146,6 +146,7 @@ class CommandSpec:
     overtime: OvertimeKeys = None
     min_time_ms: int = 0
     secrets: tuple[SecretParameter, ...] = ()
+    streams: bool = False  # it yields the items of its result
 
     @property
     def hyphenated(self) -> str:

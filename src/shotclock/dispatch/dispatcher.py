@@ -10,6 +10,7 @@ docs/design.md: R31, R38.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from ..core.arguments import Conversions, NotSerializable, json_arguments, to_valid_json
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import Bound, Clocks, Deadline
-from ..core.envelope import Envelope, Problem, stop_problem, warning
+from ..core.envelope import Envelope, Problem, shorten, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
@@ -31,6 +32,7 @@ from ..runtime.runtime import Runtime
 from .invocation import Invocation, InvocationCheckpoint
 
 if TYPE_CHECKING:
+    from ..core.visible_text import Redaction
     from ..inbox.approval import Approvals
     from ..inbox.inbox import Inbox
     from ..inbox.person_wait import StepSurroundings
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
 STOP_LIMIT_S = 3.0
+LONGEST_NEWS = 200  # characters of an item in a progress message
 # The job commands other than `wait`; the store's own waits are shorter than this.
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
 # The longest check of arguments before a job or an approval, which may take days themselves.
@@ -261,10 +264,14 @@ class Dispatcher:
         checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
+        if spec.streams:
+            listener.items = ItemStream(request.on_item, request.on_progress, self.tool.redaction())
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
         outcome = await _unless_stopped(self.runtime.perform(call, listener), request.stop, limit_s)
         if isinstance(outcome, StopSignal):
             outcome = outcome.outcome(Ending.KILLED)
+        if outcome.problem is not None and listener.items is not None and outcome.data in (None, {"partial": True}):
+            outcome.data = list(listener.items.seen) or outcome.data
         if outcome.problem is not None and spec.steps:
             outcome.data = listener.add_steps(outcome.data)
         if outcome.problem is None:
@@ -396,6 +403,32 @@ class ArgumentChecks:
         return self._operations[spec.name]
 
 
+class ItemStream:
+    """The items that a command has yielded so far. They are its data if it is stopped."""
+
+    def __init__(
+        self,
+        on_item: Callable[[object], None] | None,
+        on_progress: Progress | None,
+        redaction: Redaction | None,
+    ) -> None:
+        self.seen: list[object] = []
+        self._on_item, self._on_progress, self._redaction = on_item, on_progress, redaction
+
+    def add(self, text: str) -> None:
+        item = json.loads(text)
+        if self._redaction is not None:
+            item = self._redaction.value(item)
+        self.seen.append(item)
+        if self._on_item is not None:
+            self._on_item(item)
+        elif self._on_progress is not None:
+            # A float: the message is no unit of what is counted.
+            self._on_progress(
+                float(len(self.seen)), None, shorten(item if isinstance(item, str) else text, LONGEST_NEWS)
+            )
+
+
 class CommandListener(CallListener):
     """Listener to one call of a command: its steps, its progress and its checkpoint."""
 
@@ -413,6 +446,11 @@ class CommandListener(CallListener):
         self._on_progress = on_progress
         self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
         self.stdin_path = stdin_path
+        self.items: ItemStream | None = None
+
+    def wrote(self, text: str) -> None:
+        if self.items is not None:
+            self.items.add(text)
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:

@@ -560,6 +560,8 @@ class CallRequest:
     validate_only: bool = False
     resume_from: str | None = None
     on_progress: Progress | None = None
+    on_item: Callable[[object], None] | None = None
+    """Called with each item of a command that yields."""
     stop: asyncio.Future[str] | None = None
     """Once it holds the name of a signal the work is stopped, with its partial outcome as the answer."""
     stdin: Stdin | None = None

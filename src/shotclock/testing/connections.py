@@ -21,8 +21,10 @@ from ..store.home import HOME_VARIABLE
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.server.lowlevel import Server
 
 STARTED_WITHIN_S = 30.0  # for the workers to import the program; a call before that only waits longer
+LEAVES_WITHIN_S = 5.0  # for a server whose client has left; it ends by itself
 ANSWERED_WITHIN_S = 300.0  # of an MCP client: commands have shorter limits of their own
 
 
@@ -105,8 +107,24 @@ async def client(app: App, *, home: str | os.PathLike[str] | None = None, **opti
 
     options.setdefault("read_timeout_seconds", ANSWERED_WITHIN_S)
     with _store_in(home):
-        async with open_server(app) as server, Client(server.sdk, **options) as connected:
+        async with open_server(app) as server, Client(_transport_to(server.sdk), **options) as connected:
             yield connected
+
+
+@contextlib.asynccontextmanager
+async def _transport_to(server: Server[Any]) -> AsyncIterator[Any]:
+    """Run a server on streams in memory. Given the server itself, the client would leave the JSON of messages out."""
+    from mcp.shared.memory import create_client_server_memory_streams
+
+    async with create_client_server_memory_streams() as (client_streams, server_streams):
+        serving = asyncio.ensure_future(server.run(*server_streams, server.create_initialization_options()))
+        try:
+            yield client_streams
+        finally:
+            await client_streams[1].aclose()
+            await server_streams[1].aclose()
+            await asyncio.wait([serving], timeout=LEAVES_WITHIN_S)
+            serving.cancel()
 
 
 @contextlib.contextmanager
