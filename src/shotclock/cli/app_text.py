@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import sys
-import unicodedata
 from typing import Any
 
 from ..core.clocks import NS_PER_MS, format_duration
@@ -18,6 +17,7 @@ REDRAW_NS = 100 * NS_PER_MS
 _SCALARS = (str, int, float, bool, type(None))
 _GAP = "  "
 LONGEST_CELL = 10_000  # characters, off a terminal
+USUAL_WIDTH = 80
 NARROWEST = 8  # of a column that is cut
 
 
@@ -68,15 +68,28 @@ def _fit(widths: list[int], gap: int) -> None:
     """Narrow the widest columns until the table fits the terminal. A file has room for all of it."""
     if not is_terminal(sys.stdout):
         return
-    room = shutil.get_terminal_size().columns
+    room = _find_width()
     while sum(widths) + gap * (len(widths) - 1) > room and max(widths) > NARROWEST:
         widths[widths.index(max(widths))] -= 1
+
+
+def _find_width() -> int:
+    """Return the columns of the terminal. `shutil` knows them as well, and takes milliseconds to import."""
+    written = os.environ.get("COLUMNS", "")
+    if written.isdecimal() and int(written):
+        return int(written)
+    try:
+        return os.get_terminal_size(1).columns or USUAL_WIDTH
+    except OSError:
+        return USUAL_WIDTH
 
 
 def _width(text: str) -> int:
     """Return the number of terminal cells of a text."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(
         0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text
     )
