@@ -264,8 +264,9 @@ class Dispatcher:
         checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
+        listener.redaction = self.tool.redaction()
         if spec.streams:
-            listener.items = ItemStream(request.on_item, request.on_progress, self.tool.redaction())
+            listener.items = ItemStream(request.on_item, request.on_progress, listener.redaction)
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
         outcome = await _unless_stopped(self.runtime.perform(call, listener), request.stop, limit_s)
         if isinstance(outcome, StopSignal):
@@ -447,6 +448,7 @@ class CommandListener(CallListener):
         self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
         self.stdin_path = stdin_path
         self.items: ItemStream | None = None
+        self.redaction: Redaction | None = None
 
     def wrote(self, text: str) -> None:
         if self.items is not None:
@@ -454,7 +456,10 @@ class CommandListener(CallListener):
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:
-            self._on_progress(done, total, unit)
+            self._on_progress(done, total, self.redact(unit))
+
+    def redact(self, text: str | None) -> str | None:
+        return text if self.redaction is None or text is None else self.redaction.text(text)
 
     def step(self, name: str) -> None:
         if name not in self._begun:

@@ -107,6 +107,7 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
         approvals.must_be_approved(proposal)
     listener = JobListener(store, job, spec.steps, job.spec["resume_from"])
+    listener.redaction = runtime.tool.redaction()
     async with runtime:
         runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)))
@@ -155,7 +156,7 @@ class JobListener(CommandListener):
         self._written_ns = 0
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
-        self._latest = _in_whole_numbers(max(done, 0), total, unit)
+        self._latest = _in_whole_numbers(max(done, 0), total, self.redact(unit))
         if monotonic_ns() - self._written_ns >= PROGRESS_NS:
             self.write_progress()
 

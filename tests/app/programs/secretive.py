@@ -45,8 +45,9 @@ def guarded(token: Secret[str], name: str = "x") -> str:
 
 
 @app.command(mutates=False, interruption={"max_lifetime": "1m"})
-def long(token: Secret[str]) -> dict[str, Any]:
+def long(ctx: Context, token: Secret[str]) -> dict[str, Any]:
     """Work as a job."""
+    ctx.progress(1, 2, token.get_secret_value())
     return {"length": len(token.get_secret_value()), "leak": token.get_secret_value()}
 
 
