@@ -3,6 +3,7 @@
 The layout, from the outside in:
 
     shotclock/    app: the App framework and composition root         ui_tools: an App of ours         _version
+      testing/    kit for tests of an App: calls, an MCP client in memory, assertions, a pytest plugin
       cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
       server/     MCP over stdio and HTTP; web/: the operators' page and its API
       temporal/   a run on other machines: its workflow, the activity for a step, worker, client, front end, dev server
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .core.errors import Failure as Failure
     from .core.errors import SideEffects as SideEffects
     from .core.errors import register_error as register_error
+    from .core.secret_parameters import Secret as Secret
     from .process.content import Audio as Audio
     from .process.content import EmbeddedResource as EmbeddedResource
     from .process.content import File as File
@@ -68,6 +70,7 @@ _HOME = {
     "Operation": "core.catalogue",
     "ResourceLink": "process.content",
     "Runtime": "runtime.runtime",
+    "Secret": "core.secret_parameters",
     "SideEffects": "core.errors",
     "Stopped": "process.context",
     "arun": "runtime.run_async",

@@ -122,6 +122,15 @@ class Listing:
 
 
 @value
+class SecretParameter:
+    """A parameter whose value is in an environment variable, never among the arguments."""
+
+    name: str
+    variable: str
+    is_required: bool = True
+
+
+@value
 class CommandSpec:
     name: str
     handler: HandlerReference
@@ -148,6 +157,8 @@ class CommandSpec:
     on_mcp: bool = True
     overtime: OvertimeKeys = None
     min_time_ms: int = 0
+    secrets: tuple[SecretParameter, ...] = ()
+    streams: bool = False  # it yields the items of its result
     open_world: bool | None = None  # whether it reaches beyond this machine; None where that is not declared
     listing: Listing = field(default_factory=Listing)
     shown_name: str = ""  # of a resource or a prompt, whose `name` begins with its kind
@@ -197,6 +208,10 @@ class Catalogue:
     is_served: bool = False  # clients of a server call it: they get less of exceptions, also from jobs
     elicitation: bool = False  # a client may ask its own user for an approval
     file: str | None = None  # its real path, to which approvals are bound. None without a file or without approvals
+
+    @property
+    def secret_variables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(secret.variable for spec in self.commands for secret in spec.secrets))
 
     @property
     def semantic_version(self) -> str | None:
