@@ -88,6 +88,7 @@ class Watch:
     """Return processes of this one that are never reported, and whose forks are."""
     spares_earlier: bool = False
     """Leave out the later children of processes that were there before: workers of a server that others use as well."""
+    counts_zombies: bool = True
     before: set[int] = field(default_factory=set)
     """Pids of the processes that were there before. The kernel uses a pid again only after all the others."""
     seen: dict[tuple[int, int], Process] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Watch:
             if process.pid in helpers:
                 return False
             if process.state in "ZX":
-                return process.ppid == me
+                return self.counts_zombies and process.ppid == me
             lineage = self._lineage(process, there)
             if lineage[-1] == me:
                 return not self.spares_earlier or self.before.isdisjoint(lineage[:-1])
