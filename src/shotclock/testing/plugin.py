@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ..process.leftovers import MARK, Process, Watch, pids
+from ..process.leftovers import MARK, LeftProcess, Watch, pids
 
 MARKER = "shotclock_leaks"
 MODES = ("fail", "warn", "off")
@@ -113,5 +113,5 @@ def _report(item: pytest.Item, watch: Watch) -> None:
     pytest.fail("\n".join(lines), pytrace=False)
 
 
-def _is_kept(process: Process) -> bool:
+def _is_kept(process: LeftProcess) -> bool:
     return any(name in process.cmdline for name in _KEPT_BY_PYTHON)
