@@ -12,7 +12,7 @@ from tests.testing.conftest import Run
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 LEAKS = """
-import os, subprocess, sys, time
+import multiprocessing.shared_memory, os, subprocess, sys, time
 import pytest
 
 DAEMON = "import os, time; os.setsid(); os.fork() and os._exit(0); time.sleep(60)"
@@ -22,6 +22,16 @@ def test_clean():
 
 def test_child():
     subprocess.Popen(["sleep", "61"])
+
+def test_zombie():
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    kept.append(process)
+
+kept = []
+
+def test_resource_tracker():
+    multiprocessing.shared_memory.SharedMemory(create=True, size=10).unlink()
 
 def test_daemon():
     subprocess.run([sys.executable, "-c", DAEMON], check=True)
@@ -69,7 +79,7 @@ def test_a_test_that_leaves_a_process_fails_and_the_process_is_named_and_killed(
 ) -> None:
     (tmp_path / "test_leaks.py").write_text(LEAKS.replace('subprocess.Popen(["sleep", "62"])', "pass"))
     ran = run_installed(*pytest_words("--shotclock-leaks=fail"))
-    assert "7 passed, 3 errors" in ran.stdout, ran.stdout
+    assert "9 passed, 3 errors" in ran.stdout, ran.stdout
     assert re.search(r"test_child left 1 process behind:\n  pid \d+ \(parent \d+, state S\): sleep 61", ran.stdout)
     assert re.search(r"test_daemon left 1 process behind:\n  pid \d+ .*time\.sleep\(60\)", ran.stdout)
     assert "test_bare_fork left 1 process behind" in ran.stdout

@@ -22,7 +22,7 @@ Find = Callable[[Subcommand], "Subcommand | CommandTable"]
 
 
 @value
-class Place:
+class Completions:
     """The commands and options at one place of the command line, such as `shotclock inbox`."""
 
     path: tuple[str, ...]
@@ -63,20 +63,20 @@ def _itself(command: Subcommand) -> Subcommand:
     return command
 
 
-def places_of(table: CommandTable, find: Find, path: tuple[str, ...] = ()) -> Iterator[Place]:
+def places_of(table: CommandTable, find: Find, path: tuple[str, ...] = ()) -> Iterator[Completions]:
     """Yield the places of a table. `find` returns the table or the options behind a command."""
     own = (Option("--format", "text or json", "FORM", choices=("text", "json")),)
     version = (Option("--version", "Show the version."),) if table.has_version else ()
-    yield Place(path, tuple((command.name, command.summary) for command in table.commands), (*own, *version))
+    yield Completions(path, tuple((command.name, command.summary) for command in table.commands), (*own, *version))
     for command in table.commands:
         behind = find(command)
         if isinstance(behind, CommandTable):
             yield from places_of(behind, _itself, (*path, command.name))
         else:
-            yield Place((*path, command.name), (), behind.accepted)
+            yield Completions((*path, command.name), (), behind.accepted)
 
 
-def completion_command(program: str, places: Callable[[], Iterator[Place]]) -> Subcommand:
+def completion_command(program: str, places: Callable[[], Iterator[Completions]]) -> Subcommand:
     """Return the subcommand `completion`, which prints the script for a shell."""
 
     def run(shell: str, json_only: bool) -> ChildWork:
@@ -99,7 +99,7 @@ def completion_command(program: str, places: Callable[[], Iterator[Place]]) -> S
     )
 
 
-def bash_script(program: str, places: list[Place]) -> str:
+def bash_script(program: str, places: list[Completions]) -> str:
     name = _function_name(program)
     lines = [
         f"# Completion of {program} in bash.",
@@ -127,7 +127,7 @@ def bash_script(program: str, places: list[Place]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def zsh_script(program: str, places: list[Place]) -> str:
+def zsh_script(program: str, places: list[Completions]) -> str:
     name = _function_name(program)
     lines = [
         f"#compdef {program}",
@@ -156,7 +156,7 @@ def zsh_script(program: str, places: list[Place]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fish_script(program: str, places: list[Place]) -> str:
+def fish_script(program: str, places: list[Completions]) -> str:
     name = _function_name(program)
     lines = [
         f"# Completion of {program} in fish.",
@@ -183,7 +183,7 @@ def fish_script(program: str, places: list[Place]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _descend(places: list[Place]) -> Iterator[str]:
+def _descend(places: list[Completions]) -> Iterator[str]:
     """Yield the lines that find the place of the words so far, in bash and zsh."""
     yield '        case "$at/$word" in'
     if len(places) > 1:
@@ -191,7 +191,7 @@ def _descend(places: list[Place]) -> Iterator[str]:
     yield "        esac"
 
 
-def _by_values(places: list[Place]) -> Iterator[tuple[str, list[str]]]:
+def _by_values(places: list[Completions]) -> Iterator[tuple[str, list[str]]]:
     """Yield the options that take a value, as patterns of place and option, by the values to suggest."""
     found: dict[tuple[str, ...], list[str]] = {}
     for place in places:

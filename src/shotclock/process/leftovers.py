@@ -22,7 +22,7 @@ MOST_GENERATIONS = 1000  # a pid that is used again during the walk upwards coul
 
 
 @dataclass(frozen=True)
-class Process:
+class LeftProcess:
     pid: int
     ppid: int
     state: str  # one letter, as in proc(5): R, S, D, T, Z, …
@@ -44,7 +44,7 @@ class Process:
         return f"pid {self.pid} (parent {self.ppid}, state {self.state}): {self.cmdline}"
 
 
-def read_process(pid: int) -> Process | None:
+def read_process(pid: int) -> LeftProcess | None:
     """Return a process; None if it is gone."""
     stat = _read_whole(f"/proc/{pid}/stat")
     if not stat:
@@ -54,7 +54,7 @@ def read_process(pid: int) -> Process | None:
     fields = rest.split()
     image = (fields[25], fields[47], fields[48])  # startstack, env_start, env_end
     state = "S" if fields[0] == "Z" and int(fields[17]) > 1 else fields[0]  # only its main thread has ended
-    return Process(pid, int(fields[1]), state, int(fields[19]), image, name)
+    return LeftProcess(pid, int(fields[1]), state, int(fields[19]), image, name)
 
 
 def _read_whole(path: str) -> bytes | None:
@@ -88,16 +88,17 @@ class Watch:
     """Return processes of this one that are never reported, and whose forks are."""
     spares_earlier: bool = False
     """Leave out the later children of processes that were there before: workers of a server that others use as well."""
+    counts_zombies: bool = True
     before: set[int] = field(default_factory=set)
     """Pids of the processes that were there before. The kernel uses a pid again only after all the others."""
-    seen: dict[tuple[int, int], Process] = field(default_factory=dict)
+    seen: dict[tuple[int, int], LeftProcess] = field(default_factory=dict)
     _without_token: set[tuple[int, int, tuple[str, ...]]] = field(default_factory=set)
 
     def begin(self) -> None:
         """Leave out the processes that are there now."""
         self.before = pids()
 
-    def alive(self) -> list[Process]:
+    def alive(self) -> list[LeftProcess]:
         """Return the processes that are still there; of zombies only those that this process has to reap."""
         me = os.getpid()
         there = {p.pid: p for p in map(read_process, pids() - self.before) if p is not None}
@@ -107,11 +108,11 @@ class Watch:
         # Unreadable images are all zeros, also those of foreign processes.
         images = {p.image for pid in (me, *helpers) if (p := read_process(pid)) and p.image[0] != "0"}
 
-        def is_ours(process: Process) -> bool:
+        def is_ours(process: LeftProcess) -> bool:
             if process.pid in helpers:
                 return False
             if process.state in "ZX":
-                return process.ppid == me
+                return self.counts_zombies and process.ppid == me
             lineage = self._lineage(process, there)
             if lineage[-1] == me:
                 return not self.spares_earlier or self.before.isdisjoint(lineage[:-1])
@@ -123,7 +124,7 @@ class Watch:
         self.seen.update({p.identity: p for p in found})
         return found
 
-    def _lineage(self, process: Process, there: dict[int, Process]) -> list[int]:
+    def _lineage(self, process: LeftProcess, there: dict[int, LeftProcess]) -> list[int]:
         """Return the pids above a process, up to this one or the first."""
         me, above = os.getpid(), [process.ppid]
         while above[-1] not in (0, 1, me) and len(above) < MOST_GENERATIONS:
@@ -133,7 +134,7 @@ class Watch:
             above.append(parent.ppid)
         return above
 
-    def _carries_token(self, process: Process) -> bool:
+    def _carries_token(self, process: LeftProcess) -> bool:
         known = (process.pid, process.started, process.image)
         if process.image[0] == "0" or known in self._without_token:  # not readable, nor is its environment
             return False
@@ -144,7 +145,7 @@ class Watch:
             self._without_token.add(known)
         return False
 
-    def wait_until_alone(self, within_s: float, *, kill: bool = False) -> list[Process]:
+    def wait_until_alone(self, within_s: float, *, kill: bool = False) -> list[LeftProcess]:
         """Return the processes that are left after this time. Two clean looks in a row: /proc is no snapshot."""
         give_up_ns = monotonic_ns() + round(within_s * 1e9)
         clean_looks = 0
@@ -160,7 +161,7 @@ class Watch:
         return []
 
 
-def _end(process: Process) -> None:
+def _end(process: LeftProcess) -> None:
     signal_process(process.pid, signal.SIGKILL)
     try:
         os.waitpid(process.pid, os.WNOHANG)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .answers import assert_failed as assert_failed
     from .answers import assert_ok as assert_ok
-    from .connections import AsyncCalls as AsyncCalls
-    from .connections import Calls as Calls
+    from .connections import AsyncCommandCalls as AsyncCommandCalls
+    from .connections import CommandCalls as CommandCalls
     from .connections import calls as calls
     from .connections import client as client
     from .plugin import ProcessesLeft as ProcessesLeft
 
 _HOME = {
-    "AsyncCalls": "connections",
-    "Calls": "connections",
+    "AsyncCommandCalls": "connections",
+    "CommandCalls": "connections",
     "ProcessesLeft": "plugin",
     "assert_failed": "answers",
     "assert_ok": "answers",

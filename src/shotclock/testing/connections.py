@@ -28,7 +28,7 @@ LEAVES_WITHIN_S = 5.0  # for a server whose client has left; it ends by itself
 ANSWERED_WITHIN_S = 300.0  # of an MCP client: commands have shorter limits of their own
 
 
-class AsyncCalls:
+class AsyncCommandCalls:
     """Calls of the commands of one App."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -45,10 +45,10 @@ class AsyncCalls:
         return await self._dispatcher.call(call_request(command, arguments, **options))
 
 
-class Calls:
+class CommandCalls:
     """Calls of the commands of one App, without an event loop of the test's own."""
 
-    def __init__(self, calls: AsyncCalls, runner: asyncio.Runner) -> None:
+    def __init__(self, calls: AsyncCommandCalls, runner: asyncio.Runner) -> None:
         self._calls, self._runner = calls, runner
 
     def __call__(self, command: str, /, **arguments: Any) -> Envelope:
@@ -69,14 +69,14 @@ class calls:
         self._stack = contextlib.AsyncExitStack()
         self._runner: asyncio.Runner | None = None
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> CommandCalls:
         runner = asyncio.Runner()
         with contextlib.ExitStack() as stack:
             stack.callback(runner.close)
             made = runner.run(self.__aenter__())
             stack.pop_all()
         self._runner = runner
-        return Calls(made, runner)
+        return CommandCalls(made, runner)
 
     def __exit__(self, *raised: object) -> None:
         runner, self._runner = self._runner, None
@@ -84,14 +84,14 @@ class calls:
         with runner:
             runner.run(self._stack.aclose())
 
-    async def __aenter__(self) -> AsyncCalls:
+    async def __aenter__(self) -> AsyncCommandCalls:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(_store_in(self._home))
             dispatcher = await stack.enter_async_context(self._app.dispatcher())
             # Now: in a test they would count as its processes, also if the calls are those of a wider fixture.
             await dispatcher.runtime.warm_up(STARTED_WITHIN_S)
             self._stack = stack.pop_all()
-        return AsyncCalls(dispatcher)
+        return AsyncCommandCalls(dispatcher)
 
     async def __aexit__(self, *raised: object) -> None:
         await self._stack.aclose()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from ..process.leftovers import MARK, Process, Watch, pids
+from ..process.leftovers import MARK, LeftProcess, Watch, pids
 
 MARKER = "shotclock_leaks"
 MODES = ("fail", "warn", "off")
-LEFT_WITHIN_S = 3.0  # for processes that are being stopped when a test returns
+# For processes that are being stopped when a test returns. A warning is not worth a longer wait in each of many tests.
+LEFT_WITHIN_S = {"fail": 3.0, "warn": 1.0}
 KILLED_WITHIN_S = 5.0  # only a process stuck in the kernel exhausts this
 # Processes that multiprocessing starts once and keeps until the interpreter ends.
 _KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -55,13 +56,15 @@ class LeakCheck:
 
     def __init__(self) -> None:
         self._watch: Watch | None = None
+        self._mark_before: str | None = None  # of a pytest that runs this one
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
         if _mode_of(item) != "off":
-            self._watch = Watch(uuid.uuid4().hex, spares_earlier=True)
+            self._watch = Watch(uuid.uuid4().hex, spares_earlier=True, counts_zombies=False)
             self._watch.begin()
-            os.environ[MARK] = self._watch.token
+            self._mark_before = os.environ.get(MARK)
+            _set_mark(self._watch.token)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -76,28 +79,39 @@ class LeakCheck:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        ended = yield
-        watch, self._watch = self._watch, None
+        try:
+            ended = yield
+        finally:
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                _set_mark(self._mark_before)
         if watch is not None:
-            os.environ.pop(MARK, None)
             _report(item, watch)
         return ended
 
 
+def _set_mark(token: str | None) -> None:
+    if token is None:
+        os.environ.pop(MARK, None)
+    else:
+        os.environ[MARK] = token
+
+
 def _report(item: pytest.Item, watch: Watch) -> None:
-    left = [process for process in watch.wait_until_alone(LEFT_WITHIN_S) if not _is_kept(process)]
+    mode = _mode_of(item)
+    watch.before |= {process.pid for process in watch.alive() if _is_kept(process)}
+    left = watch.wait_until_alone(LEFT_WITHIN_S[mode])
     if not left:
         return
     count = "1 process" if len(left) == 1 else f"{len(left)} processes"
     lines = [f"{item.nodeid} left {count} behind:", *(f"  {process}" for process in left)]
-    if _mode_of(item) == "warn":
+    if mode == "warn":
         item.warn(ProcessesLeft("\n".join(lines)))
         return
-    watch.before |= {process.pid for process in watch.alive() if _is_kept(process)}
     if immortal := watch.wait_until_alone(KILLED_WITHIN_S, kill=True):
         lines += ["SIGKILL did not end:", *(f"  {process}" for process in immortal)]
     pytest.fail("\n".join(lines), pytrace=False)
 
 
-def _is_kept(process: Process) -> bool:
+def _is_kept(process: LeftProcess) -> bool:
     return any(name in process.cmdline for name in _KEPT_BY_PYTHON)
