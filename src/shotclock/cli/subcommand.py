@@ -315,7 +315,12 @@ def answer_at_once(
     return answer(call, outcome)
 
 
-def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
+def deliver(
+    envelope: Envelope,
+    as_json: bool,
+    show: Callable[[Envelope], None] | None = None,
+    program: str = "shotclock",
+) -> int:
     """Write the envelope for a program. For a person, call `show`, and write problems to stderr."""
     note_stops()
     if as_json:
@@ -323,7 +328,7 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
     if show is not None and envelope.data is not None:
         show(envelope)
     if envelope.error is not None or envelope.warnings:
-        say_line(visible(summary_line(envelope)))
+        say_line(visible(summary_line(envelope, program)))
     return envelope.exit_code
 
 
@@ -343,11 +348,13 @@ MODULES = {
     "schema": ("workflow_files", "Print the JSON Schema of workflow files, for editors."),
     "report": ("report", "Report a run step by step; without an id, list the last runs."),
     "agent": ("agent", "Put shotclock in front of every command of a coding agent, or take it away."),
+    "new": ("new_tool", "Write a new tool: a package with a command line, an MCP server and tests."),
     "serve": ("serve", "Serve an App's commands as MCP tools, on stdin and stdout."),
     "job": ("jobs", "List, inspect, wait for, extend and stop work that outlives its caller."),
     "inbox": ("inbox", "Decide proposals of agents, or make one and wait for the decision."),
     "ui": ("ui", "Run UI actions on a browser or a phone, each within its timeout."),
     "token": ("maintenance", "Create, list and revoke access tokens of agents and operators."),
+    "completion": ("completion", "Print a script that completes commands and options in bash, zsh or fish."),
     "prune": ("maintenance", "Delete runs, proposals and jobs that ended long ago."),
     "errors": ("maintenance", "List every error and warning code, or look one up."),
     "doctor": ("maintenance", "Check that this machine can kill process trees."),

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 from ..._version import __version__
 from ...core.clocks import NS_PER_MS
+from ...core.envelope import ENVELOPE_KEY
 from ...process.clock import monotonic_ns
-from ..failures import CONNECTION_CLOSED, ENVELOPE_KEY
+from ..failures import CONNECTION_CLOSED
 from ..links import ClientLink, Note
 from ..messages import JsonObject, Message, encode, error_of
 from ..requests import NEVER_NS
