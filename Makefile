@@ -126,14 +126,20 @@ $(BENCH_STAMP): $(STAMP) requirements-bench.lock
 soak: $(STAMP) ## minutes of load
 	$(BIN)/python -m pytest -q -m soak
 
-# Real agents by exact version, in a folder of their own, with a model on loopback that follows a script.
+# Real agents, servers and clients by exact version, in a folder of their own; a model on loopback follows a script.
+# Agents have short limits of their own, so they run one after the other.
 CONFORMANCE := .conformance
-conformance: $(STAMP) ## five coding agents, each with and without `shotclock agent install` (needs npm)
+BESIDE_OTHERS := $(addprefix tests/conformance/test_,published_servers.py conformance_suite.py kill_matrix.py)
+conformance: $(STAMP) browser ## published agents and MCP servers and the MCP conformance suite, with and without shotclock (needs npm)
 	@command -v npm >/dev/null 2>&1 || { echo "no npm here: the conformance suite is skipped; install Node.js >= 20" >&2; exit 0; }; \
-	mkdir -p $(CONFORMANCE) && rm -f $(CONFORMANCE)/observations && \
+	mkdir -p $(CONFORMANCE) && rm -f $(CONFORMANCE)/observations $(CONFORMANCE)/results && \
 	$(BOUND) npm install --no-audit --no-fund --loglevel=error --prefix $(CONFORMANCE) \
-	  $$($(BIN)/python -m tests.conformance.coding_agents) && \
-	SHOTCLOCK_CONFORMANCE=$(CONFORMANCE) $(BIN)/python -m pytest -q tests/conformance
+	  $$($(BIN)/python -m tests.conformance.coding_agents) $$($(BIN)/python -m tests.conformance.published_servers npm) && \
+	$(BOUND) $(BIN)/python -m tests.conformance.published_servers $(CONFORMANCE) && \
+	export SHOTCLOCK_CONFORMANCE=$(CONFORMANCE) && \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(BESIDE_OTHERS) && \
+	$(BIN)/python -m tests.conformance.results $(CONFORMANCE) && \
+	$(BIN)/python -m pytest -q tests/conformance $(BESIDE_OTHERS:%=--ignore %)
 
 # One resolution for Python 3.11 and up, with environment markers. uv lives in a throw-away venv; no index,
 # host or path of this machine ends up in the files.

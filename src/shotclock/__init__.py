@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from .core.errors import SideEffects as SideEffects
     from .core.errors import register_error as register_error
     from .core.secret_parameters import Secret as Secret
+    from .process.content import Audio as Audio
+    from .process.content import EmbeddedResource as EmbeddedResource
+    from .process.content import File as File
+    from .process.content import Image as Image
+    from .process.content import Message as Message
+    from .process.content import ResourceLink as ResourceLink
     from .process.context import Context as Context
     from .process.context import Stopped as Stopped
     from .runtime.run_async import arun as arun
@@ -49,14 +55,20 @@ if TYPE_CHECKING:
 
 _HOME = {
     "App": "app",
+    "Audio": "process.content",
     "Clocks": "core.clocks",
     "Context": "process.context",
     "DurationError": "core.clocks",
+    "EmbeddedResource": "process.content",
     "Ending": "core.errors",
     "Envelope": "core.envelope",
     "Failure": "core.errors",
+    "File": "process.content",
+    "Image": "process.content",
     "Interruption": "core.catalogue",
+    "Message": "process.content",
     "Operation": "core.catalogue",
+    "ResourceLink": "process.content",
     "Runtime": "runtime.runtime",
     "Secret": "core.secret_parameters",
     "SideEffects": "core.errors",

@@ -61,11 +61,13 @@ from .core.catalogue import (
     hyphenate,
 )
 from .core.clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_duration_ms
+from .core.content import holds_content, mentions_content
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.overtime import OvertimeError, OvertimePolicy
 from .core.proposal import Policy
+from .core.served import ServedOptions, check_served_options, read_listing, served_spec
 from .core.streaming import collect_items, yields
 from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
@@ -115,6 +117,11 @@ class Declared(TypedDict, total=False):
     concurrency: int | None
     stdin: bool
     mcp: bool
+    title: str | None
+    description: str | None
+    icons: Iterable[Any] | None
+    open_world: bool | None
+    meta: Mapping[str, Any] | None
 
 
 DEFAULT_OPTIONS: Declared = {
@@ -141,6 +148,7 @@ class App:
         proposals: bool = False,
         debug: bool = False,
         elicitation: bool = False,
+        list_page_size: int | None = None,
     ) -> None:
         """Make an app without commands. The options are described in docs/reference/app.md.
 
@@ -158,8 +166,12 @@ class App:
         self.proposals = proposals
         self.debug = debug
         self.elicitation = elicitation
+        if list_page_size is not None and list_page_size < 1:
+            raise ValueError("list_page_size must be at least 1")
+        self.list_page_size = list_page_size
         self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._commands: dict[str, CommandSpec] = {}
+        self._served: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self._running: Dispatcher | None = None
         self._inside = 0
@@ -224,9 +236,9 @@ class App:
         is_async = inspect.iscoroutinefunction(function)
         spec = CommandSpec(
             name=name,
-            handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
+            handler=self._reference(name, is_async),
             summary=documentation.summary,
-            description=documentation.text,
+            description=options.get("description") or documentation.text,
             input_schema=schema,
             output_schema=_output_schema(function),
             positionals=tuple(p.name for p in parameters if p.kind == "by place or name" and p.name != decision),
@@ -247,6 +259,8 @@ class App:
             on_mcp=options["mcp"] and options.get("requires_person") is None,
             overtime=_read_overtime(name, options.get("overtime"), clocks),
             min_time_ms=_read_min_time(name, options.get("min_time"), clocks),
+            open_world=options.get("open_world"),
+            listing=read_listing(options),
             secrets=secrets,
             streams=is_streaming,
         )
@@ -255,6 +269,69 @@ class App:
         if not is_async and not options["stdin"]:
             function = _refuse_questions(function, name)
         self._functions[name] = _keep_exit_code(_check_result(function, spec), name)
+
+    def _reference(self, name: str, is_async: bool) -> HandlerReference:
+        return HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async)
+
+    def resource(self, uri: str, /, **options: Unpack[ServedOptions]) -> Callable[[F], F]:
+        """Make a function a resource of the server; with `{name}` parts in the URI, a template of resources.
+
+        It returns a text, bytes, content, a list of these, or a value that is sent as JSON.
+        """
+        if not isinstance(uri, str):
+            raise TypeError("@app.resource needs a URI, as in @app.resource('docs://readme')")
+        return lambda function: self._serve(function, "resource", uri, options)
+
+    @overload
+    def prompt(self, function: F, /) -> F: ...
+
+    @overload
+    def prompt(self, name: str | None = None, /, **options: Unpack[ServedOptions]) -> Callable[[F], F]: ...
+
+    def prompt(self, name: Any = None, /, **options: Unpack[ServedOptions]) -> Any:
+        """Make a function a prompt of the server. It returns a text, a `Message`, content, or a list of these."""
+        if callable(name):
+            return self._serve(name, "prompt", name.__name__, options)
+        shown = name or options.get("name")
+        return lambda function: self._serve(function, "prompt", shown or function.__name__, options)
+
+    @overload
+    def completion(self, function: F, /) -> F: ...
+
+    @overload
+    def completion(
+        self, of: str | None = None, argument: str | None = None, /, **options: Unpack[ServedOptions]
+    ) -> Callable[[F], F]: ...
+
+    def completion(self, of: Any = None, argument: str | None = None, /, **options: Unpack[ServedOptions]) -> Any:
+        """Make a function complete an argument of a prompt or of a resource template.
+
+        It gets the `value` so far and, if it has such a parameter, the other `arguments`. Without a prompt or template
+        it completes all others, and gets `ref`, `argument` and `context` as the protocol has them.
+        """
+        if callable(of):
+            return self._serve(of, "completion", "*", options)
+        if (of is None) != (argument is None):
+            raise TypeError("@app.completion needs a prompt or a template, and the name of its argument")
+        subject = "*" if of is None else f"{of} {argument}"
+        return lambda function: self._serve(function, "completion", subject, options)
+
+    def _serve(self, function: F, kind: str, subject: str, options: ServedOptions) -> F:
+        from .process.served_results import conversion_of  # takes 2 ms, which Apps with commands only do not need
+
+        check_served_options(kind, options)
+        written: Any = options
+        clocks = _read_clocks(f"{kind} {subject}", written, None, self.clocks)
+        documentation = _read_documentation(function)
+        spec = served_spec(kind, subject, function, options, clocks, self._reference, documentation)
+        if spec.name in self._served:
+            raise ValueError(f"{self.name} already has the {spec.name}")
+        _check_placeholders(spec.name, spec.single_flight or "", set(spec.input_schema["properties"]))
+        spec.operation()
+        self._served[spec.name] = spec
+        ready = function if inspect.iscoroutinefunction(function) else _refuse_questions(function, spec.name)
+        self._functions[spec.name] = _change_result(ready, conversion_of(kind, spec.listing.mime_type))
+        return function
 
     def _check_name(self, name: str) -> None:
         if not _COMMAND_NAME.fullmatch(name):
@@ -277,6 +354,8 @@ class App:
             proposals=self.proposals,
             elicitation=self.elicitation,
             commands=tuple(self._commands.values()),
+            served=tuple(self._served.values()),
+            list_page_size=self.list_page_size,
             debug=self.debug,
             clocks=self.clocks,
             file=self._file() if any(spec.approval is not None for spec in self._commands.values()) else None,
@@ -288,7 +367,7 @@ class App:
 
     def handler(self, name: str) -> Callable[..., Any]:
         """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
-        if name.endswith("?"):
+        if name.endswith("?") and name not in self._functions:
             return _argument_checker(self._functions[name[:-1]])
         return self._functions[name]
 
@@ -379,7 +458,7 @@ class App:
     def _operations(self) -> list[Operation]:
         """Return the operations: by reference for worker processes, as functions for this process."""
         made = []
-        for spec in self._commands.values():
+        for spec in (*self._commands.values(), *self._served.values()):
             operation = spec.operation()
             if operation.place == "inline":
                 operation = replace(operation, handler=self._functions[spec.name])
@@ -670,6 +749,9 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
         return function
 
     def check(result: object) -> object:
+        if holds_content(result):
+            how = "put its type into the return annotation, as in -> Image or -> list[str | Image]"
+            raise Failure("RESULT_INVALID", f"{spec.name} returned content and does not declare it: {how}")
         try:
             reason = misfit(result, schema)
         except NotSerializable:  # reported when the result is sent
@@ -678,17 +760,22 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
             return result
         raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
 
+    return _change_result(function, check)
+
+
+def _change_result(function: Callable[..., Any], change: Callable[[object], object]) -> Callable[..., Any]:
+    """Return the function with its result passed through another one."""
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def run_async(*arguments: Any, **named: Any) -> Any:
-            return check(await function(*arguments, **named))
+            return change(await function(*arguments, **named))
 
         return run_async
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        return check(function(*arguments, **named))
+        return change(function(*arguments, **named))
 
     return run
 
@@ -705,9 +792,9 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the schema of the return type, if it has one."""
+    """Return the schema of the return type, if it has one. A list of anything has none: it may hold content."""
     annotation = get_type_hints(function, include_extras=True).get("return")
-    if annotation is None or annotation is Any:
+    if annotation in (None, Any, list, list[Any], tuple) or mentions_content(annotation):
         return None
     if (schema := plain_schema(annotation)) is not None:
         return schema

@@ -87,7 +87,11 @@ def test_a_server_is_found_by_its_name_in_a_configuration(
     ask: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = {"command": "${PROGRAM}", "args": [SERVER[1], "${UNSET_WORD:---id-last}"], "env": {"A": "b"}}
-    servers = {"scripted": entry, "remote": {"url": "http://localhost/mcp"}, "odd": {"command": "x", "args": "y"}}
+    servers = {
+        "scripted": entry,
+        "remote": {"type": "sse", "url": "http://localhost/sse"},
+        "odd": {"command": "x", "args": "y"},
+    }
     (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
     (tmp_path / "vscode.json").write_text(json.dumps({"servers": {"scripted": {**entry, "command": SERVER[0]}}}))
     monkeypatch.chdir(tmp_path)
@@ -97,7 +101,7 @@ def test_a_server_is_found_by_its_name_in_a_configuration(
     table = {
         ("tools", "other"): ".mcp.json has no server 'other'; it has: scripted, remote, odd",
         ("tools", "scripted"): "uses the variable PROGRAM, which is not set",
-        ("tools", "remote"): "only servers over stdin and stdout can be started",
+        ("tools", "remote"): "only streamable HTTP is supported",
         ("tools", "odd"): "args as a list",
         ("tools", "scripted", "--config", "missing.json"): "there is no file 'missing.json'",
         ("tools",): "missing SERVER",
@@ -107,6 +111,7 @@ def test_a_server_is_found_by_its_name_in_a_configuration(
         ("call",): "missing TOOL",
         ("call", "scripted"): "missing TOOL",
         ("call", "scripted", "t", "--", "true"): "exclude each other",
+        ("call", "t", "a=1", "--", "true"): "write --arg a=1",
         ("call", "t", "--arg", "a", "--", "true"): "should be NAME=VALUE",
         ("call", "t", "--arg", "a:=x", "--", "true"): "is not JSON",
         ("call", "t", "--arg", "a=1", "--arg", "a=2", "--", "true"): "given twice",
@@ -127,3 +132,10 @@ def test_a_person_reads_text(on_terminal: Callable[..., Seen]) -> None:
         "echo",
         "die_once",
     ]
+    assert "read-only" in seen.screen.splitlines()[0], "the words for the rules of shotclock wrap"
+
+
+def test_a_person_reads_why_the_server_does_not_start(on_terminal: Callable[..., Seen]) -> None:
+    words = ("tools", "--", *SERVER, "--exit-at-start", "3")
+    seen = on_terminal(*words, streams=("stdout", "stderr"), within_s=ENDED_WITHIN_S)
+    assert seen.code == 12 and "cannot start\n" in seen.screen and "CONNECT_FAILED" in seen.screen

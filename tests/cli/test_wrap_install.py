@@ -310,6 +310,7 @@ def test_a_file_that_cannot_be_changed_safely_is_refused_and_left_as_it_is(insta
         ("cursor", "[]", "not an object"),
         ("cursor", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ("cursor", '{"mcpServers": {"a": {"\\u0063ommand": "x"}}}', "'a' cannot be changed in place"),
+        ("cursor", '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "it has 'a' twice"),
         ("codex", "[mcp_servers.a]\ncommand = x\n", "line 2"),
         ("codex", "[mcp_servers.a]\ncommand = 'x'\ncommand = 'y'\n", "line 3"),
     ):
@@ -387,7 +388,10 @@ def test_refusals_say_what_to_do(shotclock: Any, install: Any, home: Path) -> No
         (("cursor", "--on-change", "ask"), 2, "needs --lock"),
         (("cursor", "--name", "x"), 2, "--name: unknown option"),
         (("cursor", "--scope", "project", "--file", "x"), 2, "exclude each other"),
-        (("cursor", "--tiemout", "3s"), 2, "--tiemout"),
+        (("cursor", "--tiemout", "3s"), 2, "did you mean --timeout?"),
+        (("cursor", "--timeout", "30", "--denny", "x"), 2, "30 has no unit"),
+        (("cursor", "--timeout", "30", "--denny", "x"), 2, "did you mean --deny?"),
+        (("cursor", "--sever", "a"), 2, "did you mean --server?"),
     ):
         ran = install(*words)
         assert (ran.code, message in ran.json()["error"]["message"]) == (code, True), (words, ran)

@@ -14,6 +14,7 @@ import sys
 import time
 
 options = argparse.ArgumentParser()
+options.add_argument("--modern", action="store_true", help="results as in 2026-07-28")
 options.add_argument("--id-last", action="store_true")
 options.add_argument("--strict", action="store_true")
 options.add_argument("--mute", default="")
@@ -58,7 +59,8 @@ def say(content: dict[str, object]) -> None:
 
 
 def answer(id: object, text: str, **more: object) -> None:
-    say({"id": id, "result": {"content": [{"type": "text", "text": text}], **more}})
+    kind = {"resultType": "complete"} if given.modern else {}
+    say({"id": id, "result": {"content": [{"type": "text", "text": text}], **more, **kind}})
 
 
 def daemonise() -> int:
@@ -94,7 +96,10 @@ def call(id: object, name: str, arguments: dict[str, object], meta: dict[str, ob
         case "die_once":
             answer(id, "alive")
         case "big":
-            answer(id, "x" * int(str(arguments["size"])), **({"isError": True} if arguments.get("fails") else {}))
+            fields: dict[str, object] = {"isError": True} if arguments.get("fails") else {}
+            if arguments.get("structured"):
+                fields["structuredContent"] = {"result": "x" * int(str(arguments["size"]))}
+            answer(id, "x" * int(str(arguments["size"])), **fields)
         case "half":
             write(b'{"jsonrpc":"2.0","id":' + json.dumps(id).encode() + b',"result":{"text":"' + b"y" * 200_000)
             os._exit(5)

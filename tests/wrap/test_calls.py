@@ -187,23 +187,24 @@ def test_calls_are_filtered_by_server_tool_outcome_and_time_and_sorted(home: Pat
                 logged(10, tool="read_dir", server="other"),
                 logged(20, tool="write_file", outcome="tool_error"),
                 logged(40, tool="Read_file", outcome="answered"),
+                logged(50, tool="ask", server="inbox", outcome="INCOMPLETE"),
             ],
             keep=0,
         )
         table: list[tuple[CallFilter, list[int]]] = [
-            (CallFilter(), [40, 20, 10, 30]),
+            (CallFilter(), [50, 40, 20, 10, 30]),
             (CallFilter(server="other"), [10]),
             (CallFilter(tool="read_*"), [10, 30]),
             (CallFilter(tool="nothing"), []),
             (CallFilter(failed=True), [20, 30]),
             (CallFilter(timeouts=True), [30]),
-            (CallFilter(since=NOW + 20), [40, 20, 30]),
+            (CallFilter(since=NOW + 20), [50, 40, 20, 30]),
             (CallFilter(server="files", tool="*_file", failed=True, since=NOW + 25), [30]),
         ]
         for wanted, durations in table:
             with row(wanted):
                 assert [call.duration_ms for call in store.calls.list(wanted, 10)] == durations
-        assert [call.duration_ms for call in store.calls.list(CallFilter(), 2, slowest=True)] == [40, 30]
+        assert [call.duration_ms for call in store.calls.list(CallFilter(), 2, slowest=True)] == [50, 40]
 
 
 def test_old_calls_are_deleted_by_age_and_by_count(home: Path) -> None:

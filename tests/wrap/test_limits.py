@@ -82,10 +82,11 @@ def test_calls_beside_a_blocking_one_fail_and_later_ones_wait_for_the_new_server
 def test_a_server_that_never_greets_or_lists_is_answered_for() -> None:
     with wrapped("--start-up", "300ms", server=[*SERVER, "--mute", "initialize"], greets=False) as client:
         error = client.receive(client.request("initialize", {}))["error"]
-        assert "did not end within 300ms" in error["message"] and error["data"][ENVELOPE]["error"]["code"] == "TIMEOUT"
+        assert "did not end within 300ms, the limit of --start-up" in error["message"]
+        assert error["data"][ENVELOPE]["error"]["code"] == "TIMEOUT"
     with wrapped("--list", "300ms", server=[*SERVER, "--mute", "tools/list"]) as client:
         error = client.receive(client.request("tools/list"))["error"]
-        assert error["code"] == -32001
+        assert error["code"] == -32001 and "the limit of --list" in error["message"]
         assert client.text("echo", text="still there") == "still there"
 
 

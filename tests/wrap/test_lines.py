@@ -6,7 +6,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.wrap.lines import LONGEST_PARSED, LinePart, LineSplitter, error_flag_in_tail, id_in_tail, read_head
+from shotclock.wrap.lines import (
+    LONGEST_PARSED,
+    LinePart,
+    LineSplitter,
+    Outline,
+    error_flag_in_tail,
+    id_in_tail,
+    read_head,
+    replace_value,
+)
 from shotclock.wrap.messages import key_of, read_line, read_long_line
 
 IDS = st.one_of(st.integers(), st.text(max_size=30))
@@ -86,6 +95,18 @@ def test_a_number_that_is_cut_is_not_read() -> None:
     assert read_head(b'{"jsonrpc":"2.0","id":12') == {"jsonrpc": "2.0", "id": None}
 
 
+def test_one_value_is_replaced_and_every_other_byte_stays() -> None:
+    line = b'{ "id":1.0, "params" : {"a":{"name":"x"},"name" : "old\\u0041" ,"z":"\xc3\xa9"}}\n'
+    assert replace_value(line, ("params", "name"), "new") == line.replace(b'"old\\u0041"', b'"new"')
+    assert replace_value(line, ("params", "a", "name"), "é") == line.replace(b'"x"', b'"\\u00e9"')
+    head = line[: line.index(b"\xa9")]  # cut inside a character
+    assert replace_value(head, ("params", "name"), "new") == head.replace(b'"old\\u0041"', b'"new"')
+    for missing in (("params", "b"), ("name",), ("id", "name"), ("params", "z", "name")):
+        assert replace_value(line, missing, "new") is None
+    for cut in (b"", b"[", b'{"params":{"name":"ol', b'{"params":{"name"', b'{"params":{"a":{"b', b"null"):
+        assert replace_value(cut, ("params", "name"), "new") is None
+
+
 def test_the_error_flag_at_the_end_of_a_line_is_that_of_the_result() -> None:
     for tail, expected in (
         ('"}],"isError":true}}', True),
@@ -99,3 +120,15 @@ def test_the_error_flag_at_the_end_of_a_line_is_that_of_the_result() -> None:
         ('"}]}}', None),
     ):
         assert error_flag_in_tail(tail.encode() + b"\n") is expected, tail
+
+
+@given(content=st.dictionaries(TEXTS, VALUES, max_size=5), sizes=st.lists(st.integers(1, 9)), is_ascii=st.booleans())
+def test_the_outline_of_a_line_has_its_own_members_only(content: Any, sizes: list[int], is_ascii: bool) -> None:
+    rest, outline = json.dumps(content, ensure_ascii=is_ascii).encode(), Outline()
+    while rest:
+        size = sizes.pop() if sizes else len(rest)
+        assert outline.is_closed is (outline.text == b"")
+        outline.add(rest[:size])
+        rest = rest[size:]
+    shown = {name: 0 if isinstance(item, dict | list) else item for name, item in content.items()}
+    assert outline.is_closed and json.loads(outline.text) == shown

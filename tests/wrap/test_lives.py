@@ -2,7 +2,10 @@
 
 import json
 import os
+import pty
+import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -112,8 +115,10 @@ def test_the_greeting_and_the_log_level_are_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_keeps_crashing_is_not_started_for_a_while() -> None:
-    with wrapped(server=[*SERVER, "--exit-at-start", "7"], greets=False) as client:
+def test_a_server_that_keeps_crashing_is_not_started_for_a_while(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    failing = [*SERVER, "--exit-at-start", "7"]
+    with log.open("wb") as stderr, wrapped(server=failing, greets=False, stderr=stderr) as client:
         error = client.receive(client.request("initialize", GREETING))["error"]
         assert error["code"] == -32000 and "exit code 7" in error["message"] and "cannot start" in error["message"]
         deadline = time.monotonic() + ENDED_WITHIN_S
@@ -126,6 +131,7 @@ def test_a_server_that_keeps_crashing_is_not_started_for_a_while() -> None:
         assert "crashed too often" in error["message"]
         assert 0 < envelope["error"]["retry_after_ms"] <= 30_000
         assert envelope["meta"]["side_effects"] == "none"
+    assert "is not started for 30s" in log.read_text()
 
 
 @pytest.mark.slow
@@ -231,9 +237,12 @@ def test_a_lazy_server_starts_with_the_first_message(no_survivors: Watch) -> Non
 
 def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("no program")
-    for argv, code in (["/nowhere/at-all"], 127), ([str(tmp_path / "plain")], 126):
-        with wrapped(server=argv, greets=False) as client:
+    log = tmp_path / "log"
+    table = (["/nowhere/at-all"], 127, "give its path"), ([str(tmp_path / "plain")], 126, "make it executable")
+    for argv, code, hint in table:
+        with log.open("wb") as stderr, wrapped(server=argv, greets=False, stderr=stderr) as client:
             assert client.process.wait(ENDED_WITHIN_S) == code
+        assert hint in log.read_text()
 
 
 @pytest.mark.slow
@@ -265,3 +274,16 @@ def test_a_cached_catalogue_does_not_need_the_server(monkeypatch: pytest.MonkeyP
     with wrapped("--cached-catalogue", "--start-up", "1s", server=server) as client:
         assert client.receive(client.request("tools/list"))["result"] == tools
         failure(client.ask("echo", text="never"))
+
+
+def test_a_person_who_starts_it_at_a_terminal_learns_what_it_waits_for() -> None:
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "shotclock", "wrap", "--lazy", "--", *SERVER]
+    with subprocess.Popen(argv, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None and select.select([process.stderr], [], [], ENDED_WITHIN_S)[0]
+            assert b"shotclock tools -- COMMAND" in process.stderr.readline()
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)

@@ -124,5 +124,8 @@ def test_large_answers_are_cut_with_a_link_to_the_whole(monkeypatch: pytest.Monk
                 whole = json.loads(Path(link["uri"].removeprefix("file://")).read_bytes())
                 assert whole["result"]["content"][0]["text"] == "x" * size
                 assert client.ask("big", size=size, fails=True)["isError"] is True
+                # Clients refuse a success without the structured content that they may expect.
+                assert client.ask("big", size=size, structured=True)["isError"] is True
+                assert "isError" not in client.ask("big", size=size)
             client.receive(client.request("tools/list"))
             assert client.text("echo", text="next") == "next"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.wrap.rules import CallVerdict, Rule, Rules, rule_reader
+from shotclock.wrap.rules import DESTRUCTIVE, CallVerdict, Rule, Rules, rule_reader
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wrapped
 from tests.wrap.client import SERVER as SCRIPTED
 from tests.wrap.test_calls import listed
@@ -116,6 +116,12 @@ def test_the_first_rule_that_matches_counts() -> None:
         ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {}, deny),
         ([(deny, "write path=/etc/*")], "write", unknown, {"path": "/tmp/a", "Path": "/etc/b"}, deny),
         ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/a", "PATH": "/etc/b"}, deny),
+        ([(deny, "write paths=/etc/*")], "write", unknown, {"paths": ' ["/tmp/a", "/etc/b"]'}, deny),
+        ([(deny, "read path=/etc/passwd")], "read", unknown, {"path": "/etc/passwd\0.txt"}, deny),
+        ([(allow, "read path=*.txt"), (deny, "*")], "read", unknown, {"path": "/etc/passwd\0.txt"}, deny),
+        ([(deny, "write")], "Write", unknown, {}, deny),
+        ([(deny, "write")], " write\0", unknown, {}, deny),
+        ([(allow, "write"), (deny, "*")], "Write", unknown, {}, deny),
         ([(deny, "* force=true")], "push", unknown, {"force": True}, deny),
         ([(deny, "write path=/etc/* mode=w")], "write", unknown, {"path": "/etc/a", "mode": "r"}, allow),
     ]
@@ -124,19 +130,18 @@ def test_the_first_rule_that_matches_counts() -> None:
         assert made.decide(tool, arguments, hints)[0] is expected, (rules, tool, arguments)
 
 
-def test_a_rule_that_might_match_denies_a_call_whose_arguments_are_unknown() -> None:
-    deny = Rules((rule(CallVerdict.DENY, "write path=/etc/*"),))
-    assert deny.decide("write", None, {})[0] is CallVerdict.DENY
-    assert deny.decide("read", None, {})[0] is CallVerdict.ALLOW
-    allow = Rules((rule(CallVerdict.ALLOW, "write path=/tmp/*"), rule(CallVerdict.DENY, "*")))
-    assert allow.decide("write", None, {})[0] is CallVerdict.DENY
-    assert Rules((rule(CallVerdict.ASK, "write"),)).decide("write", None, {})[0] is CallVerdict.DENY
-
-
 def test_a_rule_that_cannot_be_read_is_refused_with_the_right_form() -> None:
     for text, message in {"": "name a tool", "path=/etc/*": "name of a tool", "write path": "ARGUMENT=PATTERN"}.items():
         with pytest.raises(ValueError, match=message):
             rule(CallVerdict.DENY, text)
+
+
+def test_a_misspelt_word_for_an_annotation_is_refused_because_no_tool_would_match() -> None:
+    for text, meant in {"destuctive": DESTRUCTIVE, "readonly": "read-only", "Open_World": "open-world"}.items():
+        with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+            rule(CallVerdict.ASK, text)
+    assert rule(CallVerdict.ASK, "[r]eadonly").matches_tool("readonly", {})
+    assert rule(CallVerdict.ASK, "read_*").tools == "read_*"
 
 
 def test_denied_calls_are_answered_and_the_order_of_options_counts(server: Server) -> None:
@@ -170,17 +175,17 @@ def test_lines_that_are_no_valid_call_do_not_pass_a_policy(server: Server) -> No
         client.send(method="tools/call", params=params)
         behind = {"jsonrpc": "2.0", "id": 6, "params": {**params, "x": "x" * 100_000}, "method": "tools/call"}
         client.write(json.dumps(behind).encode() + b"\n")
-        assert client.receive(6)["error"]["code"] == -32600
+        assert "was denied by the rule" in failure(client.receive(6)["result"])[0]
         assert answer_to(client, "read_file") == "allowed"
     assert not server.calls_of("write_file")
 
 
 def test_a_rule_that_matches_no_tool_is_reported(server: Server, tmp_path: Path) -> None:
     with open(tmp_path / "log.txt", "w") as log:
-        with wrapped("--ask", "destructiv", "--deny", "write_*", server=server.command, stderr=log) as client:
+        with wrapped("--ask", "delete_*", "--deny", "write_*", server=server.command, stderr=log) as client:
             assert answer_to(client, "read_file") == "allowed"
     text = (tmp_path / "log.txt").read_text()
-    assert "no tool of the server matches the rule 'ask destructiv'" in text and "deny write_*" not in text
+    assert "no tool of the server matches the rule 'ask delete_*'" in text and "deny write_*" not in text
 
 
 # --- approvals ---------------------------------------------------------------------------------------------------
@@ -221,8 +226,10 @@ def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_
         with_schema = client.ask("measure")
         assert with_schema["isError"] and "waits for approval" in with_schema["content"][0]["text"]
         inbox("approve", proposal)
-        other = client.ask("write_file", path="/tmp/b")
+        other = client.ask("write_file", content="a long text", path="/tmp/b")
         assert "waits for approval" in other["content"][0]["text"]  # the approval is for the exact arguments
+        titles = [each["title"] for each in inbox("list")["proposals"]]
+        assert "write_file path=/tmp/b content=a long text" in titles, "the shortest first, as a list cuts them"
     with wrapped("--ask", "*", "--ask-wait", "300ms", server=server.command) as client:
         assert client.text("write_file", path="/tmp/a") == '["write_file", {"path": "/tmp/a"}]'
         assert "waits for approval" in client.ask("write_file", path="/tmp/a")["content"][0]["text"]

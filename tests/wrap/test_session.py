@@ -29,6 +29,9 @@ class Lines:
     def write_piece(self, part: LinePart, piece: bytes) -> None:
         self.lines.append(piece)
 
+    def break_line(self) -> None:
+        self.lines.append(b"\n")
+
 
 class ReadyServer:
     """A server that takes every line and is never started again."""
@@ -84,15 +87,16 @@ def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() ->
     assert [(each.tool, each.outcome) for each in ended] == [("delete", "NOT_ALLOWED"), ("look", "ok")]
 
 
-def test_a_long_call_is_refused_before_any_of_it_reaches_the_server() -> None:
+def test_a_call_that_is_too_long_for_the_policy_does_not_reach_the_server() -> None:
     client, server = Lines(), ReadyServer()
     session = ClientSession(ServerLimits(), client, lambda text: None, gate=no_delete())
     session.connect(server)
-    params = {"name": "delete", "arguments": {"text": "x" * 200_000}}
+    params = {"name": "look", "arguments": {"text": "x" * 200_000}}
     line = encode({"jsonrpc": "2.0", "method": "tools/call", "params": params, "id": "last"})
     for part, piece in LineSplitter().split(line):
         session.take_from_client(part, piece)
-    assert not server.lines and json.loads(client.lines[0])["result"]["isError"]
+    refusal = json.loads(client.lines[0])
+    assert not server.lines and refusal["id"] == "last" and refusal["error"]["code"] == -32600
 
 
 def test_a_batch_is_refused_and_not_passed_on() -> None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from .._version import __version__
 from ..core.catalogue import Catalogue, CommandSpec, SecretParameter, hyphenate
 from ..core.clocks import MAX_MS, Clocks, format_duration, parse_duration_ms
+from ..core.content import blocks_of, describe_block
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.manifest import CONFIRM_FLAG, build_manifest, choices_of, flag_name, option_flags, resolve_schema
@@ -507,7 +508,9 @@ def _show(envelope: Envelope) -> None:
         return
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
-    write_quietly(sys.stdout, f"{render_value(data)}\n")
+    blocks = blocks_of(data)
+    text = render_value(data) if blocks is None else "\n".join(map(describe_block, blocks))
+    write_quietly(sys.stdout, f"{text}\n")
 
 
 async def _beat(name: str, interval_ms: int, progress: dict[str, object], *, as_json: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -24,12 +23,12 @@ from ..runtime import commands
 from ..runtime.call import Call, Outcome
 from ..runtime.runtime import Runtime
 from .output import StopListener, write_quietly
-from .parser import Subcommand, argument, name_and_value, option
+from .parser import Subcommand, argument, expand, name_and_value, option
 from .subcommand import JSON, Mistaken, deliver, run_subcommand, show_drawn, timeout_option
 
 CONFIGURATION = ".mcp.json"
 LARGEST_FILE = 10_000_000
-_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}")
+STDERR_LINES = 10
 
 Ask = Callable[[Call, Runtime], Awaitable[StepResult]]
 
@@ -80,8 +79,10 @@ def _read_configuration(path: str) -> dict[str, object]:
 
 
 def _read_server(name: str, entry: object) -> StdioServer:
+    if isinstance(entry, dict) and "command" not in entry and isinstance(entry.get("url"), str):
+        return _read_remote_server(name, entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("command"), str):
-        raise Mistaken({"server": f"{name!r} has no command: only servers over stdin and stdout can be started"})
+        raise Mistaken({"server": f"{name!r} has neither a command nor a url"})
     args, env, folder = entry.get("args", []), entry.get("env", {}), entry.get("cwd", ".")
     words = [entry["command"], *(args if isinstance(args, list) else [None])]
     if not isinstance(env, dict) or not all(isinstance(each, str) for each in [*words, *env.values(), folder]):
@@ -90,16 +91,26 @@ def _read_server(name: str, entry: object) -> StdioServer:
     return StdioServer([_expand(name, word) for word in words], variables, Path(_expand(name, folder)))
 
 
+def _read_remote_server(name: str, entry: dict[str, object]) -> StdioServer:
+    """Return the command that reaches a server over HTTP. Its headers pass in variables: others see command lines."""
+    headers, kind = entry.get("headers", {}), entry.get("type", "http")
+    if kind not in ("http", "streamable-http", "streamableHttp"):
+        raise Mistaken({"server": f"{name!r} is of the type {kind!r}; only streamable HTTP is supported"})
+    if not isinstance(headers, dict) or not all(isinstance(each, str) for each in headers.values()):
+        raise Mistaken({"server": f"{name!r} needs headers as an object of texts"})
+    env = {"SHOTCLOCK_CALL_URL": _expand(name, str(entry["url"]))}
+    argv = [sys.executable, "-P", "-m", "shotclock", "wrap", "--no-log", "--url", "${SHOTCLOCK_CALL_URL}"]
+    for number, (header, text) in enumerate(headers.items()):
+        env[f"SHOTCLOCK_CALL_HEADER_{number}"] = _expand(name, text)
+        argv += ["--header", f"{header}: ${{SHOTCLOCK_CALL_HEADER_{number}}}"]
+    return StdioServer(argv, env, Path.cwd())
+
+
 def _expand(name: str, text: str) -> str:
-    """Replace `${NAME}` and `${NAME:-default}` by variables of the environment, as clients do."""
-
-    def find(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
-            raise Mistaken({"server": f"{name!r} uses the variable {match[1]}, which is not set"})
-        return found
-
-    return _VARIABLE.sub(find, text)
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise Mistaken({"server": f"{name!r}: {error}"}) from None
 
 
 # --- the question -------------------------------------------------------------------------------------------------
@@ -200,6 +211,8 @@ def _run_call(
 ) -> Callable[[bool], int]:
     if command is not None and tool is None:
         server, tool = None, server  # the only word is the tool
+    elif command is not None and tool is not None and "=" in tool:
+        raise Mistaken({"tool": f"{tool!r} is an argument of the tool: write --arg {tool}"})
     if not tool:
         raise Mistaken({"tool": "missing TOOL; `shotclock tools SERVER` lists them"})
     if len({name for name, _ in arg}) < len(arg):
@@ -212,14 +225,29 @@ def _run_tools(
     command: list[str] | None, server: str | None, config: str | None, timeout: int
 ) -> Callable[[bool], int]:
     ask = partial(_list_tools, find_server(server, command, config))
-    return lambda as_json: deliver(asyncio.run(_ask("tools", ask, timeout)), as_json, show_drawn)
+    return lambda as_json: deliver(asyncio.run(_ask("tools", ask, timeout)), as_json, _show_tools)
+
+
+def _show_tools(envelope: Envelope) -> None:
+    if envelope.ok:
+        show_drawn(envelope)
+    else:
+        _show_stderr(envelope.data)
+
+
+def _show_stderr(data: object) -> None:
+    """Write the last lines of a server that failed."""
+    text = data.get("stderr") if isinstance(data, dict) else None
+    if isinstance(text, str) and text.strip():
+        write_quietly(sys.stderr, visible("\n".join(text.rstrip().splitlines()[-STDERR_LINES:])) + "\n")
 
 
 def _show_result(envelope: Envelope) -> None:
     """Write the texts of a result; of other content, its kind."""
-    if not envelope.ok:
-        return
     data = envelope.data
+    if not envelope.ok:
+        _show_stderr(data)
+        return
     content = data.get("content") if isinstance(data, dict) else None
     if not isinstance(content, list):  # of a Shotclock server
         write_quietly(sys.stdout, visible(json.dumps(data, indent=2, ensure_ascii=False)) + "\n")

@@ -135,7 +135,9 @@ def _ask(plan: ConfigChange) -> None:
     write_quietly(sys.stderr, visible(f"{plan.diff}\n{notes}"))
     typed = ask_person("Write this? [y/N] ")
     if typed is None or typed.strip().lower() not in ("y", "yes"):
-        raise Failure("PERSON_REQUIRED", "it was not confirmed, and nothing was written")
+        raise Failure(
+            "PERSON_REQUIRED", "it was not confirmed, and nothing was written", suggestion="answer y to write it"
+        )
 
 
 def write_change(plan: ConfigChange) -> Outcome:

@@ -58,9 +58,18 @@ def _is_json(text: str) -> bool:
 def parse(text: str) -> Any:
     """Return the value of a text without comments. Raises ValueError with its mistake."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_read_members)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _read_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for name, item in members:
+        if name in content:
+            raise ValueError(f"it has {name!r} twice in one object, and programs differ in the one that counts")
+        content[name] = item
+    return content
 
 
 def locate(text: str, path: Path) -> TextItem | None:

@@ -7,6 +7,8 @@ names are never abbreviated, and every mistake is reported at once.
 
 from __future__ import annotations
 
+import os
+import re
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +21,7 @@ Mistakes = list[dict[str, str]]
 
 HELP_WIDTH = 100
 _HELP_COLUMN = 24
+_VARIABLE = r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}"
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -95,6 +98,18 @@ def number_between(least: int, most: int) -> Callable[[str], int]:
         return number
 
     return read_number
+
+
+def expand(text: str) -> str:
+    """Replace `${NAME}` and `${NAME:-default}` by variables, as clients of MCP do. Raises ValueError."""
+
+    def find(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise ValueError(f"it uses the variable {match[1]}, which is not set")
+        return found
+
+    return re.sub(_VARIABLE, find, text)
 
 
 def name_and_value(text: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ The texts of a proposal are foreign: none reaches the terminal as a control char
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -18,9 +19,10 @@ from rich.text import Text
 from ..core.clocks import LATEST_MS, WallTime, format_duration
 from ..core.visible_text import one_line, visible
 from ..process.clock import wall_time
-from ..store.calls import RUNNING, SUCCEEDED, UNKNOWN, WAITING
+from ..store.calls import PENDING, RUNNING, SUCCEEDED, UNKNOWN, WAITING
 from ..workflow.report import MARKS, WORDS, brief, news_in_words
 from ..workflow.state import Status
+from ..wrap.rules import annotations_of
 from .output import describe_page
 
 STEPS_SHOWN = 60  # steps shown on a terminal; of a longer run only failed, running, repeated and critical ones
@@ -40,6 +42,7 @@ COLOURS = {
     Status.PENDING: "bright_black",
 }
 
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
@@ -267,18 +270,21 @@ def _calls(data: Any, console: Console) -> None:
         console.print("no calls")
         return
     sizes = {"sent": "request_bytes", "received": "answer_bytes"}
+    limit = ["limit"] if any(call.get("due_at") for call in data["calls"]) else []
     if console.width < WIDE:
-        del sizes["sent"]
-    table = _table("age", "server", "tool", "took", "outcome", *sizes)
+        sizes = {} if limit else {"received": "answer_bytes"}
+    table = _table("age", "server", "tool", "took", "outcome", *sizes, *limit)
     for column in (table.columns[3], *table.columns[5:]):
         column.justify = "right"
     for call in data["calls"]:
         colour = "green" if call["outcome"] in SUCCEEDED else "red"
-        colour = "yellow" if call["outcome"] in (RUNNING, WAITING, UNKNOWN) else colour
+        colour = "yellow" if call["outcome"] in (RUNNING, WAITING, UNKNOWN, PENDING) else colour
         names = (Text(one_line(call[name], 60), no_wrap=True, overflow="ellipsis") for name in ("server", "tool"))
         outcome = Text(call["outcome"], colour)
         took = "" if call["duration_ms"] is None else brief(call["duration_ms"])
-        shown = (_short_size(call[name]) for name in sizes.values())
+        shown = [_short_size(call[name]) for name in sizes.values()]
+        if limit:
+            shown.append(f"{call['due_by']} in {_time_left(call['due_at'])}" if call.get("due_at") else "")
         table.add_row(_age(call["started_at"]), *names, took, outcome, *shown)
     _wrap_only(table, 2)
     table.columns[1].max_width = LONGEST_SERVER
@@ -295,9 +301,10 @@ def _tools(data: Any, console: Console) -> None:
         schema = tool.get("inputSchema") or {}
         required = schema.get("required") or ()
         names = " ".join(name if name in required else f"[{name}]" for name in schema.get("properties") or ())
-        about = Text(one_line(tool.get("description") or "", 200)).append(
-            f"\n{one_line(names)}" if names else "", "dim"
-        )
+        first, *_ = _SENTENCE_END.split((tool.get("description") or "").strip(), 1)
+        about = Text(one_line(first, 200))
+        words = " · ".join(filter(None, (one_line(names), ", ".join(annotations_of(tool.get("annotations") or {})))))
+        about.append("\n" if about and words else "").append(words, "dim")
         table.add_row(Text(one_line(tool["name"], 60), "bold", no_wrap=True), about)
     if data["tools"]:
         console.print(table)
@@ -454,7 +461,7 @@ def _proposal(data: Any, console: Console) -> None:
     console.print()
     _print_text(console, data["shown"]["action"], is_marked=True)
     if data["justification"]:
-        console.print("\nthe agent says:", style="dim")
+        console.print("\nreason given:", style="dim")
         _print_text(console, data["justification"])
     if data["file"] is not None:
         console.print()

@@ -10,13 +10,15 @@ import signal
 from collections.abc import Sequence
 
 from ..core.clocks import format_duration
+from ..core.value_types import replace
 from ..process import foreground
 from ..process.foreground import TerminalSignals
 from ..process.spans import are_wanted
 from ..runtime.commands import problems_with
 from ..wrap.asked_calls import DEFAULT_ASK_WAIT_MS
-from ..wrap.call_log import CallLog, server_name
+from ..wrap.call_log import CallLog
 from ..wrap.catalogue import LastCatalogue
+from ..wrap.endpoint import Endpoint, read_header, read_url
 from ..wrap.front import Front
 from ..wrap.gate import Gate, GateSettings
 from ..wrap.large_results import LARGEST_LIMIT
@@ -34,10 +36,23 @@ from ..wrap.limits import (
 from ..wrap.pins import LockFile
 from ..wrap.requests import EndedRequest, OnEnded
 from ..wrap.rules import CallVerdict, Rules, rule_reader
-from ..wrap.server_process import ServerCommand
+from ..wrap.server_process import AdapterCommand, ServerCommand
 from .exec import EXIT_CODES, NOT_DONE, read_byte_count
 from .output import emit_text, say_line
-from .parser import Option, ParsedLine, Subcommand, command_help, duration, flag, name_and_value, option, read
+from .parser import (
+    Option,
+    ParsedLine,
+    Subcommand,
+    command_help,
+    duration,
+    expand,
+    flag,
+    is_option,
+    name_and_value,
+    number_between,
+    option,
+    read,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +61,10 @@ if TYPE_CHECKING:
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
+_HTTP = "Over HTTP"
+_REMOTE = "A server over HTTP"
 _LOG = "Log of calls"
+_SEVERAL = "Several servers as one"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
 
@@ -55,20 +73,29 @@ def main(words: list[str]) -> int:
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
         return emit_text(command_help("shotclock", COMMAND), 0)
+    if line.values["config"] is not None:
+        from .wrap_file import run_servers  # with modules that one server does not need
+
+        return run_servers(line, COMMAND, check_server, words_of_child(words))
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
-    line.mistakes += problems_with(command, env, line.values["cwd"])
-    gate = read_gate(line, command, env)
+    limits = read_limits(line)
+    server = read_server(line, command, env, limits.grace_ms)
+    is_over_http = line.values["http"] is not None
+    gate = None if is_over_http else read_gate(line, command if line.values["url"] is None else server.identity, env)
     if line.mistakes:
         for mistake in line.mistakes:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
         return NOT_DONE
-    limits = read_limits(line)
+    if is_over_http:
+        from .wrap_http import offer_over_http  # with a server, which others need not load
+
+        return offer_over_http(line.values, [limits], words_of_child(words), server.name)
     signals = TerminalSignals()
-    server = ServerCommand(command, env, line.values["cwd"], limits.grace_ms)
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
-    log = None if line.values["no_log"] else CallLog(line.values["name"] or server_name(command))
-    traced = _begin_spans(line.values["name"] or server_name(command))
+    name = line.values["name"] or server.name
+    log = None if line.values["no_log"] else CallLog(name)
+    traced = _begin_spans(name)
     records = [each.add for each in (log, traced) if each is not None]
     front = Front(
         server,
@@ -80,14 +107,58 @@ def main(words: list[str]) -> int:
         on_open=None if log is None else log.note_open,
         catalogue=catalogue,
     )
+    if os.isatty(0):
+        say_line("shotclock wrap: waiting for a client on stdin; to try a server by hand: shotclock tools -- COMMAND")
     front.run()
     for each in (log, traced):
         if each is not None and (missing := each.close()):
             say_line(f"shotclock wrap: {missing}")
     if (problem := front.life.unstartable) is not None:
-        say_line(f"shotclock wrap: {problem.message}")
+        say_line(f"shotclock wrap: {problem.message}; {problem.registered.hint}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+def words_of_child(words: list[str]) -> list[str]:
+    """Return the words of a command line without the options of the HTTP front."""
+    options = {each.name: each for each in COMMAND.options}
+    rest, kept = list(words), list[str]()
+    while rest and rest[0] != "--" and is_option(rest[0]):
+        name, equals, _ = rest[0].partition("=")
+        found = options.get(name)
+        count = 2 if found is not None and found.metavar and not equals else 1
+        if found is None or found.heading != _HTTP:
+            kept += rest[:count]
+        rest = rest[count:]
+    return kept + rest
+
+
+def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace_ms: int) -> ServerCommand:
+    """Return the process to start: the server or, for a server over HTTP, our adapter. Adds the mistakes."""
+    if line.values["url"] is None:
+        if command:
+            line.mistakes += problems_with(command, env, line.values["cwd"])
+        elif not line.suggested:
+            line.refuse("command", "missing: write the command of the server after --, or give --url or --config")
+        return ServerCommand(command, env, line.values["cwd"], grace_ms)
+    if command:
+        line.refuse("url", "--url and a command after -- exclude each other: leave one out")
+    endpoint = Endpoint("http", "localhost", 80, "/")
+    try:
+        endpoint = read_url(expand(line.values["url"]))
+    except ValueError as error:
+        line.refuse("url", str(error))
+    headers = dict(endpoint.headers)
+    for text in line.values["header"]:
+        try:
+            name, content = read_header(expand(text))
+        except ValueError as error:
+            line.refuse("header", str(error))
+        else:
+            if name.lower() in map(str.lower, headers):
+                line.refuse("header", f"{name} was given before, or is in the URL: leave one out")
+            headers[name] = content
+    return AdapterCommand(replace(endpoint, headers=tuple(headers.items())), grace_ms)
 
 
 def _begin_spans(server: str) -> CallSpans | None:
@@ -157,11 +228,26 @@ def read_limits(line: ParsedLine) -> ServerLimits:
     )
 
 
+def check_server(line: ParsedLine) -> ServerLimits:
+    """Check the command line of one of several servers. Adds the mistakes to it, and returns its limits."""
+    limits = read_limits(line)
+    read_server(line, line.typed.get("command", []), dict(line.values["env"]), limits.grace_ms)
+    return limits
+
+
 def _read_result_limit(text: str) -> int:
     count = read_byte_count(text)
     if count > LARGEST_LIMIT:
         raise ValueError(f"{text} is more than the {LARGEST_LIMIT // 1024 // 1024}M that may be kept in memory")
     return count
+
+
+def _read_variable(text: str) -> tuple[str, str]:
+    if "=" in text:
+        return name_and_value(text)
+    if text not in os.environ:
+        raise ValueError(f"the variable {text!r} is not set, so write {text}=VALUE")
+    return text, os.environ[text]
 
 
 def _of(default_ms: int) -> str:
@@ -285,15 +371,75 @@ COMMAND = Subcommand(
             default="0",
             heading=_LIFE,
         ),
-        option("--cwd", "DIR", "Run the server in this directory.", heading=_LIFE),
-        option("--env", "K=V", "Set a variable of the server.", read=name_and_value, repeats=True, heading=_LIFE),
+        option("--cwd", "DIR", "Run the server in this directory.", excludes=("--url",), heading=_LIFE),
+        option(
+            "--env",
+            "K[=V]",
+            "Set a variable of the server. Without a value it is the one of the environment.",
+            read=_read_variable,
+            repeats=True,
+            excludes=("--url",),
+            heading=_LIFE,
+        ),
+        option(
+            "--url",
+            "URL",
+            "Use the server at this address, over streamable HTTP, in place of a command.",
+            heading=_REMOTE,
+        ),
+        option(
+            "--header",
+            "'NAME: VALUE'",
+            "Send this header with every request, as in 'Authorization: Bearer ${TOKEN}', with a variable of the "
+            "environment.",
+            repeats=True,
+            needs="--url",
+            heading=_REMOTE,
+        ),
+        option(
+            "--http",
+            "[HOST:]PORT",
+            "Offer the server over HTTP on this address instead of stdin and stdout; port 0 is any free port.",
+            heading=_HTTP,
+        ),
+        flag("--require-token", "Require an access token, also from this machine.", needs="--http", heading=_HTTP),
+        duration(
+            "--session-idle",
+            "End a session, with its server, after this time without a request.",
+            default="30m",
+            needs="--http",
+            heading=_HTTP,
+        ),
+        option(
+            "--max-sessions",
+            "N",
+            "Refuse more sessions than this. Each has a server of its own.",
+            default="32",
+            read=number_between(1, 1_000),
+            needs="--http",
+            heading=_HTTP,
+        ),
         option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
         flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
+        option(
+            "--config",
+            "FILE",
+            "Run the servers of this file as one: a wrap.yaml, or the JSON of a client with mcpServers or servers.",
+            heading=_SEVERAL,
+        ),
+        option(
+            "--server",
+            "NAME",
+            "Run only this server of the file.",
+            repeats=True,
+            needs="--config",
+            heading=_SEVERAL,
+        ),
     ),
     rest="command",
-    usage="[OPTIONS] -- COMMAND [ARGUMENTS…]",
-    description="Run an MCP server that speaks over stdin and stdout. Messages pass unchanged in both directions; a "
-    "call that hangs is answered on time, and a server that crashes or hangs is replaced.",
+    usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | [OPTIONS] --url URL | --config FILE [--server NAME]",
+    description="Run an MCP server that speaks over stdin and stdout, or use one over HTTP. Messages pass unchanged in "
+    "both directions; a call that hangs is answered on time, and a server that crashes or hangs is replaced.",
     epilogue="""\
 In the configuration of a client, put it in front of the server:
 

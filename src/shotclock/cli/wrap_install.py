@@ -16,7 +16,7 @@ from .agent_install import program_folder
 from .coding_agents import ConfigScope
 from .config_files import ConfigChange, KeptText, change_file, kept_file, read_text, write_change
 from .mcp_clients import CLIENTS, McpClient, ServerEntry, ServerState, list_servers
-from .parser import CommandTable, Subcommand, argument, flag, is_option, option, read
+from .parser import CommandTable, Subcommand, argument, flag, is_option, nearest_of, option, read
 from .server_entries import ConfigEditor, read_config
 from .subcommand import JSON, ChildWork, Mistaken, run_subcommand, run_table, show_drawn
 from .wrap import COMMAND as WRAP
@@ -167,11 +167,14 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words of our own options, and those of the options of `shotclock wrap`."""
     offered = (each for each in WRAP.options if each.heading in FOR_EVERY_SERVER)
     known = {each.name: each for each in offered if each.name not in NOT_FOR_ALL}
+    ours = {each.name for each in INSTALL.options} | {"--format", "--help", "-h"}
     own, others, rest = list[str](), list[str](), list(words)
     while rest:
         word = rest.pop(0)
         name, equals, _ = word.partition("=")
         each = known.get(name) if is_option(word) else None
+        if is_option(word) and each is None and name not in ours:  # a misspelt one is reported with its kind
+            each = known.get(nearest_of(name, [*ours, *known]) or "")
         if each is None:
             own.append(word)
             continue

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -24,7 +24,7 @@ from ..core.envelope import Envelope, Problem, shorten, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
-from ..process.context import CallListener, Progress
+from ..process.context import Answerer, CallListener, Progress
 from ..runtime.call import Call, CallRequest, Effects, Outcome, invalid, tool_of
 from ..runtime.command_runner import run_in_thread, run_shielded
 from ..runtime.preloaded_zygote import Program
@@ -91,7 +91,7 @@ class Dispatcher:
             from ..inbox.approval import ask_person
 
             runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, self.inbox)
-        if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
+        if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.everything):
             from .admission import ConcurrencyLimits
 
             runtime.limits = ConcurrencyLimits(catalogue, self.store, self._checks.look_at)
@@ -264,6 +264,7 @@ class Dispatcher:
         checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
+        listener.on_question = request.on_question
         listener.redaction = self.tool.redaction()
         if spec.streams:
             listener.items = ItemStream(request.on_item, request.on_progress, listener.redaction)
@@ -447,6 +448,7 @@ class CommandListener(CallListener):
         self._on_progress = on_progress
         self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
         self.stdin_path = stdin_path
+        self.on_question: Answerer | None = None
         self.items: ItemStream | None = None
         self.redaction: Redaction | None = None
 
@@ -470,6 +472,10 @@ class CommandListener(CallListener):
 
     async def restore(self, fingerprint: str) -> object:
         return await self._checkpoint.restore(fingerprint)
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        answer = None if self.on_question is None else self.on_question(question, value)
+        return super().ask(question, value) if answer is None else answer
 
     def add_steps(self, data: object) -> dict[str, object]:
         """Return the data of a failed command, with the state of its steps."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..dispatch.invocation import Stdin
     from ..inbox.access import Principal
     from ..inbox.person_wait import RunWait
-    from ..process.context import Progress
+    from ..process.context import Answerer, Progress
     from .control import CallControl
 
 DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
@@ -560,6 +560,8 @@ class CallRequest:
     validate_only: bool = False
     resume_from: str | None = None
     on_progress: Progress | None = None
+    on_question: Answerer | None = None
+    """Answers the questions of the handler's context that only this surface can."""
     on_item: Callable[[object], None] | None = None
     """Called with each item of a command that yields."""
     stop: asyncio.Future[str] | None = None

@@ -41,9 +41,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..inbox.inbox import Inbox
+from ..process.addresses import Site, url_of
 from ..process.clock import monotonic_ns
 from ..store.store import Store
-from .addresses import Site, url_of
 from .web.auth import MCP_PATH, AuthMiddleware, Link
 from .web.routes import Operators
 

@@ -6,8 +6,6 @@ message, the limit, whether it is safe to call again, and how to continue.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from typing import Any
 
@@ -15,14 +13,16 @@ from mcp_types import SERVER_INFO_META_KEY
 
 from ..core.catalogue import JsonSchema
 from ..core.clocks import format_duration
+from ..core.content import LONGEST_CONTENT, blocks_of
 from ..core.envelope import ENVELOPE_KEY, Envelope
 from ..core.errors import SideEffects, error_entries, error_entry
+from ..core.json_values import as_text
 
 REMAINING = "shotclock.dev/remainingMs"
 # The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
 MOST_NESTED = 100
 # As JSON. It is put into its message three times, and meanwhile the loop serves no other call.
-LONGEST_RESULT = 8 * 1024 * 1024
+LONGEST_RESULT = LONGEST_CONTENT
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 _NULL: JsonSchema = {"type": "null"}
@@ -66,17 +66,20 @@ def render_result(
     server_info: dict[str, Any] | None,
     *,
     is_wrapped: bool = False,
+    has_schema: bool = True,
     shown: str | None = None,
 ) -> dict[str, Any]:
     """Return the result of a tool; with `server_info`, in the form of the 2026 revision.
 
-    `is_wrapped` names the value `result` in the structured content, as the announced schema does. The text is `shown`,
-    or without that the value, or the failure in sentences.
+    `is_wrapped` names the value `result` in the structured content, as the announced schema does. Without a schema
+    (`has_schema`), content blocks are sent as such. The text is `shown`, or without that the value, or the failure in
+    sentences.
     """
-    envelope = _make_fit(envelope)
+    envelope = make_fit(envelope)
     is_failure = not envelope.ok and not is_unfinished(envelope)
-    result: dict[str, Any] = {"content": _content(envelope, shown), "isError": is_failure}
-    if not is_failure and (structured := _structured(envelope, is_wrapped)) is not None:
+    blocks = blocks_of(_value_of(envelope)) if envelope.ok and not has_schema else None
+    result: dict[str, Any] = {"content": blocks or _content(envelope, shown), "isError": is_failure}
+    if not is_failure and blocks is None and (structured := _structured(envelope, is_wrapped)) is not None:
         result["structuredContent"] = structured
     meta: dict[str, Any] = {ENVELOPE_KEY: envelope.to_dict()}
     if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
@@ -114,27 +117,18 @@ def _content(envelope: Envelope, shown: str | None) -> list[dict[str, Any]]:
     if not envelope.ok:
         return [_text(describe_failure(envelope)), *_left_data(envelope)]
     value = _value_of(envelope)
-    if value is None:
-        return []
-    images: list[dict[str, Any]] = []
-    if isinstance(value, dict) and (images := _images_in(value)):
-        value = {name: item for name, item in value.items() if name not in ("image", "mimeType")}
-        if not value:
-            return images
-    return [_text(value if isinstance(value, str) else _as_json(value)), *images]
+    return [] if value is None else [_text(value)]
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def _text(value: object) -> dict[str, Any]:
+    return {"type": "text", "text": as_text(value)}
 
 
 def _left_data(envelope: Envelope) -> list[dict[str, Any]]:
     """Return the data of a failure, such as a partial result. That of unfinished work is in the sentences."""
-    return [] if envelope.data is None or is_unfinished(envelope) else [_text(_as_json(envelope.data))]
+    if envelope.data is None or is_unfinished(envelope):
+        return []
+    return blocks_of(_value_of(envelope)) or [_text(envelope.data)]
 
 
 def describe_failure(envelope: Envelope) -> str:
@@ -174,18 +168,7 @@ def _advise(envelope: Envelope) -> str:
     return "It may have had effects: look at them before you call it again"
 
 
-def _images_in(data: dict[str, object]) -> list[dict[str, Any]]:
-    """Return the image content for `{"image": BASE64, "mimeType": "image/png"}`, none for other data."""
-    image, kind = data.get("image"), data.get("mimeType")
-    if not isinstance(image, str) or not isinstance(kind, str) or not kind.startswith("image/"):
-        return []
-    try:
-        return [{"type": "image", "data": image, "mimeType": kind}] if base64.b64decode(image, validate=True) else []
-    except ValueError:
-        return []
-
-
-def _make_fit(envelope: Envelope) -> Envelope:
+def make_fit(envelope: Envelope) -> Envelope:
     """Return the envelope, or an error in place of a result that a client could not read."""
     text = envelope.to_json()
     if len(text) > LONGEST_RESULT:

@@ -24,13 +24,13 @@ from ..core.value_types import replace, value
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import learn, parse_target
 from ..inbox.inbox import Inbox
+from ..process.addresses import check_reach, listen_on, parse_address, url_of
 from ..process.clock import wall_time
 from ..process.messages import keep_users_code_out
 from ..runtime.executor import DEFAULT_WARM
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.store import Store
-from .addresses import check_reach, listen_on, parse_address, url_of
 from .shell_jobs import ShellLimits
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
@@ -211,7 +211,7 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
     longest_ms, name = max(
         (
             (DEFAULT_BUDGET_MS if spec.interruption is not None else spec.clocks.timeout_ms or 0, spec.name)
-            for spec in catalogue.commands
+            for spec in catalogue.everything
             if spec.on_mcp
         ),
         default=(0, ""),
@@ -226,7 +226,7 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
 
 def refuse_inline(catalogue: Catalogue) -> None:
     """Raise Failure for commands on the caller's loop: it would be the server's own."""
-    names = [spec.name for spec in catalogue.commands if spec.on_mcp and spec.isolation == "inline"]
+    names = [spec.name for spec in catalogue.everything if spec.on_mcp and spec.isolation == "inline"]
     if names:
         message = f"{', '.join(names)}: isolation='inline' is not offered by a server: use 'process' or 'shared'"
         raise Failure("TARGET_UNUSABLE", message)
@@ -277,7 +277,7 @@ async def _connect(catalogue: Catalogue, runtime: Runtime, program: Program) -> 
     """Make the commands callable by clients. Raises Failure."""
     refuse_inline(catalogue)
     async with Dispatcher(replace(catalogue, is_served=True), runtime, program=program) as dispatcher:
-        for spec in catalogue.commands:
+        for spec in catalogue.everything:
             runtime.register(spec.operation())
         yield dispatcher
 

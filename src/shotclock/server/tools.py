@@ -48,6 +48,7 @@ from ..inbox.person_wait import CallWait, Waited
 from ..runtime.call import Call, CallRequest, Outcome
 from ..runtime.control import live_calls
 from ..runtime.control_channel import ask_holder, extend, wind_down
+from .listing import icons_of
 from .results import result_schema
 from .standard_streams import Allowance
 
@@ -88,7 +89,10 @@ def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
 def _command_tool(spec: CommandSpec) -> Tool:
     return Tool(
         name=spec.name,
+        title=spec.listing.title,
         description=_description(spec) or None,
+        icons=icons_of(spec),
+        _meta=spec.listing.meta,
         input_schema={"type": "object", **_input_schema(spec)},
         output_schema=result_schema(
             spec.output_schema, may_be_unfinished=spec.interruption is not None or spec.approval is not None
@@ -100,8 +104,9 @@ def _command_tool(spec: CommandSpec) -> Tool:
 def _hints(spec: CommandSpec) -> ToolAnnotations | None:
     """Return the hints that differ from the defaults of the protocol: a tool that writes is destructive there."""
     if not spec.mutates:
-        return ToolAnnotations(read_only_hint=True)
+        return ToolAnnotations(read_only_hint=True, open_world_hint=spec.open_world)
     return ToolAnnotations(
+        open_world_hint=spec.open_world,
         destructive_hint=None if spec.destructive else False,
         idempotent_hint=True if spec.idempotent else None,
     )

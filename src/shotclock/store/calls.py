@@ -19,6 +19,7 @@ from .rows import RowMapper
 SUCCEEDED = ("ok", "answered")
 # Outcomes of calls whose end is not recorded.
 RUNNING, WAITING, LOST, UNKNOWN = "running", "waiting", "lost", "unknown"
+PENDING = "INCOMPLETE"  # it was not sent, and waits for an approval
 TIMED_OUT = ("TIMEOUT", "STALLED", "QUEUE_TIMEOUT")
 # Calls that one transaction deletes, so that other writers do not wait long.
 AT_ONCE = 1_000
@@ -132,7 +133,7 @@ _CALLS = RowMapper(LoggedCall, "calls")
 _OPEN_CALLS = RowMapper(OpenCall, "open_calls")
 _FORGET_OPEN = "DELETE FROM open_calls WHERE holder = ? AND number = ?"
 # Literals, so that the index of failed calls is used.
-_FAILED = f"outcome NOT IN {SUCCEEDED}"
+_FAILED = f"outcome NOT IN {SUCCEEDED} AND outcome <> '{PENDING}'"
 
 
 class Calls(Table):

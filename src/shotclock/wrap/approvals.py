@@ -115,7 +115,10 @@ class InboxThread:
         return self._ask(InboxQuestion(_change_request(self._server, lock, change)))
 
     def _ask(self, question: InboxQuestion) -> InboxQuestion:
-        self._order(lambda: self._propose(question))
+        try:
+            self._order(lambda: self._propose(question))
+        except RuntimeError as error:  # no more threads; the next question tries again
+            self._tell(QuestionEnd(question, failure=Failure("INTERNAL_ERROR", f"the inbox cannot be asked: {error}")))
         return question
 
     def record(self, proposal_id: str, code: str | None, message: str) -> None:
@@ -252,7 +255,9 @@ def _call_request(server: Mapping[str, object], call: CallToAsk) -> ProposalRequ
     """Return the question whether a tool may be called once, bound to the server, the arguments and the definition."""
     tool, arguments, definition = call.tool, call.arguments, call.definition
     schema, hints = definition.get("inputSchema"), definition.get("annotations")
-    title = " ".join([tool, *(f"{name}={_shown(arguments[name])}" for name in sorted(arguments))])
+    shown = sorted(f"{name}={_shown(argument)}" for name, argument in arguments.items())
+    # The shortest first: a list shows the start of a title, and a path says more than the start of a text.
+    title = " ".join([tool, *sorted(shown, key=len)])
     return ProposalRequest(
         Kind.OPERATION,
         _shorten(title),
@@ -264,6 +269,7 @@ def _call_request(server: Mapping[str, object], call: CallToAsk) -> ProposalRequ
         surroundings={
             **server,
             "definition of the tool": f"sha256 {digest_of(definition)}",
+            **({"other parameters": call.others} if call.others else {}),
             **NOT_BOUND,
         },
         dispatched=True,

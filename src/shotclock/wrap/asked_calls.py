@@ -35,6 +35,7 @@ class CallToAsk:
     arguments: JsonObject
     definition: JsonObject
     rule: str  # that asks
+    others: JsonObject  # further parameters, such as answers of a user
 
 
 @record
@@ -65,12 +66,12 @@ class AskedCalls:
         self._on_approved = on_approved
         self._asked: dict[InboxQuestion, AskedCall] = {}
 
-    def ask(self, request: ClientRequest, arguments: JsonObject, rule: str) -> None:
+    def ask(self, request: ClientRequest, arguments: JsonObject, rule: str, others: JsonObject) -> None:
         """Ask about a call. Raises ValueError if it cannot be shown, because of NaN, which is no JSON."""
         wait_ms = min(self._ask_wait_ms, request.limits.timeout_ms or self._ask_wait_ms)
         definition = self._lists.tool(request.tool)
         question = self._approvals.ask_about_call(
-            CallToAsk(request.tool, arguments, definition, rule),
+            CallToAsk(request.tool, arguments, definition, rule, others),
             monotonic_ns() + wait_ms * NS_PER_MS,
             lambda: self._is_open(request),
         )

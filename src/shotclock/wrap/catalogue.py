@@ -20,7 +20,7 @@ class LastCatalogue:
     """Answers of a command, by method and by the greeting of the client: a server may list more tools to some."""
 
     def __init__(self, command: ServerCommand) -> None:
-        self._command = [*command.argv, command.cwd or os.getcwd()]
+        self._command = command.identity
         name = f"{zlib.crc32(json.dumps(self._command).encode()):08x}.json"
         self._path = os.path.join(state_directory(), "catalogues", name)
         self._client = ""

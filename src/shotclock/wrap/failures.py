@@ -10,15 +10,45 @@ from collections.abc import Sequence
 from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration
 from ..core.envelope import ENVELOPE_KEY, Envelope, Problem
 from ..core.errors import Ending
-from ..core.value_types import field, record
+from ..core.value_types import field, record, value
 from ..process.clock import monotonic_ns
 from ..runtime.call import Outcome, admit, answer
+from .endpoint import AdapterReport, Fate
 from .messages import encode
 from .requests import ClientRequest
 
 # Codes of JSON-RPC errors for requests that are no calls, as both SDKs use them.
 CONNECTION_CLOSED, REQUEST_TIMEOUT = -32000, -32001
 STDERR_IN_TEXT = 400
+
+
+@value
+class LossWords:
+    """The words for the loss of a server: of its process or, over HTTP, of the session with it."""
+
+    subject: str = "the server"  # of a sentence about the end of the process that we started
+    replaced: str = "so it was killed with everything it had started"
+    lost_state: str = "The memory of that server process is lost"
+    ready_again: str = "the server is ready again (start {}); its memory is lost"
+    planned: str = "the server was stopped as planned and is started again when it is needed"
+    too_often: str = "the server has crashed too often in a short time and is not started again for a while"
+    ending_killed: Ending = Ending.KILLED
+    ending_gone: Ending = Ending.FINISHED
+
+
+OF_PROCESS = LossWords()
+# The server itself is out of our reach, and may work on.
+OF_SESSION = LossWords(
+    subject="the process that held the connection to the server",
+    replaced="so its session was given up",
+    lost_state="The state of that session is lost",
+    ready_again="the server has opened a new session (number {}); the state of the old one is lost",
+    planned="the session was closed as planned, and another is opened when it is needed",
+    too_often="its session was lost or could not be opened several times in a short time, and no other is opened for a "
+    "while",
+    ending_killed=Ending.ABANDONED,
+    ending_gone=Ending.ABANDONED,
+)
 
 
 @record
@@ -37,6 +67,15 @@ class WrapFailure:
     advice: str = ""  # of a decision of ours, which neither the limits nor the server explain
     data: dict[str, object] | None = None
     is_error: bool = True
+
+
+def reported_failure(report: AdapterReport) -> WrapFailure:
+    """Return the failure of a request that a server over HTTP has not answered."""
+    what = f"{report.fate}: the server {report.why}"
+    if report.fate in (Fate.NOT_SENT, Fate.REFUSED):
+        advice = "" if report.fate is Fate.NOT_SENT else "The server has not begun with it"
+        return WrapFailure(report.code, what, Ending.NOT_STARTED, advice=advice)
+    return WrapFailure(report.code, what, Ending.ABANDONED)
 
 
 def failure_answer(request: ClientRequest, failure: WrapFailure, *, is_modern: bool) -> tuple[Envelope, bytes]:

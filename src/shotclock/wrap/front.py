@@ -13,7 +13,7 @@ from .catalogue import LastCatalogue
 from .gate import Gate
 from .lifecycle import ServerLife
 from .limits import ServerLimits
-from .lines import READ_SIZE, LineSplitter
+from .lines import LONGEST_CHECKED, READ_SIZE, LineSplitter
 from .requests import OnEnded, OnOpen
 from .server_process import ServerCommand
 from .session import ClientSession
@@ -51,7 +51,7 @@ class Front:
         )
         self._session.guard.on_open = on_open
         self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
-        self._splitter = LineSplitter()
+        self._splitter = LineSplitter() if gate is None else LineSplitter(LONGEST_CHECKED)
         self._is_client_open = True
         self._next_due_ns = 0
         self._poller = select.poll()
@@ -80,6 +80,10 @@ class Front:
             self._gate.close()
 
     def _note(self, text: str) -> None:
+        """Write a line of ours. Names of tools must neither end it nor hide a part of it."""
+        if not text.isprintable():
+            marked = (mark if mark.isprintable() or mark == "\t" else f"<U+{ord(mark):04X}>" for mark in text)
+            text = "".join(marked)
         self._notes.write(text.encode("utf-8", "replace") + b"\n")
 
     def _watch(self) -> None:
@@ -89,8 +93,9 @@ class Front:
             wanted[self._gate_fd] = select.POLLIN
         process, writer = self._life.process, self._life.writer
         is_server_behind = writer is not None and writer.is_full
-        if self._is_client_open and not is_server_behind and not self._session.is_client_paused:
-            wanted[CLIENT_IN] = select.POLLIN
+        if self._is_client_open:
+            is_paused = is_server_behind or self._session.is_client_paused or self._client.is_full
+            wanted[CLIENT_IN] = select.POLLRDHUP if is_paused else select.POLLIN  # its end is seen in any case
         if not self._client.is_broken:
             wanted[CLIENT_OUT] = select.POLLOUT if self._client.has_unwritten else 0  # 0: its reader may leave
         if self._notes.has_unwritten:

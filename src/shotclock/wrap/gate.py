@@ -136,7 +136,7 @@ class Gate:
         if request.approval and request.definition != digest_of(self._lists.tool(request.tool)):
             self._guard.fail(request, changed_meanwhile(request.approval))
             return False
-        if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, arguments):
+        if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, message.params):
             what = "was denied: its arguments are no object, or nested too deep to be checked"
             self._guard.fail(request, _denied(what))
             return False
@@ -144,30 +144,19 @@ class Gate:
         if verdict is CallVerdict.DENY:
             self._guard.fail(request, _denied(why))
         elif verdict is CallVerdict.ASK and not request.approval and self._asked is not None:
-            self._ask_first(self._asked, request, arguments, why)
+            others = {key: item for key, item in message.params.items() if key not in ("name", "arguments", "_meta")}
+            self._ask_first(self._asked, request, arguments, why, others)
         else:
             return True
         return False
 
-    def _ask_first(self, asked: AskedCalls, request: ClientRequest, arguments: JsonObject, rule: str) -> None:
+    def _ask_first(
+        self, asked: AskedCalls, request: ClientRequest, arguments: JsonObject, rule: str, others: JsonObject
+    ) -> None:
         try:
-            asked.ask(request, arguments, rule)
+            asked.ask(request, arguments, rule, others)
         except ValueError as error:
             self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
-
-    def refuse_long(self, message: Message) -> WrapFailure | None:
-        """Return why a long request may not be sent. Its arguments are not gathered, so they cannot be checked."""
-        if message.method not in self._methods:
-            return None
-        if self._lists.is_stale:
-            self._lists.read_if_stale()
-            what = "was not sent: the tools of the server are not known yet"
-            return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice="Call it again in a moment")
-        if (failure := self._refuse(message)) is not None or message.method != "tools/call":
-            return failure
-        name = str(message.params["name"])
-        verdict, why = self._rules.decide(name, None, self._lists.hints_of(name))
-        return _denied(why) if verdict is CallVerdict.DENY else None
 
     # --- people --------------------------------------------------------------------------------------------------
 
@@ -244,15 +233,19 @@ class Gate:
             self._take_again(request)
 
     def must_see(self, message: Message) -> bool:
-        """Return whether a long answer has to be read whole: it may be a list, if its id follows at the end."""
-        if not message.is_answer:
-            return False
-        if message.key is None:
-            return self._lists.may_be_answered or any(self._is_screened(each) for each in self._guard.requests)
-        request = self._guard.requests.find(message.key)
-        return self._memory.is_own(message.id) or (request is not None and self._is_screened(request))
+        """Return whether a long line has to be read whole: it may turn out to be a list."""
+        if self.checks_answers and any(self.screens(each) for each in self._guard.requests):
+            return True
+        return message.is_answer and (
+            self._lists.may_be_answered if message.key is None else self._memory.is_own(message.id)
+        )
 
-    def _is_screened(self, request: ClientRequest) -> bool:
+    @property
+    def checks_answers(self) -> bool:
+        """Return whether no line of the server may be read differently by the client."""
+        return self._lock is not None
+
+    def screens(self, request: ClientRequest) -> bool:
         return self._lock is not None and request.method in SCREENED
 
     def screen(self, request: ClientRequest, message: Message) -> bytes:

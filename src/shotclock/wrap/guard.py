@@ -13,7 +13,7 @@ from ..core.errors import Ending
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .failures import WrapFailure, failure_answer
-from .limits import ServerLimits
+from .limits import ServerLimits, name_of_timeout
 from .links import ClientLink, Note, ServerLink
 from .messages import cancellation_line, notification_line
 from .replay import ReplayMemory
@@ -74,7 +74,7 @@ class RequestGuard:
             self._look_ns = min(self._look_ns, request.arrived_ns + OPEN_AFTER_MS * NS_PER_MS)
 
     def note_sent(self, request: ClientRequest) -> None:
-        request.state = RequestState.SENT
+        request.state, request.is_unsent = RequestState.SENT, False
         request.sent_ns = request.sign_ns = monotonic_ns()
         self.requests.look_again_at(request)
 
@@ -214,7 +214,7 @@ class RequestGuard:
         what, ending = _reason(request, kind), Ending.ABANDONED
         if request.state is not RequestState.HELD:
             what += "; the server was asked to cancel it, and may still be working on it"
-        elif not request.is_repeated:
+        elif not request.is_repeated or request.is_unsent:
             what, ending = f"was not sent: {what}", Ending.NOT_STARTED
         else:
             what = f"was lost with its server, and {what} when it was to be repeated"
@@ -291,4 +291,4 @@ def _reason(request: ClientRequest, kind: ClockKind) -> str:
             return f"made no progress for {limit}, its idle limit"
         case ClockKind.QUEUE:
             return f"the server was not ready within {limit}"
-    return f"did not end within {limit}, its timeout"
+    return f"did not end within {limit}, {name_of_timeout(request.method)}"

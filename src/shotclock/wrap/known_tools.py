@@ -13,7 +13,8 @@ class KnownTool:
     """A tool. One that is not known changes things with every call."""
 
     effects: Effects = Effects(mutates=True)
-    has_output_schema: bool = False
+    has_output_schema: bool | None = None
+    """None if it is not known."""
 
 
 _UNKNOWN = KnownTool()

@@ -13,6 +13,7 @@ from .requests import ClientRequest
 LARGEST_LIMIT = 4 * 1024 * 1024  # kept in memory while it passes
 _WHOLE_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _LONGEST_ESCAPE = 12  # a pair of \uXXXX
+_STRUCTURED = b'"structuredContent"'  # inside a text its quotes would be escaped
 
 
 class LargeResult:
@@ -21,9 +22,15 @@ class LargeResult:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._capture = Capture(limit, spill_path(f"wrap-{new_request_id()}.json"))
+        self._last = b""
+        self.is_structured = False
+        """Whether the result has structured content, as far as it has come."""
 
     def add(self, piece: bytes) -> None:
         self._capture.add(piece)
+        if not self.is_structured:
+            seen = self._last + piece
+            self.is_structured, self._last = _STRUCTURED in seen, seen[-len(_STRUCTURED) :]
 
     def finish(self, request: ClientRequest, *, is_error: bool, is_modern: bool) -> bytes:
         """Return the line for the client: the same, or a cut one."""

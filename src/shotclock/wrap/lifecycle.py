@@ -13,16 +13,17 @@ import os
 from collections.abc import Callable
 from enum import Enum, auto
 
-from ..core.clocks import NS_PER_MS
+from ..core.clocks import NS_PER_MS, format_duration
 from ..core.envelope import Problem
 from ..core.errors import Ending
 from ..process.clock import monotonic_ns
 from ..process.foreground import TerminalSignals
-from .failures import WrapFailure
+from .endpoint import AdapterReport
+from .failures import CONNECTION_CLOSED, WrapFailure, reported_failure
 from .limits import ServerLimits
 from .lines import READ_SIZE, LinePart, LineSplitter
-from .messages import Message
-from .replay import Greeting
+from .messages import Message, encode, key_of
+from .replay import OWN_PREFIX, Greeting
 from .requests import NEVER_NS, RequestState
 from .restarts import Restarts
 from .server_process import ServerCommand, ServerProcess
@@ -38,8 +39,8 @@ LOOK_MS = 1_000
 END_OF_OUTPUT_MS = 100
 QUIET_LOOK_MS = 500
 MOST_READS_AT_END = 64  # a process outside the tree may hold the pipe and write for ever
-
-_MEMORY_LOST = "The memory of that server process is lost"
+# An adapter that has reported the loss of its session ends by itself.
+ADAPTER_END_MS = 2_000
 
 
 class Phase(Enum):
@@ -81,6 +82,7 @@ class ServerLife:
         self._is_closing = False
         self._why = ""  # why the server is killed
         self._stream_why = ""
+        self._lost_why = ""  # why the adapter of a server over HTTP ends
         self._is_planned = False
         self._start_ns = NEVER_NS
         self._phase_due_ns = NEVER_NS
@@ -115,7 +117,7 @@ class ServerLife:
         return None
 
     def _blocked(self, wait_ms: int) -> WrapFailure:
-        what = "was not sent: the server has crashed too often in a short time and is not started again for a while"
+        what = f"was not sent: {self._command.words.too_often}"
         return WrapFailure("SERVICE_UNAVAILABLE", what, Ending.NOT_STARTED, retry_after_ms=wait_ms)
 
     def _check_before_use(self, now_ns: int) -> None:
@@ -166,6 +168,8 @@ class ServerLife:
             self._end_of_output_ns = monotonic_ns() + END_OF_OUTPUT_MS * NS_PER_MS
 
     def describe_output(self) -> tuple[str, int]:
+        if self._command.is_adapter:  # its stderr is ours, not the server's
+            return "", self._session.noise_lines
         stderr = self.process.stderr if self.process is not None else ""
         return stderr or self._last_stderr, self._session.noise_lines
 
@@ -175,7 +179,7 @@ class ServerLife:
         now_ns = monotonic_ns()
         self.generation += 1
         self._start_ns, self._started_ns, self._heard_ns, self._active_ns = NEVER_NS, now_ns, now_ns, now_ns
-        self._why, self._is_planned, self._was_stopped = "", False, False
+        self._why, self._lost_why, self._is_planned, self._was_stopped = "", "", False, False
         self.process = ServerProcess(self._command, self._signals)
         if self.process.control is None:
             self._end()
@@ -213,7 +217,7 @@ class ServerLife:
         for _, line in memory.lines_after_greeting():
             self.send(line)
         if self.generation > 1:
-            self.note(f"the server is ready again (start {self.generation}); its memory is lost")
+            self.note(self._command.words.ready_again.format(self.generation))
         self._session.keep_greeting(message)
         self._session.announce_restart(memory.greeting.announced_lists)
         self._become_ready()
@@ -233,8 +237,42 @@ class ServerLife:
                 self._lose_stream("closed its stdout")
             return False
         for part, piece in self._splitter.split(chunk):
-            self._session.take_from_server(part, piece)
+            report = AdapterReport.of_line(piece) if self._command.is_adapter and part is LinePart.WHOLE else None
+            if report is None:
+                self._session.take_from_server(part, piece)
+            elif report.id is None:
+                self._lose_session(report)
+            else:
+                self._take_report(report)
         return True
+
+    def _lose_session(self, report: AdapterReport) -> None:
+        """Hold further messages until the adapter has ended and another one has opened a new session."""
+        self._lost_why = report.why
+        if self._phase is not Phase.ENDING:
+            self._lose_stream(report.why)
+            self._end_of_output_ns = monotonic_ns() + ADAPTER_END_MS * NS_PER_MS
+
+    def _take_report(self, report: AdapterReport) -> None:
+        """Answer a request that the server over HTTP has not answered."""
+        request = self._session.requests.find(key_of(report.id))
+        if isinstance(report.id, str) and report.id.startswith(OWN_PREFIX):
+            if self._phase is Phase.REPLAYING and report.id == self._own_id:
+                self.kill(report.why)
+            else:
+                error = {"code": CONNECTION_CLOSED, "message": f"the server {report.why}"}
+                line = encode({"jsonrpc": "2.0", "id": report.id, "error": error})
+                self._session.take_from_server(LinePart.WHOLE, line)
+        elif request is None or request.state is RequestState.HELD:
+            return
+        elif request.state is RequestState.CANCELLED:
+            self._session.requests.remove(request)
+        else:
+            if report.line and request.state is RequestState.SENT:
+                request.line, request.is_unsent = report.line.encode(), True
+                if request.may_be_repeated:
+                    return  # in the next session
+            self._session.guard.answer_lost(request, reported_failure(report))
 
     def read_stderr(self) -> bool:
         if self.process is None or self.process.stderr_fd < 0:
@@ -281,14 +319,19 @@ class ServerLife:
 
     def _describe_loss(self, process: ServerProcess) -> WrapFailure:
         survivors = process.report.survivors if process.report is not None else []
+        words = self._command.words
+        if self._lost_why:
+            what = f"was lost: the server {self._lost_why}"
+            return WrapFailure("CONNECTION_LOST", what, words.ending_gone, note=words.lost_state)
         if self._why:
-            what = f"was lost: the server {self._why}, so it was killed with everything it had started"
-            return WrapFailure("HOST_REPLACED", what, Ending.KILLED, survivors=survivors, note=_MEMORY_LOST)
+            what = f"was lost: the server {self._why}, {words.replaced}"
+            return WrapFailure("HOST_REPLACED", what, words.ending_killed, survivors=survivors, note=words.lost_state)
         if process.report is not None and process.report.unstartable is not None:
             what = f"was not sent: the server {process.describe_end()}"
-            return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED)
-        what = f"was lost: the server {process.describe_end()}"
-        return WrapFailure("CONNECTION_LOST", what, Ending.FINISHED, survivors=survivors, note=_MEMORY_LOST)
+            hint = process.explain_unstartable().registered.hint
+            return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED, advice=f"{hint[0].upper()}{hint[1:]}")
+        what = f"was lost: {words.subject} {process.describe_end()}"
+        return WrapFailure("CONNECTION_LOST", what, words.ending_gone, survivors=survivors, note=words.lost_state)
 
     def _decide_restart(self, process: ServerProcess) -> WrapFailure | None:
         """Plan the next start. Return why held requests cannot wait for it."""
@@ -301,12 +344,14 @@ class ServerLife:
             self.unstartable, self.is_over = process.explain_unstartable(), True
             return self._describe_loss(process)
         if self._is_planned:
-            self.note("the server was stopped as planned and is started again when it is needed")
+            self.note(self._command.words.planned)
             return None
         self._start_ns = self._restarts.note_crash(now_ns)
-        self.note(f"the server {self._why or process.describe_end()}")
+        why = self._lost_why or self._why
+        self.note(f"the server {why}" if why else f"{self._command.words.subject} {process.describe_end()}")
         if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
             self._start_ns = NEVER_NS
+            self.note(f"the server has crashed too often and is not started for {format_duration(wait_ms)}")
             return self._blocked(wait_ms)
         return None
 

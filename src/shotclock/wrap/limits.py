@@ -70,13 +70,24 @@ class ServerLimits:
             return replace(self.call, timeout_ms=0, idle_ms=0)
         if method in _START_UP_METHODS:
             return CallLimits(self.start_up_ms, 0, self.start_up_ms)
-        if method.endswith("/list") or method in _QUICK_METHODS:
+        if _is_quick(method):
             return CallLimits(self.list_ms, 0, self.call.queue_ms)
         found = next((each for each in self.tools if tool and fnmatchcase(tool, each.pattern)), None)
         if found is None:
             return self.call
         given = {"timeout_ms": found.timeout_ms, "idle_ms": found.idle_ms, "queue_ms": found.queue_ms}
         return replace(self.call, **{name: limit for name, limit in given.items() if limit is not None})
+
+
+def name_of_timeout(method: str) -> str:
+    """Return what the timeout of a request is called in an answer."""
+    if method in _START_UP_METHODS:
+        return "the limit of --start-up"
+    return "the limit of --list" if _is_quick(method) else "its timeout"
+
+
+def _is_quick(method: str) -> bool:
+    return method.endswith("/list") or method in _QUICK_METHODS
 
 
 def read_tool_limits(text: str) -> ToolLimits:

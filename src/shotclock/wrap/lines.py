@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
 LONGEST_PARSED = 64 * 1024
+# Of a client, where a policy has to read the whole line. A longer one is refused.
+LONGEST_CHECKED = 4 * 1024 * 1024
 READ_SIZE = 64 * 1024
 # Held back of a long line until its end is known: enough for the members behind a large `params` or `result`.
 TAIL_SIZE = 2 * 1024
@@ -24,6 +26,9 @@ _ERROR_IN_TAIL = re.compile(
     rb'[,{]\s*"isError"\s*:\s*(true|false)\s*(?:,\s*"resultType"\s*:\s*"[^"\\]*"\s*)?\}\s*'
     rb'(?:,\s*(?:"id"\s*:\s*' + _ID + rb"\s*|" + _PLAIN + rb"))*\}\s*\Z"
 )
+_STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_INSIDE = re.compile(rb'(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
+_BETWEEN = re.compile(rb'[^"{}\[\]]*+')
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 
@@ -40,8 +45,9 @@ class LinePart(Enum):
 class LineSplitter:
     """Splitter of a stream into whole lines, and into pieces of those that are too long to be parsed."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, longest: int = LONGEST_PARSED) -> None:
+        self._longest = longest
+        self._rest = bytearray()
         self._is_long = False
 
     @property
@@ -50,23 +56,30 @@ class LineSplitter:
 
     def split(self, chunk: bytes) -> Iterator[tuple[LinePart, bytes]]:
         """Yield the pieces that are complete. The last piece of a line has its end of line."""
-        unread = self._rest + chunk
         start = 0
-        while (end := unread.find(b"\n", start)) >= 0:
-            yield from self._finish(unread[start : end + 1])
+        while (end := chunk.find(b"\n", start)) >= 0:
+            yield from self._finish(self._take_rest(chunk[start : end + 1]))
             start = end + 1
-        self._rest = unread[start:]
-        if self._is_long or len(self._rest) > LONGEST_PARSED:
-            piece, self._rest = self._rest[:-TAIL_SIZE], self._rest[-TAIL_SIZE:]
-            if piece:
+        self._rest += chunk[start:]
+        if self._is_long or len(self._rest) > self._longest:
+            rest = self._take_rest(b"")
+            self._rest += rest[-TAIL_SIZE:]
+            if piece := rest[:-TAIL_SIZE]:
                 yield (LinePart.MIDDLE if self._is_long else LinePart.START), piece
             self._is_long = True
+
+    def _take_rest(self, end: bytes) -> bytes:
+        if not self._rest:
+            return end
+        whole = bytes(self._rest + end)
+        self._rest.clear()
+        return whole
 
     def _finish(self, line: bytes) -> Iterator[tuple[LinePart, bytes]]:
         if self._is_long:
             self._is_long = False
             yield LinePart.END, line
-        elif len(line) > LONGEST_PARSED:
+        elif len(line) > self._longest:
             yield LinePart.START, line[:-TAIL_SIZE]
             yield LinePart.END, line[-TAIL_SIZE:]
         else:
@@ -74,9 +87,62 @@ class LineSplitter:
 
     def finish(self) -> Iterator[tuple[LinePart, bytes]]:
         """Yield the rest of a stream that ended without an end of line."""
-        rest, self._rest = self._rest, b""
+        rest = self._take_rest(b"")
         if rest or self._is_long:
             yield from self._finish(rest + b"\n")
+
+
+class Outline:
+    """The outermost object of a long line, with 0 in place of each list and object inside."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._depth = 0
+        self._is_in_string = False
+        self._escape = b""  # a backslash at the end of a piece
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the object has ended, so that its reader may act on it."""
+        return self._depth <= 0
+
+    @property
+    def text(self) -> bytes:
+        """Return the object; nothing if its own members are too long."""
+        return bytes(self._text) if len(self._text) <= TAIL_SIZE else b""
+
+    def add(self, piece: bytes) -> None:
+        piece, at = self._escape + piece, 0
+        self._escape = b""
+        if b"\r" in piece.rstrip(b"\r\n"):
+            self._text += b"\r"
+        while at < len(piece):
+            between = _INSIDE if self._depth > 1 else _BETWEEN
+            match = (_STRING_REST if self._is_in_string else between).match(piece, at)
+            end = at if match is None else match.end()
+            self._keep(piece[at:end])
+            mark = piece[end : end + 1]
+            if mark == b"\\":
+                self._escape = mark
+            elif mark == b'"':
+                self._is_in_string = not self._is_in_string
+                self._keep(mark)
+            elif mark:
+                self._note_bracket(mark)
+            at = end + 1
+
+    def _note_bracket(self, mark: bytes) -> None:
+        if mark in b"{[":
+            self._keep(b"0" if self._depth else mark)
+            self._depth += 1
+        else:
+            self._depth -= 1
+            if self._depth <= 0:
+                self._text += mark
+
+    def _keep(self, text: bytes) -> None:
+        if self._depth <= 1 and len(self._text) <= TAIL_SIZE:
+            self._text += text
 
 
 def read_head(head: bytes) -> dict[str, object]:
@@ -144,3 +210,35 @@ def _replace(line: bytes, found: re.Match[bytes] | None, new_id: str | int) -> b
     if found is None:
         return None
     return line[: found.start(1)] + json.dumps(new_id).encode() + line[found.end(1) :]
+
+
+def replace_value(line: bytes, path: Sequence[str], new: object) -> bytes | None:
+    """Return the line, or the head of one, with another value at a path of keys; None if the value is not there."""
+    text = line.decode("utf-8", "surrogateescape")  # a head may end inside a character
+    at: int | None = _skip(text, 0)
+    try:
+        for key in path:
+            at = None if at is None else _find_member(text, at, key)
+        if at is None:
+            return None
+        _, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
+    if end >= len(text):
+        return None
+    return (text[:at] + json.dumps(new) + text[end:]).encode("utf-8", "surrogateescape")
+
+
+def _find_member(text: str, at: int, key: str) -> int | None:
+    """Return where the value of a member begins. Raises ValueError."""
+    while text[at : at + 1] in ("{", ","):
+        name, at = _DECODER.raw_decode(text, _skip(text, at + 1))
+        at = _skip(text, at)
+        if text[at : at + 1] != ":":
+            return None
+        at = _skip(text, at + 1)
+        if name == key:
+            return at
+        _, at = _DECODER.raw_decode(text, at)
+        at = _skip(text, at)
+    return None

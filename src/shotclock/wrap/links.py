@@ -64,6 +64,10 @@ class ServerLink(Protocol):
 class ClientLink(Protocol):
     """The client."""
 
+    def break_line(self) -> None:
+        """End a long line whose rest will never come."""
+        ...
+
     def write_line(self, line: bytes) -> bool: ...
 
     def write_piece(self, part: LinePart, piece: bytes) -> None: ...

@@ -17,9 +17,9 @@ from .failures import WrapFailure
 from .gate import Gate
 from .guard import RequestGuard
 from .large_results import LargeResult
-from .lines import LinePart, error_flag_in_tail, id_in_tail, replace_id_in_tail
+from .lines import LinePart, Outline, error_flag_in_tail, id_in_tail, replace_id_in_tail
 from .links import ClientLink, ServerLink
-from .messages import Message, key_of, read_line, read_long_line
+from .messages import Message, key_of, read_line, read_long_line, read_strictly
 from .questions import ServerQuestions
 from .replay import ReplayMemory
 from .requests import NEVER_NS, ClientRequest, RequestState
@@ -39,6 +39,10 @@ class AnswerTaker(Protocol):
     """The session, as the long lines of a server see it."""
 
     def take_noise(self, line: bytes) -> None: ...
+
+    def refuse_answer(self, message: Message, line: bytes) -> None:
+        """Refuse a message that the client may read differently."""
+        ...
 
     def take_from_server(self, part: LinePart, piece: bytes) -> None: ...
 
@@ -71,6 +75,7 @@ class LongLine:
     size: int
     gathered: bytearray | None = None
     large: LargeResult | None = None
+    outline: Outline | None = None  # where the client must not read it differently
 
 
 class LongAnswers:
@@ -112,26 +117,52 @@ class LongAnswers:
     def _begin(self, head: bytes) -> None:
         message, now_ns = read_long_line(head), monotonic_ns()
         line = self._line = LongLine(message, LineWay.PASS, now_ns, now_ns, len(head))
-        if message is None:
-            line.way = LineWay.DROP
+        if self._gate is not None and self._gate.checks_answers:
+            line.outline = Outline()
+            line.outline.add(head)
+        if message is None or not (message.is_answer or message.method):
+            line.message, line.way = None, LineWay.DROP
             self._session.take_noise(head[:LONGEST_NOISE] + b" (the rest of this line is left out)")
             return
-        if message.is_request and (new_id := self._questions.open(message.id)) is not None:
-            head = message.with_id(new_id) or head
         line.way = self._choose_way(message)
+        is_open = message.is_request and line.way is LineWay.PASS
+        if is_open and (new_id := self._questions.open(message.id)) is not None:
+            head = message.with_id(new_id) or head
         if line.way is LineWay.CHECK or (line.way is LineWay.PASS and self._may_list_tools(message)):
             line.gathered = bytearray(head)
         if line.way is LineWay.CUT:
             line.large = LargeResult(self._result_bytes)
             line.large.add(head)
         elif line.way is LineWay.PASS:
-            self._client.write_piece(LinePart.START, head)
+            self._pass_piece(line, message, LinePart.START, head)
+
+    def _pass_piece(self, line: LongLine, message: Message, part: LinePart, piece: bytes) -> None:
+        if line.outline is not None and line.outline.is_closed:  # a message of its own, with more behind it
+            self._refuse(line, message)
+        else:
+            self._client.write_piece(part, piece)
+
+    def _refuse(self, line: LongLine, message: Message) -> None:
+        """Spoil a line that the client could take for another message than the one it began as."""
+        line.message, line.way = None, LineWay.DROP
+        self._client.break_line()
+        self._session.refuse_answer(message, message.line[:LONGEST_NOISE])
+
+    def _is_same(self, outline: Outline, message: Message) -> bool:
+        whole = read_strictly(outline.text)
+        request = None if whole is None else self._requests.find(whole.key)
+        if whole is None or (whole.is_answer and (request is None or self._is_screened(request))):
+            return False
+        return (whole.method, whole.key, whole.is_answer) == (message.method, message.key, message.is_answer)
+
+    def _is_screened(self, request: ClientRequest | None) -> bool:
+        return request is not None and self._gate is not None and self._gate.screens(request)
 
     def _choose_way(self, message: Message) -> LineWay:
-        if not message.is_answer:
-            return LineWay.PASS
         if self._gate is not None and self._gate.must_see(message):
             return LineWay.CHECK
+        if not message.is_answer:
+            return LineWay.PASS
         request = self._requests.find(message.key)
         if message.key is None:
             is_ours = not self._requests.has_sent
@@ -148,6 +179,8 @@ class LongAnswers:
     def _continue(self, line: LongLine, part: LinePart, piece: bytes) -> None:
         line.piece_ns = monotonic_ns()
         line.size += len(piece)
+        if line.outline is not None:
+            line.outline.add(piece)
         if line.gathered is not None:
             self._gather(line, piece)
         if line.large is not None:
@@ -158,8 +191,8 @@ class LongAnswers:
                 self._end_checked(line, piece)
             elif line.message is not None:
                 self._end(line, line.message, piece)
-        elif line.way is LineWay.PASS:
-            self._client.write_piece(part, piece)
+        elif line.way is LineWay.PASS and line.message is not None:
+            self._pass_piece(line, line.message, part, piece)
 
     def _gather(self, line: LongLine, piece: bytes) -> None:
         """Gather a piece, unless the line is longer than what may be kept of it."""
@@ -169,8 +202,11 @@ class LongAnswers:
             line.gathered = None
 
     def _most_gathered(self, line: LongLine) -> int:
-        has_late_id = line.message is not None and line.message.key is None
-        return MOST_UNDECIDED if line.way is LineWay.CHECK and has_late_id else MOST_GATHERED
+        """Return the limit: that of a list, unless it may be the answer to something else."""
+        if line.way is not LineWay.CHECK or line.message is None or self._memory.is_own(line.message.id):
+            return MOST_GATHERED
+        is_list = self._is_screened(self._requests.find(line.message.key))
+        return MOST_GATHERED if is_list else MOST_UNDECIDED
 
     def _end_checked(self, line: LongLine, piece: bytes) -> None:
         """Take a long answer as a whole one. One that is too long to be checked is refused."""
@@ -194,6 +230,9 @@ class LongAnswers:
             message = replace(message, id=id, key=key_of(id))
             if message.is_request and (new_id := self._questions.open(id)) is not None:
                 piece = replace_id_in_tail(piece, new_id) or piece
+        if line.outline is not None and not self._is_same(line.outline, message):
+            self._refuse(line, message)
+            return
         self._server.heard(message)
         request = self._requests.find(message.key) if message.is_answer else None
         if (is_error := error_flag_in_tail(piece)) is not None:

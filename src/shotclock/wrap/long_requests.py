@@ -12,7 +12,6 @@ from ..core.errors import Ending
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .failures import WrapFailure
-from .gate import Gate
 from .guard import RequestGuard
 from .lines import LinePart, id_in_tail, replace_id_in_tail
 from .links import ServerLink
@@ -45,12 +44,13 @@ class LongRequests:
     """The long line that the client is sending, if any."""
 
     def __init__(
-        self, session: RequestTaker, guard: RequestGuard, questions: ServerQuestions, gate: Gate | None, queue_ms: int
+        self, session: RequestTaker, guard: RequestGuard, questions: ServerQuestions, is_checked: bool, queue_ms: int
     ) -> None:
+        """`is_checked`: a policy has to read whole lines, and these are too long for that."""
         self._session = session
         self._guard = guard
         self._questions = questions
-        self._gate = gate
+        self._is_checked = is_checked
         self._queue_ms = queue_ms
         self._message: Message | None = None
         self._size = 0
@@ -86,25 +86,23 @@ class LongRequests:
     def _begin(self, head: bytes) -> None:
         message = self._message = read_long_line(head)
         self._size = len(head)
-        self._is_dropped = False
+        self._is_dropped = self._is_checked
+        if self._is_checked:
+            return
         if message is not None and message.is_answer and message.key is not None and self._questions.has_fresh_ids:
             server_id = self._questions.close(message.key)
             changed = None if server_id is None else message.with_id(server_id)
             self._is_dropped = changed is None
             head = changed or head
         elif message is None or message.method is None:
-            is_answer = message is not None and message.is_answer
-            self._is_dropped = not self._server.accepts or (self._gate is not None and not is_answer)
-        elif self._is_refused(message) or self._server.want() is not None:
+            self._is_dropped = not self._server.accepts
+        elif self._server.want() is not None:
             self._is_dropped = True
         elif not self._server.accepts or self._session.is_holding:
             self._park(LinePart.START, head)
             return
         if not self._is_dropped:
             self._server.send_piece(LinePart.START, head)
-
-    def _is_refused(self, message: Message) -> bool:
-        return self._gate is not None and self._gate.refuse_long(message) is not None
 
     def _end(self, piece: bytes) -> None:
         message, self._message = self._message, None
@@ -117,12 +115,12 @@ class LongRequests:
                 piece = replace_id_in_tail(piece, STALE_ID if server_id is None else server_id) or piece
         if not self._is_dropped:
             self._server.send_piece(LinePart.END, piece)
-        if message is not None and message.is_request:
+        if self._is_checked:
+            self._session.refuse_unread(message.id if message is not None and message.is_request else None)
+        elif message is not None and message.is_request:
             self._open(message)
         elif message is not None and message.is_answer:
             self._questions.close(message.key)
-        elif self._gate is not None:
-            self._session.refuse_unread(None if message is None else message.id)
 
     def _open(self, message: Message) -> None:
         request = self._session.open_request(message, self._size)
@@ -146,8 +144,6 @@ class LongRequests:
         return parked
 
     def send_parked(self) -> None:
-        if self._parked and self._message is not None and self._is_refused(self._message):
-            self.drop_parked()
         parked = self._take_parked()
         if parked:
             self._server.send_piece(*parked[0])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from ..core.json_values import is_deeper_than
 from ..core.value_types import record
 from .lines import read_head, replace_id_in_head, replace_id_in_tail
 
 # `1` and `"1"` are two ids, and in Python 1 == True == 1.0: the type is part of the key.
 Key = tuple[str, object]
 JsonObject = dict[str, object]
+DEPTH_READ = 900
 
 # A request that stays open for hours: its answer is the end of a subscription.
 LISTEN = "subscriptions/listen"
@@ -37,6 +39,31 @@ LIST_CHANGES = {
     "notifications/prompts/list_changed": "prompts",
     "notifications/resources/list_changed": "resources",
 }
+# Words by which a policy decides. Some parsers do not distinguish `method` from `Method`, or end a word at NUL.
+_DECISIVE = {
+    "jsonrpc",
+    "id",
+    "method",
+    "params",
+    "result",
+    "error",
+    "name",
+    "arguments",
+    "uri",
+    "ref",
+    "type",
+    "tools",
+    "prompts",
+    "resourceTemplates",
+    "instructions",
+    "tools/call",
+    "prompts/get",
+    "resources/read",
+    "resources/subscribe",
+    "completion/complete",
+}
+# Of a request that may be repeated; hundreds may be open.
+LONGEST_REPEATED = 16 * 1024
 _ENVELOPE_PREFIX = "io.modelcontextprotocol/"
 REVISION_KEY = _ENVELOPE_PREFIX + "protocolVersion"
 
@@ -86,7 +113,36 @@ def read_line(line: bytes) -> Message | None:
         return None
     if not isinstance(content, dict) or content.get("jsonrpc") != "2.0":
         return None
+    # It must be possible to write what was read, and the encoder has the same limit.
+    if line.count(b"[") + line.count(b"{") > DEPTH_READ and is_deeper_than(DEPTH_READ, content):
+        return None
     return _message(line, content, is_long=False)
+
+
+def read_strictly(line: bytes) -> Message | None:
+    """Return the message of a whole line that every parser reads alike; None for any other line."""
+    message = read_line(line)
+    if message is None or b"\r" in line.rstrip(b"\r\n"):  # some readers end a line at \r
+        return None
+    try:
+        content: JsonObject = json.loads(line, object_pairs_hook=_read_members)
+    except ValueError:
+        return None
+    is_either = ("method" in content) is not message.is_answer and ("method" in content) is (message.method is not None)
+    inner = (content, message.params, message.params.get("ref"), message.result)
+    words = [message.method or "", *(key for each in inner if isinstance(each, dict) for key in each)]
+    return message if is_either and not any(_is_disguised(word) for word in words) else None
+
+
+def _read_members(members: list[tuple[str, object]]) -> JsonObject:
+    content = dict(members)
+    if len(content) < len(members):
+        raise ValueError("a key is there twice, and parsers differ in the one that counts")
+    return content
+
+
+def _is_disguised(word: str) -> bool:
+    return word not in _DECISIVE and word.casefold().partition("\0")[0].strip() in _DECISIVE
 
 
 def read_long_line(head: bytes) -> Message | None:
@@ -111,6 +167,13 @@ def _message(line: bytes, content: JsonObject, *, is_long: bool) -> Message:
         is_answer="result" in content or "error" in content,
         is_long=is_long,
     )
+
+
+def error_of(message: Message) -> JsonObject:
+    """Return the error of a message; an empty one if there is none, or if the line is too long to be read."""
+    content = {} if message.is_long or not message.is_error else json.loads(message.line)
+    error = content.get("error")
+    return error if isinstance(error, dict) else {}
 
 
 def key_of(id: object) -> Key | None:

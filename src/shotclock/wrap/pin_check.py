@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .approvals import InboxQuestion, InboxThread, QuestionEnd
 
 GREETINGS = ("initialize", DISCOVER)
+# Changes that are reported by one process. A server that changes its tools all the time exhausts this.
+MOST_NOTED = 10_000
+# Changes that a person is asked about at once: the places in the inbox are those of all servers.
+MOST_ASKED = 10
 # Requests whose answers are checked.
 SCREENED = (*KINDS, *GREETINGS)
 # Requests that use a pinned object, or may use one.
@@ -46,6 +50,7 @@ class PinCheck:
         self._is_pinning = lock.is_new or updates
         self._asked: dict[InboxQuestion, Change] = {}
         self._noted: set[str] = set()
+        self._asked_about: set[str] = set()
         self._greeting: Objects | None = None  # as last seen
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -91,8 +96,10 @@ class PinCheck:
             return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice=f"Read the list of {change.kind.noun}s")
         question = next((each for each, asked in self._asked.items() if asked == change), None)
         advice = f"A person accepts it by deleting {self._lock.path}, or by starting once with --update-lock"
-        if question is not None and question.proposal is not None:
-            advice = f"A person decides about it with: shotclock inbox approve {question.proposal.id}"
+        if question is not None:
+            proposal = question.proposal  # it may not be stored yet
+            how = "list" if proposal is None else f"approve {proposal.id}"
+            advice = f"A person decides about it with: shotclock inbox {how}"
         what = f"was denied, because it is not as pinned: {change}"
         return WrapFailure("ACTION_CHANGED", what, Ending.NOT_STARTED, advice=advice)
 
@@ -167,11 +174,13 @@ class PinCheck:
     def _note_change(self, change: Change) -> None:
         """Report a change once, and ask about it where that is wanted."""
         seen = digest_of([change.kind.name, change.name, change.now])
-        if seen in self._noted:
-            return
-        self._noted.add(seen)
-        self._note(f"shotclock: blocked: {change}. Compare with {self._lock.path}")
-        if self._approvals is not None:
+        if seen not in self._noted and len(self._noted) < MOST_NOTED:
+            self._noted.add(seen)
+            how = "start once with --update-lock" if self._approvals is None else "see shotclock inbox list"
+            self._note(f"shotclock: blocked: {change}. It differs from {self._lock.path}; to accept it, {how}")
+        may_ask = seen not in self._asked_about and len(self._asked_about) < MOST_NOTED
+        if self._approvals is not None and may_ask and len(self._asked) < MOST_ASKED:
+            self._asked_about.add(seen)
             self._asked[self._approvals.ask_about_change(self._lock.path, change)] = change
 
     def settle(self, news: QuestionEnd, approvals: InboxThread) -> bool:
@@ -182,6 +191,8 @@ class PinCheck:
         if not news.is_granted:
             why = str(news.failure) if proposal is None else f"{proposal.id} was {proposal.status}"
             self._note(f"shotclock: still blocked: {change.kind.noun} {change.name}: {why}")
+            if news.failure is None:
+                self.compare()
             return True
         try:
             self._lock.accept(change)
@@ -191,4 +202,5 @@ class PinCheck:
         approvals.record_end(news, None)
         self._note(f"shotclock: pinned {change.kind.noun} {change.name} in {self._lock.path}, as approved")
         self._on_accepted(change.kind)
+        self.compare()  # more changes may wait for their question
         return True

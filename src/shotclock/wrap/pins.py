@@ -158,9 +158,9 @@ class LockFile:
 
     def _save(self) -> None:
         """Replace the file at once, so that another process reads the old or the new one."""
-        draft = f"{self.path}.{os.getpid()}"
+        draft = f"{self.path}.{os.urandom(4).hex()}"
         try:
-            with open(draft, "w", encoding="utf-8") as file:
+            with open(draft, "x", encoding="utf-8") as file:  # never through a link of that name
                 json.dump({"version": FORMAT_VERSION, **self._pins}, file, indent=1, sort_keys=True)
                 file.write("\n")
             os.replace(draft, self.path)

@@ -51,7 +51,7 @@ class ReplayMemory:
         self._level = b""
         self._subscriptions: dict[str, bytes] = {}
         self._count = 0
-        self._own_suffix = f"-{os.getpid()}"  # the client may be another wrap, with such ids of its own
+        self._own_suffix = f"-{os.urandom(4).hex()}"  # the client may be another wrap, with such ids of its own
 
     @property
     def is_modern(self) -> bool:

@@ -12,12 +12,10 @@ from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..core.value_types import record, value
 from ..runtime.call import Effects
 from .limits import CallLimits
-from .messages import HARMLESS, Key, Message, key_of
+from .messages import HARMLESS, LONGEST_REPEATED, Key, Message, key_of
 
 # The answer to a request that the client cancelled, or that we answered, may come this late without being strange.
 REMEMBERED_MS = 60_000
-# Of a request that may be repeated; hundreds may be open.
-LONGEST_REPEATED = 16 * 1024
 MOST_REMEMBERED = 1_000
 NEVER_NS = 1 << 62
 
@@ -51,6 +49,7 @@ class ClientRequest:
     changed_ns: int = 0  # when it was stopped or cancelled
     fired: ClockKind | None = None
     is_repeated: bool = False
+    is_unsent: bool = False  # the server over HTTP has refused it, as its session was lost
     approval: str = ""  # the id of the proposal by which a person has approved this call
     definition: str = ""  # the digest of the tool that was approved
     beats: int = 0  # heartbeats sent; -1 after the server's own progress
@@ -67,9 +66,9 @@ class ClientRequest:
         """Return whether another server process may be asked again after this one died."""
         if not 0 < len(self.line) <= LONGEST_REPEATED or self.is_repeated or self.approval:
             return False
-        if self.is_call:
+        if self.is_call and not self.is_unsent:
             return not self.effects.mutates or self.effects.idempotent
-        return self.method in HARMLESS
+        return self.is_unsent or self.method in HARMLESS
 
     def due(self, grace_ms: int) -> tuple[int, ClockKind | None]:
         """Return when to look at it next, and the limit that is reached then."""

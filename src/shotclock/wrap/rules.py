@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from fnmatch import fnmatchcase
 from ..core.value_types import value
 
 DESTRUCTIVE = "destructive"
+ALMOST = 0.85  # a word this like that of an annotation is a slip, which would let calls pass
 
 
 class CallVerdict(StrEnum):
@@ -43,7 +45,11 @@ class Rule:
 
     def matches_tool(self, tool: str, hints: Mapping[str, object]) -> bool:
         test = _ANNOTATIONS.get(self.tools)
-        return fnmatchcase(tool, self.tools) if test is None else test(hints)
+        if test is not None:
+            return test(hints)
+        # Some servers do not distinguish `delete` from `Delete`, or end a name at NUL.
+        is_like = fnmatchcase(tool.casefold().partition("\0")[0].strip(), self.tools.casefold())
+        return fnmatchcase(tool, self.tools) or (is_like and self.verdict is not CallVerdict.ALLOW)
 
     def matches_arguments(self, arguments: Mapping[str, object]) -> bool:
         """Compare every way to write a name and a value. To allow, all have to match; otherwise one is enough."""
@@ -60,15 +66,29 @@ class Rule:
         return f"{self.verdict} {self.text}"
 
 
+def annotations_of(hints: Mapping[str, object]) -> list[str]:
+    """Return the words for annotations that match a tool with these hints."""
+    return [word for word, matches in _ANNOTATIONS.items() if matches(hints)]
+
+
 def _texts_of(argument: object) -> list[str]:
-    """Return the texts that a pattern is compared with: each item of a list, and a path also in plain form."""
+    """Return the texts that a pattern is compared with: each item of a list, and a path also in plain form.
+
+    Many servers read a list also from a text with JSON, and some end a text at NUL.
+    """
     if isinstance(argument, list):
         return [text for item in argument for text in _texts_of(item)]
     text = argument if isinstance(argument, str) else json.dumps(argument, sort_keys=True)
-    if "/" not in text:
-        return [text]
-    plain = posixpath.normpath(text)
-    return [text, "/" + plain.lstrip("/") if plain.startswith("/") else plain]
+    texts = [text]
+    if "\0" in text:
+        texts += _texts_of(text.partition("\0")[0])
+    if text.lstrip()[:1] == "[":
+        with contextlib.suppress(ValueError, RecursionError):
+            texts += _texts_of(json.loads(text))
+    if "/" in text:
+        plain = posixpath.normpath(text)
+        texts.append("/" + plain.lstrip("/") if plain.startswith("/") else plain)
+    return texts
 
 
 @value
@@ -91,22 +111,16 @@ class Rules:
         by_name = [rule for rule in self.rules if not rule.needs_hints]
         return [rule for rule in by_name if not any(rule.matches_tool(tool, {}) for tool in tools)]
 
-    def decide(self, tool: str, arguments: object, hints: Mapping[str, object]) -> tuple[CallVerdict, str]:
-        """Return the verdict on a call, and why, as the end of a sentence. `arguments` is None where they are unknown:
-        a rule that might match denies the call then."""
+    def decide(
+        self, tool: str, arguments: Mapping[str, object], hints: Mapping[str, object]
+    ) -> tuple[CallVerdict, str]:
+        """Return the verdict on a call, and why, as the end of a sentence."""
         if self.is_read_only and hints.get("readOnlyHint") is not True:
             return CallVerdict.DENY, "was denied: with --read-only, only tools that declare readOnlyHint are called"
         for rule in self.rules:
-            if not rule.matches_tool(tool, hints):
-                continue
-            if arguments is None and (rule.verdict is CallVerdict.ASK or rule.arguments):
-                if rule.verdict is CallVerdict.ALLOW:
-                    continue
-                return CallVerdict.DENY, f"was denied: it is too long to be checked by the rule '{rule}'"
-            if rule.matches_arguments(arguments if isinstance(arguments, dict) else {}):
-                return rule.verdict, f"was denied by the rule '{rule}'" if rule.verdict is CallVerdict.DENY else str(
-                    rule
-                )
+            if rule.matches_tool(tool, hints) and rule.matches_arguments(arguments):
+                is_denied = rule.verdict is CallVerdict.DENY
+                return rule.verdict, f"was denied by the rule '{rule}'" if is_denied else str(rule)
         return CallVerdict.ALLOW, ""
 
 
@@ -114,6 +128,8 @@ def rule_reader(verdict: CallVerdict) -> Callable[[str], Rule]:
     """Return a reader of rules such as `write_file path=/etc/*`, which raises ValueError."""
 
     def read(text: str) -> Rule:
+        from difflib import get_close_matches  # which a server without rules need not load
+
         tools, *conditions = text.split() or [""]
         if not tools:
             raise ValueError("name a tool, as in 'write_*', or an annotation, as in 'destructive'")
@@ -125,6 +141,8 @@ def rule_reader(verdict: CallVerdict) -> Callable[[str], Rule]:
             arguments.append((name, pattern))
         if "=" in tools:
             raise ValueError(f"{tools!r} should be the name of a tool, as in '* {tools}'")
+        if tools not in _ANNOTATIONS and (meant := get_close_matches(tools.lower(), _ANNOTATIONS, 1, ALMOST)):
+            raise ValueError(f"did you mean {meant[0]!r}? For a tool of that name write '[{tools[0]}]{tools[1:]}'")
         return Rule(verdict, " ".join([tools, *conditions]), tools, tuple(arguments))
 
     return read

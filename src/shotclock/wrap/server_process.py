@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ from ..process.environment import DEADLINE_VARIABLE, OVERTIME_VARIABLE, REMAININ
 from ..process.foreground import REPORT_MARGIN_MS, TerminalSignals
 from ..process.kill import VERIFY_LIMIT_MS
 from ..runtime.commands import explain_unstartable, signal_name
+from .call_log import server_name
+from .endpoint import Endpoint
+from .failures import OF_PROCESS, OF_SESSION
 
 KEPT_STDERR = 2 * 1024
 
@@ -30,6 +34,22 @@ class ServerCommand:
         self.env = {**inherited, **env}
         self.cwd = cwd
         self.grace_ms = grace_ms
+        self.words = OF_PROCESS
+
+    @property
+    def name(self) -> str:
+        """Return the name of the server in the log of calls."""
+        return server_name(self.argv)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Return whether the process is our own and passes messages on to a server elsewhere."""
+        return self.words is OF_SESSION
+
+    @property
+    def identity(self) -> list[str]:
+        """Return words that tell this server from others."""
+        return [*self.argv, self.cwd or os.getcwd()]
 
     def task(self) -> CommandTask:
         return CommandTask(
@@ -41,6 +61,28 @@ class ServerCommand:
             output=Output.INHERIT.name,
             stdin=True,
         )
+
+
+class AdapterCommand(ServerCommand):
+    """The adapter of an endpoint, started and supervised as any server."""
+
+    def __init__(self, endpoint: Endpoint, grace_ms: int) -> None:
+        # -P, and only our own root on the path: a `queue.py` in the current folder must not be imported.
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        code = f"import sys; sys.path.append({root!r}); from shotclock.wrap.http_client import main; main()"
+        # The address may have a secret query, and others see the words of a command.
+        argv = [sys.executable, "-P", "-c", code, endpoint.origin]
+        super().__init__(argv, endpoint.to_environment(), None, grace_ms)
+        self.words = OF_SESSION
+        self._endpoint = endpoint
+
+    @property
+    def name(self) -> str:
+        return self._endpoint.host
+
+    @property
+    def identity(self) -> list[str]:
+        return [self._endpoint.identity]
 
 
 _OF_ANOTHER_CALL = (REMAINING_VARIABLE, DEADLINE_VARIABLE, OVERTIME_VARIABLE, "")

@@ -7,6 +7,7 @@ and `long_answers`. docs/design.md: R75.
 from __future__ import annotations
 
 from ..core.clocks import NS_PER_MS
+from ..core.errors import Ending
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .catalogue import LastCatalogue
@@ -20,7 +21,7 @@ from .lines import LinePart
 from .links import ClientLink, Note, ServerLink
 from .long_answers import LongAnswers
 from .long_requests import LongRequests
-from .messages import LIST_CHANGES, LISTEN, Message, encode, key_of, notification_line, read_line
+from .messages import LIST_CHANGES, LISTEN, Message, encode, key_of, notification_line, read_line, read_strictly
 from .questions import ServerQuestions
 from .replay import ReplayMemory
 from .requests import (
@@ -59,7 +60,7 @@ class ClientSession:
         self.noise_lines = 0
         self._questions = ServerQuestions(client, self.guard, self.memory)
         self._revisions = RevisionCheck(self.guard, self.memory, self._pass_answer)
-        self._long_requests = LongRequests(self, self.guard, self._questions, gate, limits.call.queue_ms)
+        self._long_requests = LongRequests(self, self.guard, self._questions, gate is not None, limits.call.queue_ms)
         self._long_answers = LongAnswers(
             self, client, self.guard, self.memory, self._questions, gate, limits.result_bytes
         )
@@ -67,6 +68,7 @@ class ClientSession:
         self._client = client
         self._note = note
         self._gate = gate
+        self._read = read_line if gate is None else read_strictly
         self._catalogue = catalogue
         self._held: list[Message | ClientRequest] = []
         self._held_size = 0
@@ -108,7 +110,7 @@ class ClientSession:
     def take_from_client(self, part: LinePart, piece: bytes) -> None:
         if part is not LinePart.WHOLE:
             self._long_requests.take(part, piece)
-        elif (message := read_line(piece)) is None:
+        elif (message := self._read(piece)) is None:
             self._pass_unread(piece)
         elif message.is_request:
             self._take_request(message)
@@ -120,19 +122,25 @@ class ClientSession:
     def _pass_unread(self, line: bytes) -> None:
         """Pass a line that is no message, so that the server refuses it as it would without us."""
         if line.lstrip()[:1] == b"[":
-            text = "shotclock: batches of messages are not passed on; send each message as a line of its own"
-            self._client.write_line(encode({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}))
+            self._refuse_line(None, "batches of messages are not passed on; send each message as a line of its own")
         elif line.strip() and self._gate is not None:
-            self.refuse_unread(None)
+            message = read_line(line)
+            self.refuse_unread(message.id if message is not None and message.is_request else None)
         elif line.strip() and self._server.accepts:
             self._server.send(line)
 
     def refuse_unread(self, id: object) -> None:
         """Refuse a line that a tolerant server might take for a call."""
-        text = "shotclock: a line that is no valid message, or too long to be checked, was not passed on"
-        self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "error": {"code": -32600, "message": text}}))
+        self._refuse_line(id, "a line that is no valid message, too long, or ambiguous in its keys was not passed on")
+
+    def _refuse_line(self, id: object, why: str) -> None:
+        error = {"code": -32600, "message": f"shotclock: {why}"}
+        self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "error": error}))
 
     def _take_request(self, message: Message) -> None:
+        if self.requests.find(message.key) is not None or self.memory.is_own(message.id):
+            self._refuse_line(None, "a request with the id of an open request was not passed on")
+            return
         if self._answer_from_catalogue(message):
             return
         request = self.open_request(message, len(message.line))
@@ -182,8 +190,7 @@ class ClientSession:
             request.digest = digest_of_arguments(message) if self.guard.is_recorded else None
             request.size = size
         self.guard.watch(request)
-        refused = self._gate.refuse_long(message) if self._gate is not None and message.is_long else None
-        unusable = refused or self._revisions.refuse(message) or self._server.want()
+        unusable = self._revisions.refuse(message) or self._server.want()
         if unusable is not None:
             self.guard.fail(request, unusable)
         return request if self._is_open(request) else None  # the start may have failed already
@@ -226,9 +233,24 @@ class ClientSession:
         if part is not LinePart.WHOLE:
             self._long_answers.take(part, piece)
         elif (message := read_line(piece)) is not None:
-            self._take_server_message(message)
+            if self._gate is not None and self._gate.checks_answers and read_strictly(piece) is None:
+                self.refuse_answer(message, piece)
+            else:
+                self._take_server_message(message)
         elif piece.strip():
             self.take_noise(piece)
+
+    def refuse_answer(self, message: Message, line: bytes) -> None:
+        """Refuse a message that the client may read differently, while definitions are pinned."""
+        self._server.heard(message)
+        why = "a message that is ambiguous in its keys, which cannot be checked"
+        request = self.requests.find(message.key) if message.is_answer else None
+        if request is not None and request.state is not RequestState.HELD:
+            self.guard.fail(request, WrapFailure("RESULT_INVALID", f"was answered with {why}", Ending.FINISHED))
+        elif self.memory.is_own(message.id) and self._gate is not None:
+            self._gate.fail_list(message.id, f"it was answered with {why}")
+        else:
+            self.take_noise(line)
 
     def take_noise(self, line: bytes) -> None:
         self.noise_lines += 1
@@ -247,14 +269,14 @@ class ClientSession:
 
     def _take_server_answer(self, message: Message) -> None:
         request = self.requests.find(message.key)
-        if message.key is None:  # an error about a line that could not be read
+        if message.id is None and message.is_error:  # about a line that could not be read
             self._client.write_line(message.line)
         elif self.memory.is_own(message.id):
             self._revisions.take_own_answer(message)
             if self._gate is not None:
                 self._gate.take_own_answer(message)
         elif request is None or request.state is RequestState.HELD:
-            if not self.requests.was_answered(message.key):
+            if message.key is None or not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
         elif self._revisions.take(request, message):
             pass
@@ -280,7 +302,8 @@ class ClientSession:
 
     def write_large(self, request: ClientRequest, message: Message, large: LargeResult) -> None:
         # Clients refuse a success without the structured content that the tool declares.
-        is_error = message.is_tool_error or self._tools.find(request.tool).has_output_schema
+        has_schema = self._tools.find(request.tool).has_output_schema
+        is_error = message.is_tool_error or (large.is_structured if has_schema is None else has_schema)
         self._client.write_line(large.finish(request, is_error=is_error, is_modern=self.memory.is_modern))
 
     def finish(self, request: ClientRequest, message: Message, size: int) -> None:

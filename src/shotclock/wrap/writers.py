@@ -37,6 +37,10 @@ class LineWriter:
         return bool(self._unwritten)
 
     @property
+    def unwritten_size(self) -> int:
+        return len(self._unwritten)
+
+    @property
     def is_inside_line(self) -> bool:
         return self._is_inside_line
 

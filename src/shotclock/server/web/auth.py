@@ -48,12 +48,12 @@ from ...core.value_types import value
 from ...inbox.access import ANONYMOUS, Access, Principal, Role
 from ...inbox.person_wait import refusal_outcome
 from ...inbox.proposal_json import mistake, parse_object
+from ...process.addresses import Site
 from ...process.clock import monotonic_ns, wall_time
 from ...runtime.call import Call, Effects, Outcome, Tool, admit, answer
 from ...runtime.outcomes import outcome_of_error, timeout_problem
 from ...store.home import load_private_key, make_private_directory
 from ...store.store import Store
-from ..addresses import Site
 from ..standard_streams import Allowance
 
 KEY_FILE = "operators.key"

@@ -85,7 +85,7 @@ export class ProposalView {
     const p = this.#proposal;
     const parts = [];
     if (p.status !== "pending") parts.push(this.#outcome());
-    if (p.justification) parts.push(el("section", {}, el("h3", {}, "The agent says"), el("div", { class: "why" }, marked(p.shown.justification))));
+    if (p.justification) parts.push(el("section", {}, el("h3", {}, "Reason given"), el("div", { class: "why" }, marked(p.shown.justification))));
     else if (p.kind !== "question") parts.push(el("p", { class: "muted" }, "No reason was given."));
     if (p.kind !== "question") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would be done" : "What was proposed"), actionShown(p.shown.action)));
     if (p.kind === "file") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would change" : "What was to change"), fileChange(p.shown.file)));

@@ -9,15 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from ..core.errors import Failure
 from ..core.value_types import value
-
-if TYPE_CHECKING:
-    from starlette.datastructures import Headers
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -99,8 +95,8 @@ class Site:
     def is_local(self) -> bool:
         return is_loopback(self.host)
 
-    def is_direct(self, headers: Headers) -> bool:
-        """Return whether a request certainly comes from this machine, not through a proxy."""
+    def is_direct(self, headers: Iterable[str]) -> bool:
+        """Return whether a request, by its headers' names, certainly comes from this machine, not through a proxy."""
         return not self.wants_token and not any(
             name in _FORWARDING or name.startswith("x-forwarded-") for name in headers
         )

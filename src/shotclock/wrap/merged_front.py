@@ -1,0 +1,158 @@
+"""The process between one client and several servers: one thread, one loop, as `front` has it for one server."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Sequence
+
+from ..core.clocks import NS_PER_MS
+from ..process.clock import monotonic_ns
+from ..process.command_task import Order
+from ..process.foreground import TerminalSignals
+from .front import CLIENT_IN, CLIENT_OUT, FLUSH_LIMIT_MS, LONGEST_WAIT_MS, OUR_STDERR
+from .lines import READ_SIZE, LineSplitter
+from .merged_server import MergedServer, ServerEntry
+from .merger import Merger
+from .writers import LineWriter, NoteWriter
+
+
+class MergedFront:
+    """The loop between a client, on stdin and stdout, and its servers."""
+
+    def __init__(self, entries: Sequence[ServerEntry], signals: TerminalSignals) -> None:
+        self._signals = signals
+        self._client = LineWriter(CLIENT_OUT)
+        self._notes = NoteWriter(OUR_STDERR)
+        self._servers = [MergedServer(entry, self._notes) for entry in entries]
+        self._merger = Merger(self._servers, self._client, self._note)
+        self._splitter = LineSplitter()
+        self._is_client_open = True
+        self._poller = select.poll()
+        self._watched: dict[int, int] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code if no server can be started, otherwise 0."""
+        codes = [each.exit_code for each in self._servers]
+        return next((code for code in codes if code), 0) if None not in codes else 0
+
+    def run(self) -> None:
+        """Pass messages until the client is gone and every server has ended."""
+        for server in self._servers:
+            server.start()
+        while not self._is_over:
+            self._watch()
+            ready = dict(self._poller.poll(self._wait_ms()))
+            self._handle_servers(ready)
+            if self._signals.fd in ready:
+                self._obey_signals()
+            if OUR_STDERR in ready:
+                self._notes.flush()
+            if CLIENT_OUT in ready:
+                self._write_client(ready[CLIENT_OUT])
+            if CLIENT_IN in ready:  # last: a request must not be sent to a server whose end has already come
+                self._read_client()
+            now_ns = monotonic_ns()
+            self._merger.check(now_ns)
+            for server in self._servers:
+                server.check_clocks(now_ns)
+        self._flush()
+
+    @property
+    def _is_over(self) -> bool:
+        is_useless = all(each.exit_code is not None for each in self._servers)
+        return (not self._is_client_open or is_useless) and not any(each.is_running for each in self._servers)
+
+    def _note(self, text: str) -> None:
+        self._notes.write(text.encode("utf-8", "replace") + b"\n")
+
+    def _is_held(self, server: MergedServer) -> bool:
+        """Return whether a server has to wait: the client is behind, or reads a long line of another one."""
+        return self._client.is_full or self._merger.line_owner not in (None, server)
+
+    def _watch(self) -> None:
+        now_ns = monotonic_ns()
+        wanted = {self._signals.fd: select.POLLIN}
+        if self._is_client_open and not any([each.holds_client_back(now_ns) for each in self._servers]):
+            wanted[CLIENT_IN] = select.POLLIN
+        if not self._client.is_broken:
+            wanted[CLIENT_OUT] = select.POLLOUT if self._client.has_unwritten else 0  # 0: its reader may leave
+        if self._notes.has_unwritten:
+            wanted[OUR_STDERR] = select.POLLOUT
+        for server in self._servers:
+            fds = [server.stderr_fd]
+            if not self._is_held(server):
+                fds.append(server.stdout_fd)
+            if not self._is_held(server) or not self._is_client_open:
+                fds.append(server.pid_fd)
+            wanted |= {fd: select.POLLIN for fd in fds if fd >= 0}
+            if server.writer is not None and server.writer.has_unwritten:
+                wanted[server.writer.fd] = select.POLLOUT
+        if wanted != self._watched:
+            for fd in self._watched.keys() - wanted.keys():
+                self._poller.unregister(fd)
+            for fd, events in wanted.items():
+                self._poller.register(fd, events)
+            self._watched = wanted
+
+    def _wait_ms(self) -> int:
+        due_ns = min(self._merger.next_due_ns, *(each.next_due_ns for each in self._servers))
+        return max(0, min(LONGEST_WAIT_MS, -(-(due_ns - monotonic_ns()) // NS_PER_MS)))
+
+    def _handle_servers(self, ready: dict[int, int]) -> None:
+        for server in self._servers:
+            if server.stderr_fd in ready:
+                server.read_stderr()
+            if server.writer is not None and server.writer.fd in ready:
+                server.writer.flush()
+                server.close_stdin_when_written()
+            if server.stdout_fd in ready and not self._is_held(server):
+                server.read_stdout()
+            if server.pid_fd in ready and not (self._is_held(server) and self._is_client_open):
+                server.end()
+
+    def _read_client(self) -> None:
+        try:
+            chunk = os.read(CLIENT_IN, READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        for part, piece in self._splitter.split(chunk) if chunk else self._splitter.finish():
+            self._merger.take_from_client(part, piece)
+        if not chunk:
+            self._lose_client()
+
+    def _write_client(self, events: int) -> None:
+        self._client.flush()
+        if self._client.is_broken or events & (select.POLLERR | select.POLLNVAL):
+            self._client.is_broken = True
+            self._lose_client()
+
+    def _lose_client(self) -> None:
+        if self._is_client_open:
+            self._is_client_open = False
+            for server in self._servers:
+                server.close()
+
+    def _obey_signals(self) -> None:
+        while (order := self._signals.next_order()) is not None:
+            if order[0] in (Order.STOP, Order.KILL):
+                self._is_client_open = False
+                for server in self._servers:
+                    server.stop(signal.Signals[order[1]])
+
+    def _flush(self) -> None:
+        """Write the last answers, as far as the client reads them."""
+        poller = select.poll()
+        poller.register(CLIENT_OUT, select.POLLOUT)
+        give_up_ns = monotonic_ns() + FLUSH_LIMIT_MS * NS_PER_MS
+        while self._client.has_unwritten and not self._client.is_broken:
+            left_ms = (give_up_ns - monotonic_ns()) // NS_PER_MS
+            if left_ms <= 0 or not poller.poll(left_ms):
+                break
+            self._client.flush()
+        self._notes.flush()
+        self._client.restore_flags()
