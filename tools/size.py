@@ -130,9 +130,8 @@ def measurements() -> list[tuple[str, float, float]]:
     docs_texts = [text for path in DOCS for text in markdown_texts(path)]
     # The limits of 0.2 were 52,000 lines, 170 files, 75,000 words and 1,000 times `Any`. Capabilities since then raised
     # them by their lines: waiting for input, `run` and `timeout` 1,800; background commands 2,100; `shotclock-sh` 550;
-    # `agent` 1,400; `serve shell` 1,150; `wrap` with its policy and log 5,200, over HTTP 3,700, of several servers 2,200,
-    # its installation and its calls in the page and in traces 1,700; content, resources and prompts 1,450; the kit for
-    # authors of tools 1,900.
+    # `agent` 1,400; `serve shell` 1,150; `wrap` with its policy and log 5,200, over HTTP 3,700, several servers 2,200,
+    # its installation, the page and traces 1,700; content, resources and prompts 1,450; the kit for authors 1,900.
     return [
         ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 76_500),
         ("files in src", len(files), 290),

@@ -39,3 +39,11 @@ def test_bugs_mistakes_and_the_version_are_reported_under_the_tools_name(tool: A
     assert bug.stderr.startswith(b"exits: break_down raised (request ") and b"\nexits: INTERNAL_ERROR: " in bug.stderr
     assert mistake.stderr.startswith(b"exits: ARG_ERROR: code: ") and b"shotclock" not in mistake.stderr
     assert version.stdout == b"exits 1.2\n"
+
+
+def test_the_job_commands_of_a_tool_speak_under_its_name(tool: Any) -> None:
+    program = tool("secretive.py")
+    unknown, mistake = program.each(
+        [["job", "status", "none", "--format", "text"], ["job", "wait", "--format", "text"]]
+    )
+    assert unknown.stderr.startswith(b"my-tool: ") and mistake.stderr.startswith(b"my-tool: ARG_ERROR: ")

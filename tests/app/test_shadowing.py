@@ -45,7 +45,7 @@ def test_help_shows_both(tool: Any) -> None:
     page = tool("shadowing.py")("fetch", "--help").stdout.decode()
     parameters, _, outer = page.partition("Options before the command:")
     assert "TIMEOUT, --timeout" in parameters and "Stop the work" not in parameters
-    assert "--timeout D" in outer and "--json" in outer and "--debug" in outer
+    assert "--timeout D" in outer and "--json" in outer and "--debug" in outer and "--format" not in outer
 
 
 def test_a_client_gives_such_a_parameter_as_any_other() -> None:

@@ -124,7 +124,8 @@ class ProgressBar:
         if (self._drawn_ns and now_ns - self._drawn_ns < REDRAW_NS and not is_last) or self._screen.is_behind:
             return
         self._drawn_ns = now_ns
-        elapsed = format_duration((now_ns - self._began_ns) // (1000 * NS_PER_MS) * 1000)
+        seconds = (now_ns - self._began_ns) // (1000 * NS_PER_MS)
+        elapsed = format_duration(seconds * 1000) if seconds else "0s"
         # The cursor returns to the start, so that output of the command begins there.
         self._screen.write(f"\x1b[2K{draw_bar(self._name, done, total, unit, elapsed)}\r")
         self._screen.flush()

@@ -156,7 +156,9 @@ class Subcommand:
         by_name = {each.name: each for each in self.options}
         if "--json" not in by_name or FORMAT.name in by_name:
             return self.options
-        return (*self.options, replace(FORMAT, heading=by_name["--json"].heading))
+        json = by_name["--json"]
+        heading = "Options of every command" if json.is_outer else json.heading
+        return (*self.options, replace(FORMAT, heading=heading))
 
 
 @value

@@ -98,7 +98,8 @@ def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) 
         write_quietly(sys.stderr, table_help(table))
     if line.mistakes:
         problem = problem_of(line.mistakes, line.suggestion)
-        return deliver(unstarted(table.name.split()[-1], problem, tool=tool), wants_json(line.format))
+        envelope = unstarted(table.name.split()[-1], problem, tool=tool)
+        return deliver(envelope, wants_json(line.format), program=tool.name)
     if line.command is None:
         version = Outcome(Ending.FINISHED, data={"version": __version__})
         return perform(ChildWork(table.name, lambda: version, show=show_drawn), wants_json(line.format))
@@ -115,7 +116,7 @@ def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: 
     name = " ".join([*prefix.split()[1:][-1:], command.name])
     work = find_work(name, command, line)
     if line.mistakes or work is None:
-        return deliver(unstarted(name, problem_of(line.mistakes), tool=tool), as_json)
+        return deliver(unstarted(name, problem_of(line.mistakes), tool=tool), as_json, program=tool.name)
     return perform(work, as_json) if isinstance(work, ChildWork) else work(as_json)
 
 
@@ -235,7 +236,7 @@ def perform(work: ChildWork, as_json: bool) -> int:
     envelope = conclude(call, body)
     if envelope.ok and isinstance(envelope.value, str):  # a format was named: the text is the data
         return emit_text(envelope.value, envelope.exit_code)
-    return deliver(envelope, as_json, work.show)
+    return deliver(envelope, as_json, work.show, work.tool.name)
 
 
 def carry_out_or_fail(
