@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 from collections.abc import Sequence
 
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
-from ..process.command_task import Order
-from ..process.foreground import TerminalSignals
-from .front import CLIENT_IN, CLIENT_OUT, FLUSH_LIMIT_MS, LONGEST_WAIT_MS, OUR_STDERR
-from .lines import READ_SIZE, LineSplitter
-from .merged_server import MergedServer, ServerEntry
+from ...core.clocks import NS_PER_MS
+from ...process.clock import monotonic_ns
+from ...process.command_task import Order
+from ...process.foreground import TerminalSignals
+from ..front import CLIENT_IN, CLIENT_OUT, FLUSH_LIMIT_MS, LONGEST_WAIT_MS, OUR_STDERR
+from ..lines import LineSplitter
+from ..writers import LineWriter, NoteWriter, read_some
 from .merger import Merger
-from .writers import LineWriter, NoteWriter
+from .server import ConfiguredServer, MergedServer
+
+# Of answers of our own to a client that sends requests and reads nothing.
+MOST_UNREAD = 8 * 1024 * 1024
 
 
 class MergedFront:
     """The loop between a client, on stdin and stdout, and its servers."""
 
-    def __init__(self, entries: Sequence[ServerEntry], signals: TerminalSignals) -> None:
+    def __init__(self, entries: Sequence[ConfiguredServer], signals: TerminalSignals) -> None:
         self._signals = signals
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
         self._servers = [MergedServer(entry, self._notes) for entry in entries]
-        self._merger = Merger(self._servers, self._client, self._note)
+        self._merger = Merger(self._servers, self._client, self._notes.write_line)
         self._splitter = LineSplitter()
         self._is_client_open = True
         self._poller = select.poll()
@@ -57,16 +59,14 @@ class MergedFront:
             now_ns = monotonic_ns()
             self._merger.check(now_ns)
             for server in self._servers:
-                server.check_clocks(now_ns)
-        self._flush()
+                server.check_clocks(now_ns, is_held=self._is_held(server) or self._merger.line_owner is server)
+        self._client.finish(FLUSH_LIMIT_MS)
+        self._notes.flush()
 
     @property
     def _is_over(self) -> bool:
         is_useless = all(each.exit_code is not None for each in self._servers)
         return (not self._is_client_open or is_useless) and not any(each.is_running for each in self._servers)
-
-    def _note(self, text: str) -> None:
-        self._notes.write(text.encode("utf-8", "replace") + b"\n")
 
     def _is_held(self, server: MergedServer) -> bool:
         """Return whether a server has to wait: the client is behind, or reads a long line of another one."""
@@ -75,8 +75,10 @@ class MergedFront:
     def _watch(self) -> None:
         now_ns = monotonic_ns()
         wanted = {self._signals.fd: select.POLLIN}
-        if self._is_client_open and not any([each.holds_client_back(now_ns) for each in self._servers]):
-            wanted[CLIENT_IN] = select.POLLIN
+        is_client_behind = self._client.unwritten_size > MOST_UNREAD
+        are_servers_behind = any([each.holds_client_back(now_ns) for each in self._servers])
+        if self._is_client_open:  # its end is seen in any case
+            wanted[CLIENT_IN] = select.POLLRDHUP if is_client_behind or are_servers_behind else select.POLLIN
         if not self._client.is_broken:
             wanted[CLIENT_OUT] = select.POLLOUT if self._client.has_unwritten else 0  # 0: its reader may leave
         if self._notes.has_unwritten:
@@ -114,12 +116,9 @@ class MergedFront:
                 server.end()
 
     def _read_client(self) -> None:
-        try:
-            chunk = os.read(CLIENT_IN, READ_SIZE)
-        except BlockingIOError:
+        chunk = read_some(CLIENT_IN)
+        if chunk is None:
             return
-        except OSError:
-            chunk = b""
         for part, piece in self._splitter.split(chunk) if chunk else self._splitter.finish():
             self._merger.take_from_client(part, piece)
         if not chunk:
@@ -143,16 +142,3 @@ class MergedFront:
                 self._is_client_open = False
                 for server in self._servers:
                     server.stop(signal.Signals[order[1]])
-
-    def _flush(self) -> None:
-        """Write the last answers, as far as the client reads them."""
-        poller = select.poll()
-        poller.register(CLIENT_OUT, select.POLLOUT)
-        give_up_ns = monotonic_ns() + FLUSH_LIMIT_MS * NS_PER_MS
-        while self._client.has_unwritten and not self._client.is_broken:
-            left_ms = (give_up_ns - monotonic_ns()) // NS_PER_MS
-            if left_ms <= 0 or not poller.poll(left_ms):
-                break
-            self._client.flush()
-        self._notes.flush()
-        self._client.restore_flags()

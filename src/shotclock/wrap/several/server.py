@@ -13,17 +13,17 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
-from ..core.clocks import NS_PER_MS
-from ..core.value_types import value
-from ..process.clock import monotonic_ns
-from ..process.piped_child import PipedChild
-from ..runtime.commands import signal_name
-from .limits import ServerLimits
-from .lines import READ_SIZE, LinePart, LineSplitter
-from .messages import JsonObject, Message, encode
-from .requests import NEVER_NS
-from .restarts import Restarts
-from .writers import LineWriter, NoteWriter
+from ...core.clocks import NS_PER_MS
+from ...core.value_types import value
+from ...process.clock import monotonic_ns
+from ...process.piped_child import PipedChild
+from ...runtime.commands import signal_name
+from ..limits import CallLimits, ServerLimits
+from ..lines import LinePart, LineSplitter
+from ..messages import LISTEN, JsonObject, Key, Message, key_of, request_line
+from ..requests import NEVER_NS
+from ..restarts import Restarts
+from ..writers import LineWriter, NoteWriter, read_some
 
 # Beyond the limits of the server itself, for its wrap to verify and to end.
 END_MARGIN_MS = 5_000
@@ -34,6 +34,8 @@ LINE_STALL_MS = 30_000
 MOST_READS_AT_END = 64
 LONGEST_STDERR_LINE = 8 * 1024
 KEPT_REASON = 400
+# Beyond the limits of a request, for the wrap of the server to answer it. Only one that is stuck takes longer.
+BACKSTOP_MS = 10_000
 # Exit codes of `shotclock wrap` for a server that cannot be started.
 _UNSTARTABLE = (125, 126, 127)
 
@@ -41,7 +43,7 @@ OnAnswer = Callable[[Message | None], None]
 
 
 @value
-class ServerEntry:
+class ConfiguredServer:
     """A server as its file describes it."""
 
     name: str
@@ -49,6 +51,14 @@ class ServerEntry:
     words: list[str]  # of the command line after `shotclock wrap`
     env: dict[str, str]
     limits: ServerLimits
+    ask_ms: int = 0  # how long a call may wait for a person before its own limits begin
+
+    def backstop_ms(self, method: str, limits: CallLimits) -> int | None:
+        """Return the time in which the wrap of the server answers a request; None if it has no limit."""
+        if not limits.timeout_ms or method == LISTEN:
+            return None
+        # After the limit the server has a grace to react, and another one to end.
+        return limits.timeout_ms + self.ask_ms + 2 * self.limits.grace_ms + BACKSTOP_MS
 
 
 class MergedPhase(Enum):
@@ -72,10 +82,11 @@ class MergedEvents(Protocol):
 class MergedServer:
     """A server, and the process in front of it."""
 
-    def __init__(self, entry: ServerEntry, notes: NoteWriter) -> None:
+    def __init__(self, entry: ConfiguredServer, notes: NoteWriter) -> None:
         self.entry = entry
         self.phase = MergedPhase.DOWN
-        self.why = "has not been started"  # why it cannot be used, as the end of a sentence
+        # Why it cannot be used, as the end of a sentence. It holds until the server is ready.
+        self.why = "has not answered the greeting of the client yet"
         self.exit_code: int | None = None  # of a server that cannot be started at all
         self.capabilities: JsonObject | None = None
         self.greeting: JsonObject = {}  # its answer to `initialize` or `server/discover`
@@ -93,7 +104,8 @@ class MergedServer:
         self._last_stderr = ""
         self._start_ns = self._kill_ns = NEVER_NS
         self._full_ns, self._full_size = NEVER_NS, 0
-        self._is_replaced = False
+        self._backstops: dict[Key, int] = {}
+        self._ending_why = ""
 
     def connect(self, events: MergedEvents) -> None:
         self._events = events
@@ -129,7 +141,18 @@ class MergedServer:
         self._own_count += 1
         id = f"several-{self._own_count}"  # the prefix of the wrap's own requests would hide the answer
         self._own[id] = on_answer
-        self.send(encode({"jsonrpc": "2.0", "id": id, "method": method, **({"params": params} if params else {})}))
+        self.send(request_line(id, method, params))
+        self.expect(("str", id), method, self.entry.limits.of(method, ""))
+
+    def expect(self, key: Key, method: str, limits: CallLimits) -> None:
+        """Replace the process if it has not answered a request long after its limit."""
+        backstop_ms = self.entry.backstop_ms(method, limits)
+        if backstop_ms is not None:
+            self._backstops[key] = monotonic_ns() + backstop_ms * NS_PER_MS
+
+    def expect_no_more(self, key: Key | None) -> None:
+        if key is not None:
+            self._backstops.pop(key, None)
 
     def is_own(self, id: object) -> bool:
         return isinstance(id, str) and id in self._own
@@ -139,6 +162,7 @@ class MergedServer:
         return bool(self._own)
 
     def take_own_answer(self, answer: Message) -> None:
+        self.expect_no_more(key_of(answer.id))
         on_answer = self._own.pop(str(answer.id), None)
         if on_answer is not None:
             on_answer(answer)
@@ -172,7 +196,7 @@ class MergedServer:
         self.stdout_fd, self.stderr_fd = process.stdout_fd, process.stderr_fd
         self.writer = LineWriter(process.stdin_fd)
         self._splitter = LineSplitter()
-        self.phase, self.why = MergedPhase.UP, "has not answered the greeting of the client yet"
+        self.phase = MergedPhase.UP
         self._events.note_started(self)
 
     def plan_start(self) -> None:
@@ -187,46 +211,38 @@ class MergedServer:
         if is_down and not self.is_closing and not self.restarts.open_for_ms(monotonic_ns()):
             self.start()
 
-    def replace(self) -> None:
-        """Start a fresh process in place of this one, which has spoken with the client of another revision."""
-        self._is_replaced = True
-        self.phase = MergedPhase.DOWN
-        self._end_within(self.entry.limits.grace_ms)
+    def restart(self, why: str, number: int = signal.SIGTERM) -> None:
+        """Start a fresh process in place of this one."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+            self.phase, self.why, self._ending_why = MergedPhase.DOWN, why, why
+            self._end_within(self.entry.limits.grace_ms)
+            self._process.send_signal(number)
 
     def read_stdout(self) -> bool:
         """Read once. Return whether there was anything."""
-        chunk = _read(self.stdout_fd)
-        if not chunk:
-            return self._close_at_end("stdout_fd", chunk)
-        for part, piece in self._splitter.split(chunk):
+        chunk = read_some(self.stdout_fd)
+        if chunk == b"":
+            self.stdout_fd = -1  # closed with the process
+        for part, piece in self._splitter.split(chunk) if chunk else ():
             self._events.take_from_server(self, part, piece)
-        return True
+        return bool(chunk)
 
     def read_stderr(self) -> bool:
-        """Pass complete lines on, each with the name of the server."""
-        chunk = _read(self.stderr_fd)
-        if not chunk:
-            return self._close_at_end("stderr_fd", chunk)
-        *lines, rest = (self._stderr + chunk).split(b"\n")
-        if len(rest) > LONGEST_STDERR_LINE:
-            lines, rest = [*lines, rest], b""
-        self._stderr = rest
+        """Read once, and pass complete lines on, each with the name of the server."""
+        chunk = read_some(self.stderr_fd)
+        if chunk == b"":
+            self.stderr_fd = -1
+        *lines, self._stderr = (self._stderr + (chunk or b"")).split(b"\n")
+        if len(self._stderr) > LONGEST_STDERR_LINE:
+            lines, self._stderr = [*lines, self._stderr], b""
         self._pass_stderr(lines)
-        return True
+        return bool(chunk)
 
     def _pass_stderr(self, lines: list[bytes]) -> None:
         for line in lines:
             self._notes.write(self.name.encode("utf-8", "replace") + b": " + line + b"\n")
             if line.strip():
                 self._last_stderr = line[-KEPT_REASON:].decode("utf-8", "replace").strip()
-
-    def _close_at_end(self, stream: str, chunk: bytes | None) -> bool:
-        """Stop reading a stream that has ended. Its descriptor is closed with the process."""
-        if chunk is not None:
-            setattr(self, stream, -1)
-        return False
 
     def end(self) -> None:
         """Deal with the end of the process."""
@@ -238,8 +254,7 @@ class MergedServer:
             for _ in range(MOST_READS_AT_END):
                 if not read():
                     break
-        if self._stderr:
-            self._pass_stderr([self._stderr])
+        self._pass_stderr([self._stderr] if self._stderr else [])
         self._stderr = b""
         process.close()
         os.close(self.pid_fd)
@@ -247,25 +262,25 @@ class MergedServer:
         self._process = self.writer = None
         self.phase, self._kill_ns = MergedPhase.DOWN, NEVER_NS
         self._plan_after(code)
+        self._backstops.clear()
         self._events.note_ended(self)
         own, self._own = self._own, {}
         for on_answer in own.values():
             on_answer(None)
-        if self._is_replaced and not self.is_closing:
-            self._is_replaced = False
-            self.start()
 
     def _plan_after(self, code: int) -> None:
-        if self.is_closing or self._is_replaced:
-            self.why = "is being ended" if self.is_closing else "is being started again"
+        why, self._ending_why = self._ending_why, ""
+        if self.is_closing:
+            self.why = "is being ended"
         elif code in _UNSTARTABLE:
             self.exit_code = code
             self.why = f"cannot be started: {self._last_stderr.removeprefix('shotclock wrap: ')}"
         else:
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
             self.plan_start()
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
             is_paused = self._start_ns == NEVER_NS
-            self.why = f"is {'not started for a while' if is_paused else 'being started again'}, because its wrap {how}"
+            again = "not started for a while" if is_paused else "being started again"
+            self.why = why or f"is {again}, because its wrap {how}"
 
     def close(self) -> None:
         """End the process: the client is gone."""
@@ -288,11 +303,6 @@ class MergedServer:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def kill(self) -> None:
-        """Kill a process that is stuck. Its supervisor kills the server with everything it has started."""
-        if self._process is not None:
-            self._process.kill()
-
     def _end_within(self, limit_ms: int) -> None:
         self._kill_ns = min(self._kill_ns, monotonic_ns() + (limit_ms + END_MARGIN_MS) * NS_PER_MS)
 
@@ -302,26 +312,28 @@ class MergedServer:
     def next_due_ns(self) -> int:
         now_ns = monotonic_ns()
         stalls = [self._full_ns + limit_ms * NS_PER_MS for limit_ms in (STALL_MS, LINE_STALL_MS)]
-        return min(self._start_ns, self._kill_ns, *(at_ns for at_ns in stalls if at_ns > now_ns))
+        backstop_ns = min(self._backstops.values(), default=NEVER_NS)
+        return min(self._start_ns, self._kill_ns, backstop_ns, *(at_ns for at_ns in stalls if at_ns > now_ns))
 
-    def check_clocks(self, now_ns: int) -> None:
+    def check_clocks(self, now_ns: int, *, is_held: bool) -> None:
+        """Deal with limits that are reached. A server that is held may have answers which we have not read."""
         if now_ns >= self._start_ns:
             self.start()
+        overdue = [key for key, due_ns in self._backstops.items() if now_ns >= due_ns]
+        if overdue and is_held:
+            self._backstops |= {key: now_ns + BACKSTOP_MS * NS_PER_MS for key in overdue}
+        elif overdue:
+            self._backstops.clear()
+            self.kill("did not answer within its limits")
         is_stuck = self.writer is not None and self.writer.is_inside_line and self.writer.is_full
         if is_stuck and now_ns >= self._full_ns + LINE_STALL_MS * NS_PER_MS:
-            self._full_ns, self._kill_ns = NEVER_NS, now_ns
+            self._full_ns = NEVER_NS
+            self.kill("did not read a long line")
         if now_ns >= self._kill_ns:
             self._kill_ns = NEVER_NS
-            self.kill()
+            if self._process is not None:
+                self._process.kill()
 
-
-def _read(fd: int) -> bytes | None:
-    """Read once. None: there is nothing yet; empty: the stream has ended."""
-    if fd < 0:
-        return None
-    try:
-        return os.read(fd, READ_SIZE)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
+    def kill(self, why: str) -> None:
+        """Replace a process that is stuck. Its supervisor kills the server with everything it has started."""
+        self.restart(f"is being started again, because its wrap {why} and was killed", signal.SIGKILL)

@@ -7,21 +7,25 @@ discovery that some server refused, those that accepted it are started again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
-from .._version import __version__
-from ..core.clocks import NS_PER_MS
-from ..process.clock import monotonic_ns
-from .failures import CONNECTION_CLOSED, ENVELOPE_KEY
-from .links import ClientLink, Note
-from .merged_server import MergedPhase, MergedServer
-from .messages import JsonObject, Message, encode, error_of
-from .requests import NEVER_NS
+from ..._version import __version__
+from ...core.clocks import NS_PER_MS
+from ...core.envelope import ENVELOPE_KEY
+from ...process.clock import monotonic_ns
+from ..failures import CONNECTION_CLOSED
+from ..links import ClientLink, Note
+from ..messages import JsonObject, Message, encode, error_of
+from ..requests import NEVER_NS
+from .lists import is_plain
+from .server import MergedPhase, MergedServer
 
 # A client waits this long for slow servers, as for a download by npx.
 GREETING_WAIT_MS = 20_000
 _SERVER_INFO: JsonObject = {"name": "shotclock wrap", "version": __version__}
 _SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
+_OLDEST_REVISION, _REVISION = "2024-11-05", re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 _KINDS = ("tools", "prompts", "resources")
 _METHOD_NOT_FOUND, _INVALID_REQUEST = -32601, -32600
 
@@ -39,11 +43,9 @@ class MergedGreeting:
         self._announce = announce
         self._client_id: object = None  # of the greeting that waits for an answer
         self._due_ns = NEVER_NS
-        self._retries: dict[MergedServer, int] = {}
         self._waiting: set[MergedServer] = set()
-        self._late: set[MergedServer] = set()
+        self._discovery: JsonObject | None = None  # None again once the client cannot discover
         self._is_refused = False  # by a server that does not know discovery
-        self._discovery: JsonObject | None = None
         self._discovered: JsonObject = {}
         self._initialize: JsonObject | None = None
         self._is_answered = False
@@ -62,28 +64,32 @@ class MergedGreeting:
     def take_discover(self, message: Message) -> None:
         if self._discovered:  # a probe; the servers have probes of their own
             self._client.write_line(encode({"jsonrpc": "2.0", "id": message.id, "result": self._discovered}))
-            return
-        self._discovery, self._is_refused = message.params, False
-        self._begin(message)
-        for server in self._servers:
-            if server.is_running:
-                self._discover(server)
-        self._finish_if_complete()
+        elif self.is_pending or self._initialize is not None:
+            self._refuse(message.id, _METHOD_NOT_FOUND, "the client has sent a greeting before")
+        else:
+            self._discovery, self._is_refused = message.params, False
+            self._begin(message, set(self._servers))
+            for server in self._servers:
+                if server.is_running:
+                    self._discover(server)
 
     def take_initialize(self, message: Message) -> None:
-        if self._initialize is not None:
-            self._refuse(message.id, _INVALID_REQUEST, "the client has sent initialize before")
+        if self._initialize is not None or self.is_modern:
+            self._refuse(message.id, _INVALID_REQUEST, "the client has sent a greeting before")
             return
+        late = {each for each in self._servers if each.phase is MergedPhase.DISCOVERING and not self.is_pending}
         self._discovery, self._initialize = None, message.params
-        self._begin(message)
+        self._begin(message, set(self._servers) - late)
         for server in self._servers:
-            if server.phase is MergedPhase.UP:
+            if server.greeting:
+                self._leave_discovery(server)
+            elif server.phase in (MergedPhase.UP, MergedPhase.DISCOVERING):  # some never answer what they do not know
                 self._greet(server)
-        self._finish_if_complete()
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: Message, servers: set[MergedServer]) -> None:
         self._client_id, self._due_ns = message.id, monotonic_ns() + GREETING_WAIT_MS * NS_PER_MS
-        self._waiting = {each for each in self._servers if each.exit_code is None} - self._late
+        self._waiting = {each for each in servers if each.exit_code is None}
+        self._finish_if_complete()
 
     def take_envelope(self) -> None:
         """Note a request with the envelope of 2026-07-28, from a client that does not negotiate."""
@@ -119,11 +125,10 @@ class MergedGreeting:
             self._announce(_KINDS)
         elif self._initialize is not None:
             self._greet(server)
-        elif self._discovery is not None and self._client_id is not None:
+        elif self._discovery is not None:
             self._discover(server)
 
     def note_ended(self, server: MergedServer) -> None:
-        self._retries.pop(server, None)
         if server.exit_code is not None:
             self._note(f"shotclock: the server {server.name} {server.why}")
             self._settle(server)
@@ -136,22 +141,24 @@ class MergedGreeting:
     def _take_discovery(self, server: MergedServer, answer: Message | None) -> None:
         if answer is None or _is_unstartable(answer):  # the end of its wrap decides
             return
-        is_late = server in self._late
-        self._late.discard(server)
+        if self._initialize is not None:  # which the server has got meanwhile
+            return
         if server.phase is MergedPhase.DISCOVERING:
             server.phase = MergedPhase.UP
-        if isinstance(answer.result, dict):
-            self._keep_answer(server, answer.result)
-            if is_late:
-                server.replace()
-        elif _failure_of_wrap(answer):
-            server.greeting, server.why = {}, _reason(answer)
-            self._note(f"shotclock: the server {server.name} {server.why}")
-        else:
+        is_accepted = self._keep_answer(server, answer)
+        if self._discovery is None:  # the client has been told to initialize
+            if is_accepted:
+                self._leave_discovery(server)
+            return
+        if not is_accepted and _failure_of_wrap(answer):
+            self._explain(server, answer)
+        elif not is_accepted:
             self._is_refused = True
-        if is_late and server.phase is MergedPhase.UP and self._initialize is not None:
-            self._greet(server)
         self._settle(server)
+
+    def _leave_discovery(self, server: MergedServer) -> None:
+        server.greeting, server.capabilities = {}, None
+        server.restart("is being started again")
 
     def _greet(self, server: MergedServer) -> None:
         server.phase = MergedPhase.GREETING
@@ -160,26 +167,34 @@ class MergedGreeting:
     def _take_greeting(self, server: MergedServer, answer: Message | None) -> None:
         if answer is None or _is_unstartable(answer):
             return
-        if isinstance(answer.result, dict):
-            self._keep_answer(server, answer.result)
+        if self._keep_answer(server, answer):
             server.phase, server.why = MergedPhase.READY, ""
             self._repeat_state(server)
             if self._is_answered:
                 self._note(f"shotclock: the server {server.name} is ready")
                 self._announce([kind for kind in _KINDS if server.has(kind)])
         else:
-            server.phase, server.why = MergedPhase.UP, _reason(answer)
-            self._note(f"shotclock: the server {server.name} {server.why}")
-            now_ns = monotonic_ns()
-            retry_ns = server.restarts.note_crash(now_ns)
-            if _failure_of_wrap(answer) and not server.restarts.open_for_ms(now_ns):
-                self._retries[server] = retry_ns
+            self._explain(server, answer)
+            server.restart(server.why)  # later each time
         self._settle(server)
 
-    def _keep_answer(self, server: MergedServer, result: JsonObject) -> None:
-        server.greeting = result
-        capabilities = result.get("capabilities")
-        server.capabilities = capabilities if isinstance(capabilities, dict) else {}
+    def _explain(self, server: MergedServer, answer: Message) -> None:
+        text = str((_failure_of_wrap(answer) or error_of(answer)).get("message", "it cannot be read"))
+        server.why = f"did not accept the greeting: {text.partition(chr(10))[0][:300]}"
+        self._note(f"shotclock: the server {server.name} {server.why}")
+
+    def _keep_answer(self, server: MergedServer, answer: Message) -> bool:
+        """Keep the answer to a greeting. Return whether it is one."""
+        if not isinstance(answer.result, dict) or not is_plain(answer.result):
+            return False
+        version = answer.result.get("protocolVersion", _OLDEST_REVISION)
+        if not isinstance(version, str) or not _REVISION.fullmatch(version) or version < _OLDEST_REVISION:
+            return False  # the client would leave, because of the oldest revision of all
+        server.greeting = answer.result
+        capabilities = answer.result.get("capabilities")
+        found = capabilities if isinstance(capabilities, dict) else {}
+        server.capabilities = {key: item for key, item in found.items() if isinstance(item, dict)}
+        return True
 
     def _repeat_state(self, server: MergedServer) -> None:
         """Repeat the messages of the client that followed its greeting."""
@@ -190,13 +205,6 @@ class MergedGreeting:
         for owner, params in self._subscriptions.values():
             if owner is server:
                 server.ask("resources/subscribe", params, _drop)
-
-    def want(self, server: MergedServer) -> None:
-        """Try a server again that the client needs."""
-        server.start_if_needed()
-        is_pausing = server in self._retries or server.restarts.open_for_ms(monotonic_ns()) > 0
-        if server.phase is MergedPhase.UP and self._initialize is not None and not is_pausing:
-            self._greet(server)
 
     # --- the answer to the client --------------------------------------------------------------------------------
 
@@ -216,9 +224,9 @@ class MergedGreeting:
             self._answer_discover(id)
 
     def _answer_discover(self, id: object) -> None:
-        accepted = [each for each in self._servers if each.phase is not MergedPhase.DISCOVERING and each.greeting]
+        accepted = [each for each in self._servers if each.greeting]
         versions = _common([each.greeting.get("supportedVersions") for each in accepted])
-        if accepted and versions and not self._is_refused and not self._waiting:
+        if versions and not self._is_refused and not self._waiting:
             if not self.is_modern:
                 self._become_modern()
             self._discovered = {
@@ -231,16 +239,13 @@ class MergedGreeting:
             self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "result": self._discovered}))
             return
         self._discovery = None
-        self._late |= self._waiting
         for server in accepted:
-            server.greeting, server.capabilities = {}, None
-            server.replace()
+            self._leave_discovery(server)
         self._refuse(id, _METHOD_NOT_FOUND, "not every server knows server/discover; use initialize")
 
     def _answer_initialize(self, id: object) -> None:
         ready = [each for each in self._servers if each.is_ready]
-        self._late |= self._waiting
-        if not ready and not self._waiting and not self._late:
+        if not ready and not self._waiting and all(each.phase is MergedPhase.DOWN for each in self._servers):
             reasons = "; ".join(f"{each.name} {each.why}" for each in self._servers)
             self._initialize = None
             self._refuse(id, CONNECTION_CLOSED, f"no server is available: {reasons}")
@@ -266,6 +271,8 @@ class MergedGreeting:
         for kind in _KINDS:
             if isinstance(declared := capabilities.get(kind), dict):
                 declared["listChanged"] = True  # lists change with the servers that are there
+        if isinstance(resources := capabilities.get("resources"), dict) and "subscribe" in resources:
+            resources["subscribe"] = resources["subscribe"] is True
         if isinstance(tasks := capabilities.get("tasks"), dict):
             tasks.pop("list", None)
         parts = []
@@ -286,16 +293,11 @@ class MergedGreeting:
 
     @property
     def next_due_ns(self) -> int:
-        return min(self._due_ns, *self._retries.values(), NEVER_NS)
+        return self._due_ns
 
     def check(self, now_ns: int) -> None:
         if now_ns >= self._due_ns:
             self._finish()
-        for server, retry_ns in list(self._retries.items()):
-            if now_ns >= retry_ns:
-                del self._retries[server]
-                if server.phase is MergedPhase.UP:
-                    self._greet(server)
 
 
 def merged_caching(results: Sequence[JsonObject]) -> JsonObject:
@@ -319,7 +321,7 @@ def _add(whole: JsonObject, part: JsonObject) -> None:
             copy: JsonObject = {}
             _add(copy, item)
             whole[key] = copy
-        elif not have:
+        elif have is None or (have is False and item is True):
             whole[key] = item
 
 
@@ -340,8 +342,3 @@ def _failure_of_wrap(answer: Message) -> JsonObject:
 def _is_unstartable(answer: Message) -> bool:
     """Return whether the wrap is about to end, because its server cannot be started."""
     return _failure_of_wrap(answer).get("code") == "CONNECT_FAILED"
-
-
-def _reason(answer: Message) -> str:
-    text = str((_failure_of_wrap(answer) or error_of(answer)).get("message", ""))
-    return f"did not accept the greeting: {text.partition(chr(10))[0][:300]}"

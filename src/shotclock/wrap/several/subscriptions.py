@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.clocks import NS_PER_MS
-from ..core.value_types import field, record
-from ..process.clock import monotonic_ns
-from .links import ClientLink
-from .merged_server import MergedServer
-from .messages import JsonObject, Key, Message, key_of, notification_line
-from .requests import NEVER_NS
+from ...core.clocks import NS_PER_MS
+from ...core.value_types import field, record
+from ...process.clock import monotonic_ns
+from ..links import ClientLink
+from ..messages import JsonObject, Key, Message, key_of, notification_line
+from ..requests import NEVER_NS
+from .server import MergedServer
 
 SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -88,7 +88,7 @@ class MergedSubscriptions:
         self._acknowledge_if_complete(subscription)
 
     def _acknowledge_if_complete(self, subscription: Subscription) -> None:
-        if not subscription.silent and not subscription.is_acknowledged and subscription.open:
+        if not subscription.silent and not subscription.is_acknowledged:
             subscription.is_acknowledged, subscription.due_ns = True, NEVER_NS
             params = {"notifications": subscription.honored, "_meta": {SUBSCRIPTION_KEY: subscription.id}}
             self._client.write_line(notification_line(ACKNOWLEDGED, params))

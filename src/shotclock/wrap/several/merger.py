@@ -10,21 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..core.clocks import NS_PER_MS
-from ..core.errors import Ending
-from ..core.value_types import record, replace
-from ..process.clock import monotonic_ns
-from ..runtime.call import Effects
-from .failures import WrapFailure, failure_answer
-from .lines import LinePart, id_in_tail, replace_value
-from .links import Note
-from .merged_greeting import MergedGreeting
-from .merged_lists import KINDS, ListReading, MergedDirectory, MergedKind
-from .merged_long_line import LongLine
-from .merged_routes import ROUTED_BY_HEAD, MergedRoutes, NoRoute, Route
-from .merged_server import LINE_STALL_MS, MergedServer
-from .merged_subscriptions import ACKNOWLEDGED, MergedSubscriptions
-from .messages import (
+from ...core.clocks import NS_PER_MS
+from ...core.errors import Ending
+from ...core.value_types import record
+from ...process.clock import monotonic_ns
+from ...runtime.call import Effects
+from ..failures import WrapFailure, failure_answer
+from ..lines import LinePart, replace_value
+from ..links import Note
+from ..messages import (
     LISTEN,
     REVISION_KEY,
     JsonObject,
@@ -36,14 +30,19 @@ from .messages import (
     key_of,
     notification_line,
     read_line,
-    read_long_line,
 )
-from .requests import NEVER_NS, ClientRequest, new_request
-from .writers import LineWriter
+from ..requests import NEVER_NS, ClientRequest, new_request
+from ..writers import LineWriter
+from .greeting import MergedGreeting, merged_caching
+from .lists import KINDS, RESOURCES, TEMPLATES, ListReading, MergedKind
+from .long_lines import MOST_GATHERED, ClientLongLine, ServerLongLine
+from .routes import ROUTED_BY_HEAD, MergedRoutes, Route
+from .server import LINE_STALL_MS, MergedServer
+from .subscriptions import ACKNOWLEDGED, MergedSubscriptions
 
 MOST_EARLY = 100
-# Of a long message whose server is named only behind its large part.
-MOST_GATHERED = 2 * 1024 * 1024
+# Requests of servers that the client has not answered.
+MOST_QUESTIONS = 1_000
 _PARSE_ERROR, _INVALID_REQUEST, _INVALID_PARAMS = -32700, -32600, -32602
 
 
@@ -64,20 +63,17 @@ class Merger:
         self._client = client
         self._note = note
         self._greeting = MergedGreeting(servers, client, note, self._announce)
-        self._directory = MergedDirectory(servers, note)
-        self._routes = MergedRoutes(servers, self._directory)
+        self._routes = MergedRoutes(servers, note)
         self._subscriptions = MergedSubscriptions(client)
         self._early: list[Message] = []  # requests of a client that does not wait for the answer to its greeting
         self._open: dict[Key, tuple[MergedServer, ClientRequest]] = {}
-        self._readings: dict[Key | None, list[ListReading]] = {}
+        self._readings: dict[Key | None, ListReading] = {}
         self._asked: dict[str, ServerQuestion] = {}
         self._ask_count = 0
-        self._client_long: Message | None = None
-        self._client_route: Route | None = None
-        self._client_gathered: bytearray | None = None
+        self._client_line: ClientLongLine | None = None
+        self._server_lines: dict[MergedServer, ServerLongLine] = {}
         self._piece_ns = 0
         self.line_owner: MergedServer | None = None  # whose long line is being passed to the client
-        self._long: dict[MergedServer, LongLine] = {}
         for server in servers:
             server.connect(self)
 
@@ -85,28 +81,34 @@ class Merger:
 
     def take_from_client(self, part: LinePart, piece: bytes) -> None:
         if part is LinePart.START:
-            self._begin_client_line(piece)
+            self._client_line = ClientLongLine(self, piece)
         elif part is not LinePart.WHOLE:
-            self._continue_client_line(part, piece)
-        elif (message := read_line(piece)) is not None:
-            self._take_client_message(message)
+            if self._client_line is not None:
+                self._client_line.add(part, piece)
         elif piece.lstrip()[:1] == b"[":
             self._refuse(None, _INVALID_REQUEST, "batches of messages are not passed on; send each as a line")
         elif piece.strip():
-            self._refuse(None, _PARSE_ERROR, "a line that is no valid message was not passed on")
+            self.take_client_message(read_line(piece))
 
-    def _take_client_message(self, message: Message) -> None:
-        if message.is_request:
+    def take_client_message(self, message: Message | None) -> None:
+        if message is None:
+            self._refuse(None, _PARSE_ERROR, "a line that is no valid message was not passed on")
+        elif message.is_request:
             self._take_request(message)
         elif message.is_answer:
-            self._take_client_answer(message)
-        elif message.method is not None:
+            question = self._asked.pop(message.id, None) if isinstance(message.id, str) else None
+            line = None if question is None else message.with_id(question.id)
+            if question is not None and line is not None:
+                question.server.send(line)
+        else:
             self._take_client_notification(message)
 
     def _take_request(self, message: Message) -> None:
         if REVISION_KEY in message.meta and message.method != "server/discover":
             self._greeting.take_envelope()
         match message.method:
+            case _ if message.key in self._open or message.key in self._readings:
+                self._refuse(message.id, _INVALID_REQUEST, "another request with this id is open")
             case "initialize":
                 self._greeting.take_initialize(message)
             case "server/discover":
@@ -131,96 +133,96 @@ class Merger:
         error = {"code": code, "message": f"shotclock: {text}"}
         self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "error": error}))
 
+    def refuse_long(self, id: object) -> None:
+        text = f"a message of more than {MOST_GATHERED} bytes does not name its server near its start"
+        self._refuse(id, _INVALID_REQUEST, text)
+
     def _set_level(self, message: Message) -> None:
         """Set the log level of every server that has one, and answer when all have answered."""
         self._greeting.keep_level(message.params)
-        having = [each for each in self._servers if each.is_ready and each.has("logging")]
-        waiting = set(having)
+        waiting = {each for each in self._servers if each.is_ready and each.has("logging")}
 
         def finish(server: MergedServer, answer: Message | None) -> None:
             waiting.discard(server)
             if not waiting:
                 self._answer(message.id, {})
 
-        for server in having:
+        for server in list(waiting):
             server.ask("logging/setLevel", message.params, partial(finish, server))
-        if not having:
+        if not waiting:
             self._answer(message.id, {})
 
     def _list(self, message: Message, kind: MergedKind) -> None:
+        def answer(reading: ListReading, objects: list[JsonObject]) -> None:
+            caching = {"resultType": "complete", **merged_caching(reading.results)} if self._greeting.is_modern else {}
+            self._answer(message.id, {kind.name: objects, **caching})
+
         if message.params.get("cursor") is not None:
             self._refuse(message.id, _INVALID_PARAMS, "the list has one page, so there is no such cursor")
-            return
+        else:
+            self._read_list(kind, message, answer)
 
-        def answer(reading: ListReading) -> None:
-            self._readings.pop(message.key, None)
-            self._answer(message.id, reading.result(self._directory, is_modern=self._greeting.is_modern))
+    def _read_list(
+        self, kind: MergedKind, message: Message, then: Callable[[ListReading, list[JsonObject]], None]
+    ) -> None:
+        def finish(reading: ListReading) -> None:
+            del self._readings[message.key]
+            then(reading, self._routes.merge(reading))
 
-        self._read_list(kind, message, answer)
-
-    def _read_list(self, kind: MergedKind, message: Message, then: Callable[[ListReading], None]) -> None:
         for server in self._servers:
-            self._greeting.want(server)
-        meta = envelope_of_protocol(message.meta)
-        reading = ListReading(kind, self._servers, meta, self._note, then)
-        self._readings.setdefault(message.key, []).append(reading)
+            server.start_if_needed()
+        reading = ListReading(kind, self._servers, envelope_of_protocol(message.meta), self._note, finish)
+        self._readings[message.key] = reading
         reading.begin()
 
-    def _read_lists_first(self, message: Message, kinds: Sequence[MergedKind]) -> None:
-        """Route a request after reading lists that the client has not read."""
-        left = {kind.name for kind in kinds}
+    def _route_request(self, message: Message, *, has_read_lists: bool = False) -> None:
+        def route_again(reading: ListReading, objects: list[JsonObject]) -> None:
+            self._route_request(message, has_read_lists=True)
 
-        def finish(reading: ListReading) -> None:
-            self._directory.take(reading)
-            left.discard(reading.kind.name)
-            if not left:
-                self._readings.pop(message.key, None)
-                self._route_request(message)
-
-        for kind in kinds:
-            self._read_list(kind, message, finish)
-
-    def _route_request(self, message: Message) -> None:
         route = self._routes.find(message)
-        if isinstance(route, NoRoute):
-            if route.unread:
-                self._read_lists_first(message, route.unread)
-            else:
-                self._refuse(message.id, _INVALID_PARAMS, route.why)
-            return
-        server = route.server
-        if not server.is_ready:
-            self._greeting.want(server)
-        request = self._request_to(server, message)
-        if not server.is_ready or server.is_stalled(request.arrived_ns):
-            why = server.why if not server.is_ready else "does not read its messages"
-            self._fail_unsent(request, server, why)
-            return
-        self._open[request.key] = server, request
-        server.send(route.line)
-        if message.method in ("resources/subscribe", "resources/unsubscribe"):
-            self._greeting.keep_subscription(server, message)
+        if isinstance(route, Route):
+            is_sent = route.server.is_ready and not route.server.is_stalled(monotonic_ns())
+            if is_sent:
+                route.server.send(route.line)
+            self.note_sent(route.server, message, is_sent=is_sent)
+        elif route.may_be_listed and not has_read_lists:
+            self._read_list(RESOURCES, message, lambda *_: self._read_list(TEMPLATES, message, route_again))
+        else:
+            self._refuse(message.id, _INVALID_PARAMS, route.why)
 
-    def _request_to(self, server: MergedServer, message: Message) -> ClientRequest:
+    def find_route(self, message: Message) -> Route | None:
+        if message.is_answer:
+            question = self._asked.pop(message.id, None) if isinstance(message.id, str) else None
+            line = None if question is None else message.with_id(question.id)
+            return None if question is None or line is None else Route(question.server, line)
+        found = self._routes.find(message) if message.method in ROUTED_BY_HEAD else None
+        return found if isinstance(found, Route) else None
+
+    def note_sent(self, server: MergedServer, message: Message, *, is_sent: bool) -> None:
+        """Open a request, or answer one that could not be sent."""
         request = new_request(message, monotonic_ns())
         request.line = b""  # the wrap of the server repeats what may be repeated
         if request.is_call:
             request.effects = Effects()
         request.limits = server.entry.limits.of(request.method, request.tool.removeprefix(server.entry.prefix))
-        return request
-
-    def _fail_unsent(self, request: ClientRequest, server: MergedServer, why: str) -> None:
-        what = f"was not sent: the server {server.name} {why}"
-        failure = WrapFailure("SERVICE_UNAVAILABLE", what, Ending.NOT_STARTED)
-        if server.exit_code is not None:
-            failure.code, failure.advice = "CONNECT_FAILED", "Another call fails in the same way: use other tools"
-        self._fail(request, failure)
+        if not is_sent:
+            server.start_if_needed()
+            why = "could not take its message" if server.is_ready else server.why
+            failure = WrapFailure(
+                "SERVICE_UNAVAILABLE", f"was not sent: the server {server.name} {why}", Ending.NOT_STARTED
+            )
+            if server.exit_code is not None:
+                failure.code, failure.advice = "CONNECT_FAILED", "Another call fails in the same way: use other tools"
+            self._fail(request, failure)
+            return
+        self._open[request.key] = server, request
+        server.expect(request.key, request.method, request.limits)
+        if message.method in ("resources/subscribe", "resources/unsubscribe"):
+            self._greeting.keep_subscription(server, message)
 
     def _fail(self, request: ClientRequest, failure: WrapFailure) -> None:
         _, line = failure_answer(request, failure, is_modern=self._greeting.is_modern)
         self._client.write_line(line)
-
-    # --- notifications and answers of the client -----------------------------------------------------------------
 
     def _take_client_notification(self, message: Message) -> None:
         match message.method:
@@ -234,7 +236,7 @@ class Merger:
                 if question is not None:
                     line = replace_value(message.line, ("params", "progressToken"), question.token)
                     question.server.send(line or message.line)
-            case _:
+            case str(method) if method.startswith("notifications/"):  # not a call without an id
                 for server in self._servers:
                     if server.is_ready:
                         server.send(message.line)
@@ -244,82 +246,22 @@ class Merger:
         if key is None:
             return
         self._early = [each for each in self._early if each.key != key]
-        for reading in self._readings.pop(key, []):
+        if (reading := self._readings.pop(key, None)) is not None:
             reading.is_over = True
         self._subscriptions.cancel(key, message.line)
-        found = self._open.pop(key, None)
-        if found is not None:
-            found[0].send(message.line)
-
-    def _take_client_answer(self, message: Message) -> None:
-        question = self._asked.pop(message.id, None) if isinstance(message.id, str) else None
-        line = None if question is None else message.with_id(question.id)
-        if question is not None and line is not None:
-            question.server.send(line)
-
-    # --- long lines of the client --------------------------------------------------------------------------------
-
-    def _begin_client_line(self, head: bytes) -> None:
-        message = self._client_long = read_long_line(head)
-        self._client_route, self._client_gathered = None, bytearray()
-        if message is None:
-            return
-        if message.is_answer and isinstance(message.id, str) and (question := self._asked.pop(message.id, None)):
-            line = message.with_id(question.id)
-            self._client_route = None if line is None else Route(question.server, line)
-        elif message.method in ROUTED_BY_HEAD and not message.is_answer:
-            found = self._routes.find(message)
-            self._client_route = None if isinstance(found, NoRoute) else found  # its end may tell more
-        if (route := self._client_route) is None:
-            self._client_gathered += head
-        elif route.server.is_ready:
-            self._client_gathered = None
-            route.server.send_piece(LinePart.START, route.line)
-
-    def _continue_client_line(self, part: LinePart, piece: bytes) -> None:
-        route, gathered = self._client_route, self._client_gathered
-        if route is not None:
-            self._continue_routed(route, part, piece, is_sent=gathered is None)
-        elif gathered is not None and len(gathered) <= MOST_GATHERED:
-            gathered += piece
-        if part is not LinePart.END:
-            return
-        message, self._client_long, self._client_route, self._client_gathered = self._client_long, None, None, None
-        if route is not None or gathered is None:
-            return
-        if len(gathered) <= MOST_GATHERED:
-            self.take_from_client(LinePart.WHOLE, bytes(gathered))
-        else:
-            id = message.id if message is not None and message.key is not None else id_in_tail(piece)
-            text = f"a message of more than {MOST_GATHERED} bytes does not name its server near its start"
-            self._refuse(id, _INVALID_REQUEST, text)
-
-    def _continue_routed(self, route: Route, part: LinePart, piece: bytes, *, is_sent: bool) -> None:
-        """Pass a piece on. The request is open from its end on: before, the server could not begin with it."""
-        message = self._client_long
-        if is_sent:
-            route.server.send_piece(part, piece)
-        if part is not LinePart.END or message is None or message.is_answer:
-            return
-        if message.key is None:
-            id = id_in_tail(piece)
-            message = replace(message, id=id, key=key_of(id))
-        if message.key is None:
-            return
-        request = self._request_to(route.server, message)
-        if is_sent:
-            self._open[message.key] = route.server, request
-        else:
-            self._fail_unsent(request, route.server, "was not ready when it came")
+        if key in self._open:
+            server, _ = self._open.pop(key)
+            server.expect_no_more(key)
+            server.send(message.line)
 
     # --- from a server -------------------------------------------------------------------------------------------
 
     def take_from_server(self, server: MergedServer, part: LinePart, piece: bytes) -> None:
         if part is LinePart.START:
-            self._long[server] = LongLine(self, server, piece)
+            self._server_lines[server] = ServerLongLine(self, server, piece)
         elif part is not LinePart.WHOLE:
-            if (line := self._long.get(server)) is not None:
-                line.add(part, piece)
+            line = self._server_lines.pop(server) if part is LinePart.END else self._server_lines[server]
+            line.add(part, piece)
         elif (message := read_line(piece)) is not None:
             self.take_server_message(server, message)
 
@@ -329,18 +271,21 @@ class Merger:
                 server.take_own_answer(message)
             elif self._subscriptions.is_open(message.key):
                 self._subscriptions.take_answer(server, message)
-            else:
+            elif message.key is None or self.note_answered(server, message):
                 self._client.write_line(message.line)
-                self.note_answered(server, message)
         elif message.is_request:
             self._client.write_line(self.open_question(server, message))
         else:
             self._take_server_notification(server, message)
 
-    def note_answered(self, server: MergedServer, message: Message) -> None:
-        if message.key is not None:
-            self._open.pop(message.key, None)
-        self._routes.note_result(server, message.result)
+    def note_answered(self, server: MergedServer, message: Message) -> bool:
+        """Close a request. Return False if the client does not wait for its answer by this server."""
+        if message.key is None or self._open.get(message.key, (None,))[0] is not server:
+            return False
+        del self._open[message.key]
+        server.expect_no_more(message.key)
+        self._routes.note_task(server, message.result)
+        return True
 
     def open_question(self, server: MergedServer, message: Message) -> bytes:
         """Return the line of a request of a server, with an id and a progress token of ours."""
@@ -355,6 +300,8 @@ class Merger:
         new_id = f"{server.name}-{self._ask_count}"
         if isinstance(id, str | int):
             self._asked[new_id] = ServerQuestion(server, id, token)
+            if len(self._asked) > MOST_QUESTIONS:
+                del self._asked[next(iter(self._asked))]
         return new_id
 
     def _take_server_notification(self, server: MergedServer, message: Message) -> None:
@@ -373,18 +320,12 @@ class Merger:
             line = notification_line(message.method, {**message.params, "requestId": new_id})
         self._client.write_line(line)
 
-    def has_request_of_client(self, server: MergedServer) -> bool:
-        return any(owner is server for owner, _ in self._open.values())
-
     def pass_piece(self, server: MergedServer, part: LinePart, piece: bytes) -> None:
         if self.line_owner not in (None, server):
             return  # the last words of a server, while the client is being left
         self._client.write_piece(part, piece)
         self._piece_ns = monotonic_ns()
         self.line_owner = None if part is LinePart.END else server
-
-    def forget_long_line(self, server: MergedServer) -> None:
-        self._long.pop(server, None)
 
     # --- processes of the servers --------------------------------------------------------------------------------
 
@@ -395,12 +336,12 @@ class Merger:
 
     def note_ended(self, server: MergedServer) -> None:
         """Answer the requests in flight, and withdraw the questions of a server whose process has ended."""
-        self.forget_long_line(server)
+        self._server_lines.pop(server, None)
         if self.line_owner is server:
             self.line_owner = None
             self._client.break_line()
-        if self._client_route is not None and self._client_route.server is server:
-            self._client_gathered = bytearray()  # the rest is dropped, and answered at its end
+        if self._client_line is not None:
+            self._client_line.lose(server)
         if not server.is_closing:
             what = f"was lost: the server {server.name} {server.why}"
             for key, (owner, request) in list(self._open.items()):
@@ -425,10 +366,9 @@ class Merger:
 
     @property
     def next_due_ns(self) -> int:
-        readings = (reading.due_ns for each in self._readings.values() for reading in each)
         line_ns = NEVER_NS if self.line_owner is None else self._piece_ns + LINE_STALL_MS * NS_PER_MS
         own_ns = min(self._greeting.next_due_ns, self._subscriptions.next_due_ns)
-        return min(own_ns, line_ns, min(readings, default=NEVER_NS))
+        return min(own_ns, line_ns, *(each.due_ns for each in self._readings.values()))
 
     def check(self, now_ns: int) -> None:
         self._greeting.check(now_ns)
@@ -440,7 +380,6 @@ class Merger:
         if self.line_owner is not None and now_ns >= self._piece_ns + LINE_STALL_MS * NS_PER_MS:
             self._piece_ns = now_ns
             if not self._client.has_unwritten:  # otherwise the client is slow
-                self.line_owner.kill()
-        for readings in list(self._readings.values()):
-            for reading in list(readings):
-                reading.check(now_ns)
+                self.line_owner.kill("stopped in the middle of a line")
+        for reading in list(self._readings.values()):
+            reading.check(now_ns)
