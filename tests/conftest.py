@@ -16,14 +16,14 @@ import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shotclock.process.environment import AGENT_MARKS
+from shotclock.process.leftovers import MARK, Watch
 from tests.warm import WarmStart, be_ready, end_zygotes, spawn_warm, spawning_cold, starting_warm, zygote_pids
 
 pytest_plugins = ["tests.asking_again"]
@@ -48,8 +48,6 @@ SIDE_EFFECTS = {"none", "partial", "complete", "unknown"}
 
 SURVIVORS_GONE_WITHIN_S = 3.0  # what the code under test may still be stopping when the test returns
 KILLED_GONE_WITHIN_S = 5.0  # after our own SIGKILL: only a process stuck in the kernel runs this out
-POLL_S = 0.02
-MOST_GENERATIONS = 1000  # a pid that is used again while we walk up could close a circle
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -169,148 +167,6 @@ def validate_envelope() -> Callable[[dict[str, Any]], dict[str, Any]]:
 # --- survivors ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Process:
-    pid: int
-    ppid: int
-    state: str  # one letter, as in proc(5): R, S, D, T, Z, …
-    started: int  # clock ticks since boot: with the pid, an identity that is never reused
-    image: tuple[str, ...]  # where stack and environment lie: random per exec, inherited by a bare fork
-    name: str
-
-    @cached_property
-    def cmdline(self) -> str:
-        """Looked up when it was found; its name once it is gone."""
-        found = read_whole(f"/proc/{self.pid}/cmdline") or b""
-        return found.replace(b"\0", b" ").decode("utf-8", "replace").strip() or f"[{self.name}]"
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        return self.pid, self.started
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} (parent {self.ppid}, state {self.state}): {self.cmdline}"
-
-
-def read_process(pid: int) -> Process | None:
-    """None when it has gone meanwhile."""
-    stat = read_whole(f"/proc/{pid}/stat")
-    if not stat:
-        return None
-    # The name may hold spaces and parentheses: split after the last one. fields[n] is field n + 3 of proc(5).
-    name, _, rest = stat.decode("utf-8", "replace").partition("(")[2].rpartition(")")
-    fields = rest.split()
-    image = (fields[25], fields[47], fields[48])  # startstack, env_start, env_end
-    state = "S" if fields[0] == "Z" and int(fields[17]) > 1 else fields[0]  # only its main thread has ended
-    return Process(pid, int(fields[1]), state, int(fields[19]), image, name)
-
-
-def read_whole(path: str) -> bytes | None:
-    """A file of /proc, None when it has gone. Every test looks at all of them several times: no `Path`, no buffers."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        content = b""
-        while chunk := os.read(fd, 65536):
-            content += chunk
-        return content
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-@dataclass
-class Watch:
-    """Finds what a test started, however it daemonised. `alive()` is there for tests to ask in mid-flight.
-
-    A process is the test's when it carries the token in its environment, or descends from us, or is a bare
-    fork of us or of a program that was started warm (which shows the environment *we* were, or the zygote was,
-    started with). The one that escapes: scrubbed environment, exec'd and reparented before we looked.
-    """
-
-    token: str
-    before: set[int] = field(default_factory=set)
-    """Pids of whoever was there when it began. The kernel gives one again only after all the others: no test starts so
-    many. So nobody is looked at who was there before, and a look costs what the test started, not what the machine has.
-    """
-    seen: dict[tuple[int, int], Process] = field(default_factory=dict)
-    _without_token: set[tuple[int, int, tuple[str, ...]]] = field(default_factory=set)
-    """Whose environment was looked at: when started, and in which image, for another exec brings another one."""
-
-    def begin(self) -> None:
-        """What is there now is not the test's."""
-        self.before = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-
-    def alive(self) -> list[Process]:
-        """What the test started and is still there; of zombies only those that are ours to reap."""
-        me = os.getpid()
-        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - self.before
-        there = {p.pid: p for p in map(read_process, pids) if p is not None}
-        if not there:
-            return []
-        zygotes = zygote_pids()
-        # Unreadable images are all zeros, and so would be somebody else's.
-        images = {p.image for pid in (me, *zygotes) if (p := read_process(pid)) and p.image[0] != "0"}
-
-        def descends_from_me(process: Process | None) -> bool:
-            for _ in range(MOST_GENERATIONS):
-                if process is None or process.ppid == me:
-                    break
-                process = there.get(process.ppid) or read_process(process.ppid)
-            return process is not None and process.ppid == me
-
-        def is_ours(process: Process) -> bool:
-            if process.pid in zygotes:
-                return False
-            if process.state in "ZX":
-                return process.ppid == me
-            return process.image in images or descends_from_me(process) or self.carries_token(process)
-
-        found = sorted(filter(is_ours, there.values()), key=lambda p: p.pid)
-        for process in found:
-            _ = process.cmdline  # it may be gone when somebody wants to read it
-        self.seen.update({p.identity: p for p in found})
-        return found
-
-    def carries_token(self, process: Process) -> bool:
-        known = (process.pid, process.started, process.image)
-        if process.image[0] == "0" or known in self._without_token:  # not readable, as little as the environment
-            return False
-        environ = read_whole(f"/proc/{process.pid}/environ") or b""
-        if f"SHOTCLOCK_TEST_MARK={self.token}".encode() in environ.split(b"\0"):
-            return True
-        if environ:  # in the middle of an exec there is none
-            self._without_token.add(known)
-        return False
-
-    def wait_until_alone(self, within_s: float, kill: bool = False) -> list[Process]:
-        """What is left after `within_s`. Two clean looks in a row, for a look at /proc is no snapshot."""
-        give_up_at = time.monotonic() + within_s
-        clean_looks = 0
-        while clean_looks < 2:
-            survivors = self.alive()
-            clean_looks = 0 if survivors else clean_looks + 1
-            if kill:
-                for process in survivors:
-                    end(process)
-            if survivors and time.monotonic() >= give_up_at:
-                return survivors
-            if survivors:
-                time.sleep(POLL_S)
-        return []
-
-
-def end(process: Process) -> None:
-    try:
-        os.kill(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, os.WNOHANG)
-    except OSError:  # gone by itself, or not our child to reap
-        pass
-
-
 @pytest.fixture
 def no_survivors() -> Iterator[Watch]:
     """Fails the test if anything it started is still there 3 s after it returned.
@@ -321,17 +177,17 @@ def no_survivors() -> Iterator[Watch]:
     """
     if not Path("/proc/self/environ").exists():
         pytest.skip("survivors are found through /proc")
-    watch = Watch(uuid.uuid4().hex)
+    watch = Watch(uuid.uuid4().hex, zygote_pids)
     watch.begin()
-    before = os.environ.get("SHOTCLOCK_TEST_MARK")
-    os.environ["SHOTCLOCK_TEST_MARK"] = watch.token
+    before = os.environ.get(MARK)
+    os.environ[MARK] = watch.token
     try:
         yield watch
     finally:
         if before is None:
-            os.environ.pop("SHOTCLOCK_TEST_MARK", None)
+            os.environ.pop(MARK, None)
         else:
-            os.environ["SHOTCLOCK_TEST_MARK"] = before
+            os.environ[MARK] = before
         survivors = watch.wait_until_alone(SURVIVORS_GONE_WITHIN_S)
         immortal = watch.wait_until_alone(KILLED_GONE_WITHIN_S, kill=True) if survivors else []
     if survivors:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from tests.server.client import ENDED_WITHIN_S, run, url_said_by
+from tests.server.client import ENDED_WITHIN_S, envelope_in, run, url_said_by
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -137,7 +137,7 @@ def test_a_server_starts_by_itself_on_stdin_and_stdout(started: Any) -> None:
 
     async def scenario() -> Any:
         async with Client(parameters) as client:
-            return (await client.call_tool("double", {"n": 4})).structured_content
+            return envelope_in(await client.call_tool("double", {"n": 4}))
 
     assert run(scenario())["data"] == {"result": 8}
 

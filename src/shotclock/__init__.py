@@ -3,6 +3,7 @@
 The layout, from the outside in:
 
     shotclock/    app: the App framework and composition root         ui_tools: an App of ours         _version
+      testing/    kit for tests of an App: calls, an MCP client in memory, assertions, a pytest plugin
       cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
       server/     MCP over stdio and HTTP; web/: the operators' page and its API
       temporal/   a run on other machines: its workflow, the activity for a step, worker, client, front end, dev server
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
     from .core.errors import Failure as Failure
     from .core.errors import SideEffects as SideEffects
     from .core.errors import register_error as register_error
+    from .core.secret_parameters import Secret as Secret
+    from .process.content import Audio as Audio
+    from .process.content import EmbeddedResource as EmbeddedResource
+    from .process.content import File as File
+    from .process.content import Image as Image
+    from .process.content import Message as Message
+    from .process.content import ResourceLink as ResourceLink
     from .process.context import Context as Context
     from .process.context import Stopped as Stopped
     from .runtime.run_async import arun as arun
@@ -47,15 +55,22 @@ if TYPE_CHECKING:
 
 _HOME = {
     "App": "app",
+    "Audio": "process.content",
     "Clocks": "core.clocks",
     "Context": "process.context",
     "DurationError": "core.clocks",
+    "EmbeddedResource": "process.content",
     "Ending": "core.errors",
     "Envelope": "core.envelope",
     "Failure": "core.errors",
+    "File": "process.content",
+    "Image": "process.content",
     "Interruption": "core.catalogue",
+    "Message": "process.content",
     "Operation": "core.catalogue",
+    "ResourceLink": "process.content",
     "Runtime": "runtime.runtime",
+    "Secret": "core.secret_parameters",
     "SideEffects": "core.errors",
     "Stopped": "process.context",
     "arun": "runtime.run_async",

@@ -22,8 +22,20 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from string import Formatter
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack, get_type_hints, overload
+from types import TracebackType, UnionType
+from typing import (
+    Any,
+    NamedTuple,
+    Self,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
 from .core.arguments import (
@@ -45,18 +57,23 @@ from .core.catalogue import (
     Interruption,
     Isolation,
     Operation,
+    SecretParameter,
     hyphenate,
 )
 from .core.clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_duration_ms
+from .core.content import holds_content, mentions_content
 from .core.envelope import Envelope
 from .core.errors import Failure, SideEffects, error_entry
 from .core.manifest import CONFIRM_FLAG, flag_name
 from .core.overtime import OvertimeError, OvertimePolicy
 from .core.proposal import Policy
+from .core.served import ServedOptions, check_served_options, read_listing, served_spec
+from .core.streaming import collect_items, yields
 from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
+from .process.running_call import MAIN_ALIAS
 from .runtime.call import CallRequest
 from .runtime.executor import DEFAULT_WARM
 from .runtime.preloaded_zygote import Program
@@ -64,11 +81,8 @@ from .runtime.runtime import Runtime
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESERVED = {
-    *("timeout", "budget", "json", "debug", CONFIRM_FLAG, "validate-only", "idempotency-key"),
-    *("heartbeat-interval", "heartbeat-ms", "resume-from", "help"),
-}
-"""Names that a parameter cannot have: options of every command line."""
+RESERVED = {CONFIRM_FLAG, "help"}
+"""Names that a parameter cannot have. The first is an argument over MCP as well; the second describes the command."""
 DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -103,6 +117,11 @@ class Declared(TypedDict, total=False):
     concurrency: int | None
     stdin: bool
     mcp: bool
+    title: str | None
+    description: str | None
+    icons: Iterable[Any] | None
+    open_world: bool | None
+    meta: Mapping[str, Any] | None
 
 
 DEFAULT_OPTIONS: Declared = {
@@ -129,6 +148,7 @@ class App:
         proposals: bool = False,
         debug: bool = False,
         elicitation: bool = False,
+        list_page_size: int | None = None,
     ) -> None:
         """Make an app without commands. The options are described in docs/reference/app.md.
 
@@ -146,16 +166,21 @@ class App:
         self.proposals = proposals
         self.debug = debug
         self.elicitation = elicitation
+        if list_page_size is not None and list_page_size < 1:
+            raise ValueError("list_page_size must be at least 1")
+        self.list_page_size = list_page_size
         self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
         self._commands: dict[str, CommandSpec] = {}
+        self._served: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._key = name
         self._running: Dispatcher | None = None
         self._inside = 0
+        # Unique in its module, not among all: a worker imports this module alone.
+        self._key = key = name if self._module in ("__main__", MAIN_ALIAS) else f"{self._module}/{name}"
         for number in range(2, 1000):
             if self._key not in APPS:
                 break
-            self._key = f"{name}-{number}"
+            self._key = f"{key}-{number}"
         APPS[self._key] = self
 
     # --- declaring ----------------------------------------------------------------------------------------
@@ -187,6 +212,12 @@ class App:
     def _declare(self, function: Callable[..., Any], options: Declared) -> None:
         name = options.get("name") or function.__name__.strip("_")
         self._check_name(name)
+        if is_streaming := yields(function):
+            function = collect_items(function)
+        if secrets := _find_secrets(function, self.name):
+            from .core.secret_parameters import supply_secrets  # imports pydantic
+
+            function = supply_secrets(function, secrets, os.environ)
         parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
         options["steps"] = tuple(options["steps"])
         _check_options(name, options, parameters)
@@ -205,9 +236,9 @@ class App:
         is_async = inspect.iscoroutinefunction(function)
         spec = CommandSpec(
             name=name,
-            handler=HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async),
+            handler=self._reference(name, is_async),
             summary=documentation.summary,
-            description=documentation.text,
+            description=options.get("description") or documentation.text,
             input_schema=schema,
             output_schema=_output_schema(function),
             positionals=tuple(p.name for p in parameters if p.kind == "by place or name" and p.name != decision),
@@ -228,12 +259,79 @@ class App:
             on_mcp=options["mcp"] and options.get("requires_person") is None,
             overtime=_read_overtime(name, options.get("overtime"), clocks),
             min_time_ms=_read_min_time(name, options.get("min_time"), clocks),
+            open_world=options.get("open_world"),
+            listing=read_listing(options),
+            secrets=secrets,
+            streams=is_streaming,
         )
         spec.operation()  # rejects an impossible isolation
         self._commands[name] = spec
         if not is_async and not options["stdin"]:
             function = _refuse_questions(function, name)
-        self._functions[name] = _check_result(function, spec)
+        self._functions[name] = _keep_exit_code(_check_result(function, spec), name)
+
+    def _reference(self, name: str, is_async: bool) -> HandlerReference:
+        return HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async)
+
+    def resource(self, uri: str, /, **options: Unpack[ServedOptions]) -> Callable[[F], F]:
+        """Make a function a resource of the server; with `{name}` parts in the URI, a template of resources.
+
+        It returns a text, bytes, content, a list of these, or a value that is sent as JSON.
+        """
+        if not isinstance(uri, str):
+            raise TypeError("@app.resource needs a URI, as in @app.resource('docs://readme')")
+        return lambda function: self._serve(function, "resource", uri, options)
+
+    @overload
+    def prompt(self, function: F, /) -> F: ...
+
+    @overload
+    def prompt(self, name: str | None = None, /, **options: Unpack[ServedOptions]) -> Callable[[F], F]: ...
+
+    def prompt(self, name: Any = None, /, **options: Unpack[ServedOptions]) -> Any:
+        """Make a function a prompt of the server. It returns a text, a `Message`, content, or a list of these."""
+        if callable(name):
+            return self._serve(name, "prompt", name.__name__, options)
+        shown = name or options.get("name")
+        return lambda function: self._serve(function, "prompt", shown or function.__name__, options)
+
+    @overload
+    def completion(self, function: F, /) -> F: ...
+
+    @overload
+    def completion(
+        self, of: str | None = None, argument: str | None = None, /, **options: Unpack[ServedOptions]
+    ) -> Callable[[F], F]: ...
+
+    def completion(self, of: Any = None, argument: str | None = None, /, **options: Unpack[ServedOptions]) -> Any:
+        """Make a function complete an argument of a prompt or of a resource template.
+
+        It gets the `value` so far and, if it has such a parameter, the other `arguments`. Without a prompt or template
+        it completes all others, and gets `ref`, `argument` and `context` as the protocol has them.
+        """
+        if callable(of):
+            return self._serve(of, "completion", "*", options)
+        if (of is None) != (argument is None):
+            raise TypeError("@app.completion needs a prompt or a template, and the name of its argument")
+        subject = "*" if of is None else f"{of} {argument}"
+        return lambda function: self._serve(function, "completion", subject, options)
+
+    def _serve(self, function: F, kind: str, subject: str, options: ServedOptions) -> F:
+        from .process.served_results import conversion_of  # takes 2 ms, which Apps with commands only do not need
+
+        check_served_options(kind, options)
+        written: Any = options
+        clocks = _read_clocks(f"{kind} {subject}", written, None, self.clocks)
+        documentation = _read_documentation(function)
+        spec = served_spec(kind, subject, function, options, clocks, self._reference, documentation)
+        if spec.name in self._served:
+            raise ValueError(f"{self.name} already has the {spec.name}")
+        _check_placeholders(spec.name, spec.single_flight or "", set(spec.input_schema["properties"]))
+        spec.operation()
+        self._served[spec.name] = spec
+        ready = function if inspect.iscoroutinefunction(function) else _refuse_questions(function, spec.name)
+        self._functions[spec.name] = _change_result(ready, conversion_of(kind, spec.listing.mime_type))
+        return function
 
     def _check_name(self, name: str) -> None:
         if not _COMMAND_NAME.fullmatch(name):
@@ -256,6 +354,8 @@ class App:
             proposals=self.proposals,
             elicitation=self.elicitation,
             commands=tuple(self._commands.values()),
+            served=tuple(self._served.values()),
+            list_page_size=self.list_page_size,
             debug=self.debug,
             clocks=self.clocks,
             file=self._file() if any(spec.approval is not None for spec in self._commands.values()) else None,
@@ -267,7 +367,7 @@ class App:
 
     def handler(self, name: str) -> Callable[..., Any]:
         """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
-        if name.endswith("?"):
+        if name.endswith("?") and name not in self._functions:
             return _argument_checker(self._functions[name[:-1]])
         return self._functions[name]
 
@@ -322,38 +422,43 @@ class App:
         budget: object = None,
         idempotency_key: str | None = None,
         on_progress: Progress | None = None,
+        on_item: Callable[[object], None] | None = None,
         confirm_destructive: bool = False,
     ) -> Envelope:
+        request = call_request(
+            command,
+            arguments,
+            timeout=timeout,
+            budget=budget,
+            idempotency_key=idempotency_key,
+            on_progress=on_progress,
+            on_item=on_item,
+            confirm_destructive=confirm_destructive,
+        )
         async with self:  # calls without a context share the running one, too
             assert self._running is not None  # it was entered
-            return await self._running.call(
-                CallRequest(
-                    command,
-                    arguments,
-                    Clocks.of(timeout=timeout),
-                    budget_ms=None if budget is None else parse_duration_ms(budget),
-                    idempotency_key=idempotency_key,
-                    on_progress=on_progress,
-                    confirmed=confirm_destructive,
-                )
-            )
+            return await self._running.call(request)
 
     async def __aenter__(self) -> Self:
         if self._running is None:
-            runtime = Runtime(
-                operations=self._operations(),
-                clocks=self.clocks,
-                workers=self.workers or DEFAULT_WARM,
-                program=self.program,
-            )
-            self._running = await Dispatcher(self.catalogue(), runtime, program=self.program).__aenter__()
+            self._running = await self.dispatcher().__aenter__()
         self._inside += 1
         return self
+
+    def dispatcher(self) -> Dispatcher:
+        """Return a dispatcher of the commands with workers of its own, to be entered."""
+        runtime = Runtime(
+            operations=self._operations(),
+            clocks=self.clocks,
+            workers=self.workers or DEFAULT_WARM,
+            program=self.program,
+        )
+        return Dispatcher(self.catalogue(), runtime, program=self.program)
 
     def _operations(self) -> list[Operation]:
         """Return the operations: by reference for worker processes, as functions for this process."""
         made = []
-        for spec in self._commands.values():
+        for spec in (*self._commands.values(), *self._served.values()):
             operation = spec.operation()
             if operation.place == "inline":
                 operation = replace(operation, handler=self._functions[spec.name])
@@ -369,6 +474,32 @@ class App:
         running, self._running = self._running, None
         if running is not None:
             await running.__aexit__(kind, error, trace)
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of `App.call_with`."""
+
+    timeout: object
+    budget: object
+    idempotency_key: str | None
+    on_progress: Progress | None
+    on_item: Callable[[object], None] | None
+    confirm_destructive: bool
+
+
+def call_request(command: str, arguments: Mapping[str, object], **options: Unpack[CallOptions]) -> CallRequest:
+    """Return the request for a call of a command."""
+    budget = options.get("budget")
+    return CallRequest(
+        command,
+        arguments,
+        Clocks.of(timeout=options.get("timeout")),
+        budget_ms=None if budget is None else parse_duration_ms(budget),
+        idempotency_key=options.get("idempotency_key"),
+        on_progress=options.get("on_progress"),
+        on_item=options.get("on_item"),
+        confirmed=options.get("confirm_destructive", False),
+    )
 
 
 def find_handler(address: str) -> Callable[..., Any]:
@@ -394,12 +525,33 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     return found.catalogue().to_plain()
 
 
+def _find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:
+    """Return the parameters of type `Secret[str]`, or `Secret[str] | None`."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # reported with the other mistakes of the signature
+        return ()
+    found = []
+    for parameter in parameters_of(function):
+        hint = hints.get(parameter.name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if any(_is_secret(get_origin(kind) or kind) for kind in kinds):
+            variable = re.sub(r"\W", "_", f"{app}_{parameter.name.strip('_')}").upper()
+            found.append(SecretParameter(parameter.name, variable, parameter.default is ...))
+    return tuple(found)
+
+
+def _is_secret(kind: Any) -> bool:
+    """Return whether a type is `Secret`, which is pydantic's; programs that do not use it do not import that."""
+    return getattr(kind, "__qualname__", "") == "Secret" and kind.__module__ == "pydantic.types"
+
+
 def _check_options(name: str, options: Declared, parameters: list[HandlerParameter]) -> None:
     flags: dict[str, str] = {}
     for parameter in parameters:
         flag = flag_name(parameter.name)
         if flag in RESERVED:
-            raise ValueError(f"{name!r}: --{flag} is an option of every command; call the parameter something else")
+            raise ValueError(f"{name!r}: --{flag} has a meaning for every command; call the parameter something else")
         if flags.setdefault(flag, parameter.name) != parameter.name:
             raise ValueError(f"{name!r}: {flags[flag]!r} and {parameter.name!r} would both be --{flag}")
         if parameter.name == "dry_run" and not options["destructive"]:
@@ -555,6 +707,41 @@ def _refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., 
     return run
 
 
+def _keep_exit_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Make `sys.exit(3)` in a command a failure with that exit code, and `sys.exit(text)` one with that message."""
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            try:
+                return await function(*arguments, **named)
+            except SystemExit as error:
+                raise _failure_of_exit(error, name) from None
+
+        return run_async
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except SystemExit as error:
+            raise _failure_of_exit(error, name) from None
+
+    return run
+
+
+def _failure_of_exit(error: SystemExit, name: str) -> BaseException:
+    """Return the failure for an exit; the exit itself where it reports success, which is no answer."""
+    if error.code is None or error.code == 0:
+        return error
+    if not isinstance(error.code, int):
+        return Failure("GENERAL_ERROR", str(error.code))
+    exit_code = error.code & 0xFF or 1  # as the system cuts it
+    failure = Failure("GENERAL_ERROR", f"{name} left with exit code {exit_code}")
+    failure.exit_code = exit_code
+    return failure
+
+
 def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
     """Make a result that does not fit the declared schema a failure: a client would discard it."""
     schema = spec.output_schema
@@ -562,6 +749,9 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
         return function
 
     def check(result: object) -> object:
+        if holds_content(result):
+            how = "put its type into the return annotation, as in -> Image or -> list[str | Image]"
+            raise Failure("RESULT_INVALID", f"{spec.name} returned content and does not declare it: {how}")
         try:
             reason = misfit(result, schema)
         except NotSerializable:  # reported when the result is sent
@@ -570,17 +760,22 @@ def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[.
             return result
         raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
 
+    return _change_result(function, check)
+
+
+def _change_result(function: Callable[..., Any], change: Callable[[object], object]) -> Callable[..., Any]:
+    """Return the function with its result passed through another one."""
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def run_async(*arguments: Any, **named: Any) -> Any:
-            return check(await function(*arguments, **named))
+            return change(await function(*arguments, **named))
 
         return run_async
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        return check(function(*arguments, **named))
+        return change(function(*arguments, **named))
 
     return run
 
@@ -597,9 +792,9 @@ def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the schema of the return type, if it has one."""
+    """Return the schema of the return type, if it has one. A list of anything has none: it may hold content."""
     annotation = get_type_hints(function, include_extras=True).get("return")
-    if annotation is None or annotation is Any:
+    if annotation in (None, Any, list, list[Any], tuple) or mentions_content(annotation):
         return None
     if (schema := plain_schema(annotation)) is not None:
         return schema

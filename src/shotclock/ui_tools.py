@@ -16,6 +16,7 @@ from typing import Any, cast
 from ._version import __version__
 from .app import App
 from .core.errors import Failure, SideEffects
+from .process.content import Image
 from .process.context import Context
 from .ui.client import execute_async
 from .ui.device import DEFAULT_DEVICE
@@ -54,11 +55,15 @@ async def _run(payload: object, device: str, ctx: Context, timeout_ms: int | Non
 
 def _add_tool(verb: Verb) -> None:
     inputs = {_parameter_name(each): each for each in verb.inputs if not each.only_cli}
+    returns_image = verb.name == "screenshot"
 
-    async def tool(ctx: Context, device: str = DEFAULT_DEVICE, **values: Any) -> dict[str, Any]:
+    async def tool(ctx: Context, device: str = DEFAULT_DEVICE, **values: Any) -> Any:
         named = {each.name: values.get(name) for name, each in inputs.items()}
         result = await _run(build(verb.name, named), device, ctx)
-        return {**result["stepResults"][0]["data"], "page": result["page"]}
+        shown = {**result["stepResults"][0]["data"], "page": result["page"]}
+        if not returns_image:
+            return shown
+        return [{"bytes": shown["bytes"], "page": shown["page"]}, Image(data=shown["image"])]
 
     parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     parameters = [parameter("ctx", annotation=Context)]
@@ -73,7 +78,8 @@ def _add_tool(verb: Verb) -> None:
     lines = [f"    {name}: {each.text}" for name, each in inputs.items()]
     tool.__name__ = tool.__qualname__ = f"ui_{verb.name}"
     tool.__doc__ = "\n".join([verb.text, "", "Args:", *lines, f"    device: {DEVICE_TEXT}"])
-    tool.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": dict[str, Any]}
+    returned = list[dict[str, Any] | Image] if returns_image else dict[str, Any]
+    tool.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": returned}
     tool.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(mutates=verb.mutates, isolation="shared")(tool)
 

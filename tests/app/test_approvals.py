@@ -32,6 +32,7 @@ from shotclock.server.tools import form_for
 from shotclock.store.store import Store
 from tests.app.programs import guarded
 from tests.server import client as mcp
+from tests.server.client import envelope_in
 
 from .conftest import Home, lines_of, wait_for, warning_codes
 
@@ -769,7 +770,7 @@ def test_a_command_that_writes_an_approved_file_does_not_go_on_as_a_job() -> Non
 
 async def called(client: Client, tool: str, **arguments: Any) -> tuple[Any, bool]:
     result = await client.call_tool(tool, arguments)
-    return result.structured_content, bool(result.is_error)
+    return envelope_in(result), bool(result.is_error)
 
 
 @pytest.mark.parametrize(("transport", "mode"), [("stdio", mcp.MODERN), ("http", mcp.LEGACY)])

@@ -14,6 +14,7 @@ from shotclock.core.proposal import ProposalStatus
 from shotclock.store.store import Store
 from tests.app.conftest import Home, lines_of
 from tests.server import client as mcp
+from tests.server.client import envelope_in
 from tests.warm import starting_warm
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
@@ -48,12 +49,12 @@ def call(
         if transport == "http":
             with mcp.http_server(*options, target=TARGET) as (url, _):
                 async with Client(url, mode=mode, elicitation_callback=person) as client:
-                    return (await client.call_tool(tool, arguments)).structured_content
+                    return envelope_in(await client.call_tool(tool, arguments))
         argv = mcp.command(TARGET, *options)
         parameters = StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ), cwd=mcp.ROOT)
         with starting_warm():
             async with Client(parameters, mode=mode, elicitation_callback=person) as client:
-                return (await client.call_tool(tool, arguments)).structured_content
+                return envelope_in(await client.call_tool(tool, arguments))
 
     return asyncio.run(asyncio.wait_for(scenario(), 60))
 

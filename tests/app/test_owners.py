@@ -19,6 +19,7 @@ from shotclock.core.clocks import WallTime
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.server import client as mcp
+from tests.server.client import envelope_in
 
 from .conftest import Home, lines_of
 
@@ -51,7 +52,7 @@ async def connected(url: str, token: str) -> AsyncIterator[Client]:
 
 
 async def called(client: Client, tool: str, arguments: dict[str, Any], **meta: Any) -> Any:
-    return (await client.call_tool(tool, arguments, meta=meta or None)).structured_content
+    return envelope_in(await client.call_tool(tool, arguments, meta=meta or None))
 
 
 def test_an_agents_job_is_not_there_for_another_and_operators_see_all(url: str, tokens: dict[str, str]) -> None:

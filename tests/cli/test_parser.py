@@ -194,8 +194,8 @@ def test_a_format_of_the_commands_own_stays_its_own_and_a_command_may_be_called_
     for line, name, typed, form in (
         ("export --format csv", "export", {"format": "csv"}, None),
         ("--format csv export", "export", {"format": "csv"}, None),
-        ("export --format json --json", "export", {"format": "json", "json": True}, "json"),
-        ("--format json json", "json", {"json": True}, "json"),
+        ("export --format json --json", "export", {"format": "json", "--json": True}, "json"),
+        ("--format json json", "json", {"--json": True}, "json"),
         ("--format text json x", "json", {"name": "x"}, "text"),
     ):
         reading = reading_of(line, table)

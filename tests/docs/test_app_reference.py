@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from shotclock import Audio, EmbeddedResource, File, Image, Message, ResourceLink
 from shotclock.app import BUILT_IN, DEFAULT_OPTIONS, RESERVED, App, Declared
 from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
 from shotclock.core.manifest import build_manifest, option_flags
+from shotclock.core.served import ServedOptions
 from shotclock.core.value_types import as_dict
 from shotclock.process.context import Context
 
@@ -76,9 +78,19 @@ def test_every_option_of_a_call_is_in_the_reference_and_no_other() -> None:
     spec = CommandSpec("all", HandlerReference("m", "f"), destructive=True, steps=("a",), interruption=Interruption())
     flags = {name.split()[0] for name in named(section("Options of a call")) if name.startswith("--")}
     assert flags == {f"--{name}" for name in ("timeout", "json", "debug", "help", *option_flags(spec))}
-    assert {name.removeprefix("--") for name in flags} == RESERVED | {"dry-run"}
+    assert {name.removeprefix("--") for name in flags} > RESERVED
     for name in BUILT_IN:
         assert f"`{name}`" in section("Options of a call"), name
+
+
+def test_every_option_of_a_resource_and_a_prompt_and_every_kind_of_content_is_in_the_reference() -> None:
+    options = section("@app.resource(uri, …), @app.prompt, @app.completion(of, argument)")
+    for name in ServedOptions.__annotations__:
+        assert f"`{name}`" in options, name
+    table = section("Content")
+    for kind in (Image, Audio, File, EmbeddedResource, ResourceLink, Message):
+        parameters = [name for name in inspect.signature(kind).parameters if name != "annotations"]
+        assert f"`{kind.__name__}({', '.join(parameters)})`" in table, kind
 
 
 def test_every_option_of_a_library_call_is_in_the_reference_with_its_default() -> None:
@@ -110,7 +122,8 @@ def test_an_example_is_the_program_its_page_shows(example: str) -> None:
 
 
 def test_every_program_among_the_examples_is_on_a_page() -> None:
-    assert {file.name for file in (ROOT / "examples").glob("*.py")} == EXAMPLES.keys()
+    on_no_page = {"conformance.py"}  # for the suites of MCP, not to be copied
+    assert {file.name for file in (ROOT / "examples").glob("*.py")} == EXAMPLES.keys() | on_no_page
 
 
 @pytest.mark.slow

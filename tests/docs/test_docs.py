@@ -164,6 +164,7 @@ def run_console(block: Block, scratch: Path) -> list[str]:
     script = scratch / ".block.sh"
     script.write_text("\n".join(lines) + "\n")
     _, output = run(["bash", str(script)], scratch, terminal=block.terminal)
+    output = re.sub(r"\x1b\[2K[^\r\n]*\r", "", output)  # a progress bar, which the next one erases
     outputs = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", output).split(SEPARATOR)[1:]
     if len(outputs) != len(steps):
         return [f"{block}: {len(outputs)} of {len(steps)} commands ran:\n{output}"]

@@ -22,6 +22,7 @@ from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
 from tests.server import client as mcp
+from tests.server.client import envelope_in
 
 from .conftest import EXAMPLES
 
@@ -81,7 +82,7 @@ async def asked(client: Client, tool: str, **arguments: Any) -> Any:
     """The envelope of a call that is no error: that nobody has answered, or said no, is none."""
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result
-    return result.structured_content
+    return envelope_in(result)
 
 
 async def proposed(inbox: Inbox) -> Proposal:
@@ -187,7 +188,7 @@ def test_a_file_that_has_changed_meanwhile_is_not_overwritten(served: Any, confi
         path.write_text(NARROWER)  # by the operator's own hand
         await inbox.decide(proposal.id, Decision(ProposalStatus.APPROVED), ADA)
         result = await calling
-        assert result.is_error and result.structured_content["error"]["code"] == "ACTION_CHANGED"
+        assert result.is_error and envelope_in(result)["error"]["code"] == "ACTION_CHANGED"
         assert path.read_text() == NARROWER
         calling = asyncio.ensure_future(asked(client, "egress-block", proposed_file=ROUTES, justification=WHY))
         anew = await proposed(inbox)
@@ -210,7 +211,7 @@ def test_a_file_that_is_none_bothers_nobody_and_an_operators_mistake_writes_noth
             ("capability-block", "[]"),
         ):
             result = await client.call_tool(tool, {"proposed_file": text, "justification": WHY})
-            error = result.structured_content["error"]
+            error = envelope_in(result)["error"]
             assert result.is_error and error["code"] == "ARG_ERROR" and "proposed_file" in error["message"], error
         forged = {"proposed_file": ROUTES, "justification": WHY, "decision": {"file": {"path": str(path)}}}
         calling = asyncio.ensure_future(client.call_tool("egress-block", forged))
@@ -218,7 +219,7 @@ def test_a_file_that_is_none_bothers_nobody_and_an_operators_mistake_writes_noth
         assert path.read_text() == before
         await inbox.decide(proposal.id, Decision(ProposalStatus.MODIFIED, file_text="not even JSON"), ADA)
         result = await calling
-        assert result.is_error and result.structured_content["error"]["code"] == "ARG_ERROR"
+        assert result.is_error and envelope_in(result)["error"]["code"] == "ARG_ERROR"
         assert path.read_text() == before
 
     served(scenario)
@@ -300,7 +301,7 @@ def test_the_routes_are_listed_and_a_service_that_hangs_fails_or_is_gone_is_a_to
     async def scenario(client: Client, inbox: Inbox) -> None:
         async def listed() -> tuple[Any, bool, float]:
             result, took_s = await mcp.timed(client.call_tool("list-egress-routes", {}))
-            return validate_envelope(result.structured_content), bool(result.is_error), took_s
+            return validate_envelope(envelope_in(result)), bool(result.is_error), took_s
 
         routes = [{"host": "pypi.org"}]
         egress.says = (200, json.dumps(routes).encode())
@@ -371,9 +372,9 @@ def test_a_service_whose_answer_trickles_or_breaks_off_is_bounded_as_well(
 
     async def scenario(client: Client, inbox: Inbox) -> None:
         result, took_s = await mcp.timed(client.call_tool("list-egress-routes", {}))
-        assert result.structured_content["error"]["code"] == "TIMEOUT" and took_s < 5 + 5 * mcp.LATE_S
+        assert envelope_in(result)["error"]["code"] == "TIMEOUT" and took_s < 5 + 5 * mcp.LATE_S
         result, _ = await mcp.timed(client.call_tool("list-egress-routes", {}))
-        assert result.structured_content["error"]["code"] == "FETCH_FAILED"
+        assert envelope_in(result)["error"]["code"] == "FETCH_FAILED"
 
     try:
         served(scenario)

@@ -23,6 +23,7 @@ from shotclock.inbox.access import Access, Principal, Role
 from shotclock.inbox.audit_file import AuditFile
 from shotclock.store.store import Store
 from tests.inbox.work import wall_now
+from tests.server.client import envelope_in
 
 pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
@@ -51,6 +52,7 @@ from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.inbox import Inbox
+from tests.server.client import envelope_in
 from shotclock.store.store import Store
 
 async def main(home, seed):
@@ -164,8 +166,7 @@ class Killed:
         while number not in self.answers:
             self.calls += 1
             result = await client.call_tool(tool, {**arguments, "justification": f"attempt {self.calls}"})
-            envelope = result.structured_content
-            assert envelope is not None, result
+            envelope = envelope_in(result)
             code, data = (envelope["error"] or {}).get("code"), envelope["data"] or {}
             if "proposal_id" in data:
                 self.seen.add(data["proposal_id"])

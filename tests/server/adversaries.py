@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from shotclock import App, Context, Failure, register_error
+from shotclock import App, Context, Failure, Image, register_error
 from tests.runtime import work
 
 register_error("ACME_NO_STOCK", summary="Nothing left.", exit_code=79, retryable=True, side_effects="none")
@@ -166,15 +166,9 @@ def parcel(weight: float, label: str = "fragile") -> Parcel:
     return Parcel(weight, [label])
 
 
-@dataclass
-class Picture:
-    image: str
-    mimeType: str
-
-
 @app.command(mutates=False, timeout="10s")
-def picture(image: str = PIXEL, repeat: int = 1) -> Picture:
-    return Picture(image * repeat, "image/png")
+def picture(image: str = PIXEL, repeat: int = 1) -> Image:
+    return Image(data=image * repeat, format="png")
 
 
 @app.command(exit_codes=["ACME_NO_STOCK"], idempotent=True)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
+from shotclock.core.envelope import ENVELOPE_KEY
 from tests.warm import WarmStart, starting_warm, zygote_pids
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -115,8 +116,13 @@ def url_said_by(process: subprocess.Popen[bytes]) -> str:
 
 async def envelope_of(client: Client, tool: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
     result = await client.call_tool(tool, arguments or {}, **options)
-    assert result.structured_content is not None, result
-    return result.structured_content
+    return envelope_in(result)
+
+
+def envelope_in(result: Any) -> Any:
+    """The envelope of a result."""
+    assert ENVELOPE_KEY in (result.meta or {}), result
+    return result.meta[ENVELOPE_KEY]
 
 
 async def timed(awaitable: Any) -> tuple[Any, float]:

@@ -14,7 +14,7 @@ from shotclock.inbox.access import Access, Principal, Role
 from shotclock.process.clock import wall_time
 from shotclock.store.store import Store
 from tests.cli.conftest import SHOTCLOCK
-from tests.server.client import MODERN, NO_ANSWER_S, connected, envelope_of, http_server, run
+from tests.server.client import MODERN, NO_ANSWER_S, connected, envelope_in, envelope_of, http_server, run
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -94,8 +94,7 @@ def test_a_job_is_extended_and_stopped_through_the_tools(target: str, tmp_path: 
         async with connected("stdio", MODERN, target=target) as (client, _):
             path = str(tmp_path / "up")
             result = await client.call_tool("long", {"path": path}, meta={"shotclock.dev/budgetMs": 100})
-            assert result.structured_content is not None
-            job_id = result.structured_content["data"]["job_id"]
+            job_id = envelope_in(result)["data"]["job_id"]
             await up(tmp_path / "up")
             extended = await envelope_of(client, "extend", {"job_id": job_id, "by_ms": 30_000})
             assert extended["data"]["extended"][0]["timeout_ms"] == 38_000, extended

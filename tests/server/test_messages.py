@@ -30,7 +30,7 @@ def test_a_message_that_is_too_long_is_refused_and_the_next_one_works() -> None:
             assert refused["id"] == id
             assert str(LONGEST_LINE) in refused["error"]["message"]
             say(process, 100, "noop", {"a": 2})
-            assert hear(process)["result"]["structuredContent"]["ok"]
+            assert hear(process)["result"]["_meta"]["shotclock.dev/envelope"]["ok"]
 
 
 @pytest.mark.slow

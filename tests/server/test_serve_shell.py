@@ -17,7 +17,17 @@ import pytest
 from mcp import Client
 
 from tests.runtime.bounds import eventually, soon
-from tests.server.client import ENDED_WITHIN_S, LEGACY, MODERN, ROOT, STARTED_WITHIN_S, connected, run, served
+from tests.server.client import (
+    ENDED_WITHIN_S,
+    LEGACY,
+    MODERN,
+    ROOT,
+    STARTED_WITHIN_S,
+    connected,
+    envelope_in,
+    run,
+    served,
+)
 from tests.server.test_lifecycle import hear, say
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -50,8 +60,7 @@ class Shell:
 
     async def call(self, tool: str, /, **arguments: Any) -> Answer:
         result = await self.client.call_tool(tool, arguments)
-        assert result.structured_content is not None, result
-        return Answer(result.structured_content, result.content[0].text, bool(result.is_error))  # type: ignore[union-attr]
+        return Answer(envelope_in(result), result.content[0].text, bool(result.is_error))  # type: ignore[union-attr]
 
     async def run(self, command: str, **arguments: Any) -> Answer:
         return await self.call("run", command=command, **arguments)
@@ -510,7 +519,7 @@ def test_a_signal_stops_all_jobs_and_answers_the_waiting_calls(number: int, code
         say(process, 1, "run", {"command": f"echo begun; {TREE.format(tmp_path)}"})
         pids = pids_in(tmp_path)
         process.send_signal(number)
-        answer = hear(process)["result"]["structuredContent"]
+        answer = hear(process)["result"]["_meta"]["shotclock.dev/envelope"]
         assert (answer["error"]["code"], answer["data"]["output"]) == ("CANCELLED", "begun\n")
         assert (answer["meta"]["ending"], answer["meta"]["survivors"]) == ("killed", [])
         assert process.wait(ENDED_WITHIN_S) == code

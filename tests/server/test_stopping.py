@@ -14,7 +14,7 @@ from shotclock.inbox.inbox import Inbox
 from shotclock.server.web.routes import Operators
 from shotclock.store.store import Store
 from tests.runtime.bounds import eventually, soon
-from tests.server.client import MODERN, TRANSPORTS, connected, http_server, run
+from tests.server.client import MODERN, TRANSPORTS, connected, envelope_in, http_server, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -69,7 +69,7 @@ def test_whoever_waits_for_a_person_is_told_that_the_server_was_stopped_and_the_
             server.terminate()
             ended, _ = await asyncio.wait(calls, timeout=10)
             assert len(ended) == 2, "nobody was told"
-            return [call.result().structured_content for call in calls]
+            return [envelope_in(call.result()) for call in calls]
 
     deleted, proposed = run(scenario())
     for envelope in (deleted, proposed):
@@ -92,7 +92,7 @@ def test_whoever_waits_for_a_job_is_told_how_to_go_on_with_it(home: Path, target
 
             async def find_job() -> bool:
                 listed = await client.call_tool("job", {"action": "list"})
-                jobs[:] = listed.structured_content["data"]["jobs"]
+                jobs[:] = envelope_in(listed)["data"]["jobs"]
                 return bool(jobs)
 
             for _ in range(200):
@@ -103,7 +103,7 @@ def test_whoever_waits_for_a_job_is_told_how_to_go_on_with_it(home: Path, target
             await asyncio.sleep(0.3)
             server.terminate()
             await asyncio.wait([index, wait], timeout=10)
-            return [index.result().structured_content, wait.result().structured_content]
+            return [envelope_in(index.result()), envelope_in(wait.result())]
 
     indexed, waited = run(scenario())
     assert indexed["error"]["code"] == "INCOMPLETE"

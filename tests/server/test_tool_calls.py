@@ -81,7 +81,7 @@ def test_the_backstop_answers_even_if_the_work_never_obeys(validate_envelope: An
         gate = gate_of(dispatcher, 200)
         result, took_s = await timed(call(gate))
         assert 0.2 <= took_s < 0.2 + LATE_S
-        envelope = validate_envelope(result["structuredContent"])
+        envelope = validate_envelope(result["_meta"]["shotclock.dev/envelope"])
         assert result["isError"]
         assert envelope["error"]["code"] == "OPERATION_TIMEOUT"
         assert envelope["error"]["context"]["timeout_ms"] == 200
@@ -122,7 +122,7 @@ def test_a_desk_that_raises_is_answered_for(validate_envelope: Any) -> None:
 
     async def scenario() -> None:
         result = await call(gate_of(Raising(spec()), 1000))
-        envelope = validate_envelope(result["structuredContent"])
+        envelope = validate_envelope(result["_meta"]["shotclock.dev/envelope"])
         assert envelope["error"]["code"] == "INTERNAL_ERROR"
         assert "a bug of ours" in envelope["error"]["message"]
 
@@ -134,7 +134,7 @@ def test_without_a_backstop_nothing_rings() -> None:
         dispatcher = StubbornDesk(spec())
         asyncio.get_running_loop().call_later(0.3, dispatcher.let_go.set)
         result = await call(gate_of(dispatcher, 0))
-        assert result["structuredContent"]["data"] == {"late": True}
+        assert result["_meta"]["shotclock.dev/envelope"]["data"] == {"late": True}
 
     run(scenario())
 

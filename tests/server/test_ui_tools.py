@@ -11,7 +11,7 @@ import pytest
 from tests.ui.conftest import act, execution
 from tests.ui.pages import Session, is_alive, session_in
 
-from .client import connected
+from .client import connected, envelope_in
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_a_model_looks_clicks_types_and_checks(page: Session) -> None:
 
             async def call(name: str, **arguments: Any) -> Any:
                 result = await client.call_tool(name, arguments)
-                return result.structured_content
+                return envelope_in(result)
 
             assert (await call("ui_open", target=page.url))["ok"]
             text = (await call("ui_snapshot"))["data"]["text"]
@@ -64,7 +64,7 @@ def test_a_model_looks_clicks_types_and_checks(page: Session) -> None:
             picture = await client.call_tool("ui_screenshot", {})
             image = next(each for each in picture.content if each.type == "image")
             assert base64.b64decode(image.data).startswith(b"\x89PNG") and image.mime_type == "image/png"
-            assert "image" not in json.loads(picture.content[0].text)["data"]
+            assert "image" not in json.loads(picture.content[0].text)
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
 
@@ -76,11 +76,11 @@ def test_a_device_that_a_tool_had_to_start_keeps_its_page_until_the_server_ends(
 
         async def scenario() -> int:
             async with connected("stdio", target="ui") as (client, _):
-                opened = (await client.call_tool("ui_open", {"target": fresh.url})).structured_content
+                opened = envelope_in(await client.call_tool("ui_open", {"target": fresh.url}))
                 assert opened["ok"] and opened["warnings"] == []
                 status = fresh.status()
                 assert status is not None
-                shown = (await client.call_tool("ui_snapshot", {})).structured_content
+                shown = envelope_in(await client.call_tool("ui_snapshot", {}))
                 assert 'button "Buy"' in shown["data"]["text"]
                 assert fresh.status() == status
                 return int(status["pid"])

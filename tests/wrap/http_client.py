@@ -108,7 +108,7 @@ class HttpClient:
         self.front = front
         self.connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=ANSWER_WITHIN_S)
         self.headers = {**HEADERS, **{name.replace("_", "-"): text for name, text in headers.items()}}
-        self._last_id = 0
+        self.last_id = 0
 
     def __enter__(self) -> "HttpClient":
         return self
@@ -136,8 +136,8 @@ class HttpClient:
         return Answer(self.connection.getresponse())
 
     def message(self, method: str, params: dict[str, Any] | None = None, *, id: Any = None) -> dict[str, Any]:
-        self._last_id += 1
-        id = self._last_id if id is None else id
+        self.last_id += 1
+        id = self.last_id if id is None else id
         return {"jsonrpc": "2.0", "id": id, "method": method, **({} if params is None else {"params": params})}
 
     def request(self, method: str, params: dict[str, Any] | None = None, *, id: Any = None) -> Answer:

@@ -75,7 +75,7 @@ def test_lists_have_all_pages_of_all_servers_under_prefixes(tmp_path: Path) -> N
         templates = names(client, "resources/templates/list", "resourceTemplates", "uriTemplate")
         assert templates == ["x://by/{id}/x", "y://by/{id}/x"]
         assert "cursor" in client.receive(client.request("tools/list", {"cursor": "1"}))["error"]["message"]
-    assert log.read_text().count("shared://one of the server b is left out: a has it, too") == 1
+    assert log.read_text().count("shared://one of the server b is left out: it belongs to a") == 1
 
 
 def test_requests_reach_the_server_that_has_the_object(tmp_path: Path) -> None:
@@ -100,15 +100,6 @@ def test_requests_reach_the_server_that_has_the_object(tmp_path: Path) -> None:
         unnamed = client.receive(client.request("some/method", {}))["error"]
         assert "some/method does not name one of the 3 servers" in unnamed["message"]
         assert client.receive(client.request("ping"))["result"] == {}
-
-
-def test_of_equal_names_the_first_server_counts(tmp_path: Path) -> None:
-    with several(tmp_path, a=named("x", prefix=""), b=named("y", prefix="")) as client:
-        # The client has listed nothing, so the lists are read before the calls are sent.
-        assert seen(client, "tools/call", name="only_y")[0] == "y"
-        assert seen(client, "tools/call", name="same")[0] == "x"
-        assert names(client, "tools/list", "tools") == ["same", "only_x", "only_y"]
-        assert "no server has 'nothing'" in client.receive(client.call("nothing"))["error"]["message"]
 
 
 def test_tasks_belong_to_the_server_that_began_them(tmp_path: Path) -> None:
@@ -159,6 +150,17 @@ def test_requests_that_come_before_the_greeting_is_answered_wait_for_it(tmp_path
         assert client.receive(greeting)["result"]["capabilities"]
         assert client.receive(call)["result"]["content"][0]["text"] == "early"
         assert client.text("a_echo", text="alive") == "alive" and not client.others
+
+
+def test_a_client_may_give_up_a_discovery_and_initialize(tmp_path: Path) -> None:
+    with several(tmp_path, greets=False, a=scripted("--mute", "server/discover"), b=named("x")) as client:
+        probe = client.request("server/discover", {})
+        client.send(method="notifications/cancelled", params={"requestId": probe})
+        assert "instructions" in client.greet()["result"]
+        assert client.text("a_echo", text="fine") == "fine"
+        assert seen(client, "tools/call", name="b_same")[0] == "x"
+        again = client.receive(client.request("server/discover", {}))["error"]
+        assert again["code"] == -32601
 
 
 def test_cancellation_and_progress_reach_the_right_side(tmp_path: Path) -> None:
@@ -375,3 +377,11 @@ def test_a_flood_of_one_server_does_not_mix_with_the_long_lines_of_another(tmp_p
         assert len(client.receive(big)["result"]["content"][0]["text"]) == 5_000_000
         assert client.receive(flood)["result"]["content"][0]["text"] == "done"
         assert [each["params"]["data"] for each in client.others] == list(range(5_000))
+
+
+def test_a_call_whose_answer_breaks_off_is_answered_after_it(tmp_path: Path) -> None:
+    with several(tmp_path, a=scripted(), b=scripted()) as client:
+        text, _ = failure(client.ask("a_half"))
+        assert "exit code 5" in text
+        assert b'"text":"yyy' in client.lines[-2]
+        assert client.text("b_echo", text="fine") == "fine"

@@ -121,6 +121,18 @@ def test_every_mistake_of_a_server_is_reported_with_its_key(tmp_path: Path) -> N
             assert any(each.startswith(text) for each in found), (keys, found)
 
 
+def _bomb() -> str:
+    """Return aliases that unfold into 2 ** 30 values."""
+    return "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
+
+
+def test_files_that_are_too_large_are_refused_at_once(tmp_path: Path) -> None:
+    assert "more than 1000000 bytes" in mistakes(tmp_path, "# " + "x" * 2_000_000)[0]
+    assert "more than 1000000 bytes" in read_servers("/dev/zero", (), COMMAND, check_server).mistakes[0]
+    many = json.dumps({f"k{number}": 0 for number in range(70_000)})
+    assert "should be an object with the key servers" in mistakes(tmp_path, many, name="mcp.json")[0]
+
+
 def test_mistakes_of_the_file_are_reported_with_their_place(tmp_path: Path) -> None:
     for text, expected in {
         "servers: {a: {command: x}": "line 1: is not YAML",
@@ -133,6 +145,8 @@ def test_mistakes_of_the_file_are_reported_with_their_place(tmp_path: Path) -> N
         "servers: {a: {command: x}}\ndefaults: x": "defaults: should be an object",
         "servers:\n  a: {command: x}\n  a: {command: y}": "line 3: ",
         "servers: {a: {command: x}, b: {}}": "servers.b.command: is missing",
+        "servers: {a b: {command: x}, a_b: {command: x}}": "servers.a_b.prefix: 'a_b_' is the prefix of a b, too",
+        _bomb(): "line ",
     }.items():
         assert any(each.startswith(expected) for each in mistakes(tmp_path, text)), (text, mistakes(tmp_path, text))
     assert mistakes(tmp_path, "servers: {a: {command: x}}", "b") == ["has no server 'b'; it has a"]

@@ -14,24 +14,27 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from .._version import __version__
-from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, hyphenate
+from ..core.catalogue import Catalogue, CommandSpec, SecretParameter, hyphenate
 from ..core.clocks import MAX_MS, Clocks, format_duration, parse_duration_ms
+from ..core.content import blocks_of, describe_block
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
-from ..core.manifest import build_manifest, choices_of, flag_name, option_flags, resolve_schema
+from ..core.manifest import CONFIRM_FLAG, build_manifest, choices_of, flag_name, option_flags, resolve_schema
 from ..core.proposal import refusal
 from ..core.value_types import replace
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Stdin
 from ..process.clock import monotonic_ns, process_began_ns
 from ..process.foreground import fill_standard_descriptors
-from ..runtime.call import CallRequest, Outcome, Tool
+from ..runtime.call import CallRequest, Outcome, Tool, tool_of
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Preloaded, Program
 from ..runtime.runtime import Runtime
+from .app_text import ProgressBar, render_value, show_item
 from .output import (
     Signalled,
     StopListener,
@@ -66,11 +69,14 @@ from .subcommand import (
     problem_in,
     problem_of,
     read_budget_ms,
+    run_subcommand,
     run_table,
     timeout_option,
 )
 
 STDIN_LIMIT = 256 * 1024 * 1024
+LONGEST_SECRET = 64 * 1024
+SECRET_WAIT_MS = 30_000  # for a writer that never closes the pipe
 LONGEST_WAIT_MS = 3_600_000  # a writer that never closes the pipe exhausts it, where the command itself has no timeout
 
 
@@ -84,13 +90,13 @@ class CommandLineApp(Protocol):
 
 def main(app: CommandLineApp, words: list[str]) -> int:
     catalogue = app.catalogue()
-    if "--debug" in words:
-        catalogue = replace(catalogue, debug=True)
     fill_standard_descriptors()
     line = ParsedLine()
     try:
         table = table_of(catalogue)
         line = read_command(table, words)
+        if line.typed.get("--debug"):
+            catalogue = replace(catalogue, debug=True)
         return _main(app, catalogue, table, line)
     except Signalled as signalled:
         problem = stop_problem(signalled.name)
@@ -98,7 +104,7 @@ def main(app: CommandLineApp, words: list[str]) -> int:
     except Exception as error:  # a bug of ours: the caller still gets an envelope
         outcome = outcome_of_error(error)
         outcome.ending = Ending.KILLED  # running work dies with us, at a point that is not known here
-        return deliver(_answer(catalogue, catalogue.name, outcome), wants_json(line.format), _show)
+        return deliver(_answer(catalogue, catalogue.name, outcome), wants_json(line.format), _show, catalogue.name)
 
 
 def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: ParsedLine) -> int:
@@ -116,7 +122,10 @@ def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: 
             return _deliver_unstarted(catalogue, name, problem_of(mistakes, line.suggestion), as_json)
         version: dict[str, object] = {"version": catalogue.version}
         data = version if command is None else build_manifest(catalogue, __version__)
-        return deliver(_answer(catalogue, name, Outcome(Ending.FINISHED, data=data), mutates=False), as_json, _show)
+        envelope = _answer(catalogue, name, Outcome(Ending.FINISHED, data=data), mutates=False)
+        return deliver(
+            envelope, as_json, partial(_show_version, catalogue.name) if command is None else _show, catalogue.name
+        )
     return _perform(app, catalogue, spec, line, as_json)
 
 
@@ -127,6 +136,9 @@ def table_of(catalogue: Catalogue) -> CommandTable:
     if any(spec.interruption for spec in catalogue.commands):
         summary = "List, inspect, wait for, extend and stop work that outlives its caller."
         commands.append(Subcommand("job", summary, main=lambda words: _run_job(catalogue, words)))
+    if catalogue.find("completion") is None:
+        summary = "Print a script that completes commands and options in bash, zsh or fish."
+        commands.append(Subcommand("completion", summary, main=lambda words: _run_completion(catalogue, words)))
     return CommandTable(
         catalogue.name,
         catalogue.summary,
@@ -137,11 +149,30 @@ def table_of(catalogue: Catalogue) -> CommandTable:
     )
 
 
-def _run_job(catalogue: Catalogue, words: list[str]) -> int:
+def _run_completion(catalogue: Catalogue, words: list[str]) -> int:
+    from .completion import completion_command, places_of
+
+    def find(command: Subcommand) -> Subcommand | CommandTable:
+        return _job_table(catalogue, []) if command.name == "job" else command if command.main is None else completion
+
+    program = own_command()
+    name = os.path.basename(program[0]) if len(program) == 1 else catalogue.name
+    completion = completion_command(name, lambda: places_of(table_of(catalogue), find))
+    return run_subcommand(name, completion, words, tool=tool_of(catalogue))
+
+
+def _job_table(catalogue: Catalogue, words: list[str]) -> CommandTable:
     from .jobs import JobScope, job_table
 
-    tool = _tool(catalogue)
-    return run_table(job_table(JobScope(own_command(), catalogue.name, tool)), words, tool=tool)
+    return job_table(JobScope(own_command(), catalogue.name, _job_tool(catalogue, words)))
+
+
+def _job_tool(catalogue: Catalogue, words: list[str]) -> Tool:
+    return tool_of(replace(catalogue, debug=catalogue.debug or "--debug" in words))
+
+
+def _run_job(catalogue: Catalogue, words: list[str]) -> int:
+    return run_table(_job_table(catalogue, words), words, tool=_job_tool(catalogue, words))
 
 
 def _describe_command(spec: CommandSpec) -> Subcommand:
@@ -153,6 +184,7 @@ def _describe_command(spec: CommandSpec) -> Subcommand:
         for name, schema in spec.input_schema.get("properties", {}).items()
         if name != "dry_run"
     ]
+    parameters += [_describe_secret(secret) for secret in spec.secrets]
     parameters.sort(key=lambda parameter: not parameter.by_place)
     default = format_duration(spec.clocks.timeout_ms) if spec.clocks.timeout_ms else "none"
     common = [
@@ -166,12 +198,11 @@ def _describe_command(spec: CommandSpec) -> Subcommand:
         else:
             metavar, read = _VALUES.get(name, ("TEXT", None))
             common.append(option(f"--{name}", metavar, described["description"], read=read))
-    return Subcommand(
-        spec.hyphenated,
-        spec.summary,
-        (*parameters, *(replace(each, heading="Options of every command") for each in common)),
-        description=spec.description,
-    )
+    taken = {parameter.name for parameter in parameters}
+    own = [replace(each, key=each.name, is_outer=each.name in taken) for each in common]
+    outer = [replace(each, heading="Options before the command") for each in own if each.is_outer]
+    own = [replace(each, heading="Options of every command") for each in own if not each.is_outer]
+    return Subcommand(spec.hyphenated, spec.summary, (*parameters, *own, *outer), description=spec.description)
 
 
 _VALUES = {
@@ -187,6 +218,7 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
     flag_text, text, kind = f"--{flag_name(name)}", _describe_schema(schema, is_required), schema.get("type")
     if kind == "boolean":
         return flag(flag_text, text, negatable=True, default=None, key=name, heading="Parameters")
+    suggestions = tuple(choices_of(schema) or choices_of(schema.get("items", {})) or ())
     metavar = {"integer": "N", "number": "N", "object": "JSON", "array": "ITEM"}.get(str(kind), "TEXT")
     return option(
         flag_text,
@@ -195,9 +227,43 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
         repeats=kind == "array",
         by_place=is_positional,
         is_required=is_required,
+        suggestions=suggestions,
         key=name,
         heading="Parameters",
     )
+
+
+def _describe_secret(secret: SecretParameter) -> Option:
+    """Return the option for the file of a secret. There is none for its value: every user sees command lines."""
+    name, text = f"--{flag_name(secret.name)}-file", f"File with the secret, - for stdin [else: {secret.variable}]"
+    return option(name, "FILE", text, key=name, heading="Parameters")
+
+
+def _read_secrets(spec: CommandSpec, line: ParsedLine) -> None:
+    """Put the secrets of files into the environment, which the process of the command inherits."""
+    from_stdin = 0
+    for secret in spec.secrets:
+        option_name = f"--{flag_name(secret.name)}-file"
+        path = line.typed.get(option_name)
+        if path is None:
+            continue
+        from_stdin += path == "-"
+        if path == "-" and (spec.reads_stdin or from_stdin > 1):
+            line.refuse(option_name[2:], "stdin can be read once: name a file")
+            continue
+        try:
+            if path == "-":
+                data = b"".join(read_stdin(SECRET_WAIT_MS))
+            else:
+                with open(path, "rb") as file:
+                    data = file.read(LONGEST_SECRET + 1)
+            os.environ[secret.variable] = data[: LONGEST_SECRET + 1].decode().strip("\r\n")
+        except (OSError, ValueError, Failure) as error:
+            line.refuse(option_name[2:], f"{path}: {getattr(error, 'strerror', None) or error}")
+            continue
+        if not os.environ[secret.variable] or len(data) > LONGEST_SECRET:
+            message = "it is empty" if len(data) <= LONGEST_SECRET else f"it has more than {LONGEST_SECRET} bytes"
+            line.refuse(option_name[2:], f"{path}: {message}")
 
 
 def _describe_schema(schema: dict[str, Any], required: bool) -> str:
@@ -217,11 +283,11 @@ def _describe_schema(schema: dict[str, Any], required: bool) -> str:
 
 def _read_call(spec: CommandSpec, line: ParsedLine) -> CallRequest:
     typed = line.typed
-    resume_from = typed.get("resume_from")
+    resume_from = typed.get("--resume-from")
     if resume_from is not None and resume_from not in spec.steps:
         line.refuse("resume-from", f"its steps are {', '.join(spec.steps)}")
         resume_from = None
-    budget_ms = typed.get("budget")
+    budget_ms = typed.get("--budget")
     if spec.interruption is not None:
         try:
             budget_ms = read_budget_ms(budget_ms)
@@ -230,17 +296,25 @@ def _read_call(spec: CommandSpec, line: ParsedLine) -> CallRequest:
     return CallRequest(
         spec.name,
         _read_arguments(spec, line),
-        Clocks(timeout_ms=typed.get("timeout")),
+        Clocks(timeout_ms=typed.get("--timeout")),
         budget_ms=budget_ms or None,
-        validate_only=bool(typed.get("validate_only")),
-        dry_run=bool(typed.get("dry_run")),
+        validate_only=bool(typed.get("--validate-only")),
+        dry_run=bool(typed.get("--dry-run")),
         resume_from=resume_from,
-        idempotency_key=typed.get("idempotency_key"),
-        justification=str(typed.get("justification", "")) if spec.approval is not None else "",
-        confirmed=spec.needs_confirmation and bool(typed.get(CONFIRMATION)),
-        repeat_hint=None if spec.approval is None else shlex.join([*own_command(), spec.hyphenated, *line.words]),
+        idempotency_key=typed.get("--idempotency-key"),
+        justification=str(typed.get("--justification", typed.get("justification", "")))
+        if spec.approval is not None
+        else "",
+        confirmed=spec.needs_confirmation and bool(typed.get(f"--{CONFIRM_FLAG}")),
+        repeat_hint=None if spec.approval is None else _repeat(spec, line),
         began_ns=process_began_ns(),
     )
+
+
+def _repeat(spec: CommandSpec, line: ParsedLine) -> str:
+    """Return the command line that makes the same call."""
+    before, after = line.words[: line.before], line.words[line.before :]
+    return shlex.join([*own_command(), *before, spec.hyphenated, *after])
 
 
 def _read_arguments(spec: CommandSpec, line: ParsedLine) -> dict[str, object]:
@@ -307,7 +381,8 @@ def _convert(text: str, kind: str) -> object:
 
 
 def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line: ParsedLine, as_json: bool) -> int:
-    request, clocks = _read_call(spec, line), Clocks(timeout_ms=line.typed.get("timeout"))
+    _read_secrets(spec, line)
+    request, clocks = _read_call(spec, line), Clocks(timeout_ms=line.typed.get("--timeout"))
     if line.mistakes:
         request = replace(request, validate_only=True)  # nothing runs; the other mistakes are reported as well
     elif spec.requires_person is not None and not request.validate_only and not request.dry_run:
@@ -322,9 +397,12 @@ def _perform(app: CommandLineApp, catalogue: Catalogue, spec: CommandSpec, line:
                 request = replace(request, stdin=stack.enter_context(_spool_stdin(limit_ms or LONGEST_WAIT_MS)))
             except Failure as failure:
                 return _deliver_unstarted(catalogue, spec.name, problem_in(failure), as_json, clocks)
+        if spec.streams and not as_json:
+            request = replace(request, on_item=show_item)
         envelope = _call(app, catalogue, request, line.typed)
     if not line.mistakes:
-        return deliver(envelope, as_json, _show)
+        show = None if request.on_item is not None and not request.validate_only else _show
+        return deliver(envelope, as_json, show, catalogue.name)
     mistakes = line.mistakes + _find_other_mistakes(line, envelope)
     return _deliver_unstarted(catalogue, spec.name, problem_of(mistakes), as_json, clocks)
 
@@ -363,11 +441,15 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
         progress.clear()
         progress.update({key: value for key, value in values.items() if value is not None})
 
-    interval_ms, beats = typed.get("heartbeat_ms", typed.get("heartbeat_interval")), None
+    interval_ms, beats = typed.get("--heartbeat-ms", typed.get("--heartbeat-interval")), None
     if interval_ms is not None:
-        as_json = "heartbeat_ms" in typed
+        as_json = "--heartbeat-ms" in typed
         beats = asyncio.ensure_future(_beat(request.name, interval_ms, progress, as_json=as_json))
         request = replace(request, on_progress=on_progress)
+    is_quiet = beats is None and request.on_item is None
+    bar = ProgressBar.on_terminal(request.name) if is_quiet else None
+    if bar is not None:
+        request = replace(request, on_progress=bar.show)
     try:
         with StopListener() as stop:
             async with dispatcher:
@@ -375,6 +457,8 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
     finally:
         if beats is not None:
             beats.cancel()
+        if bar is not None:
+            bar.close()
 
 
 def _ask_person(spec: CommandSpec, arguments: Mapping[str, object]) -> Problem | None:
@@ -395,22 +479,27 @@ def own_command() -> list[str]:
     return [file] if os.access(file, os.X_OK) else [sys.executable, file]
 
 
-def _tool(catalogue: Catalogue) -> Tool:
-    return Tool(catalogue.semantic_version, catalogue.debug)
-
-
 def _answer(
     catalogue: Catalogue, name: str, outcome: Outcome, clocks: Clocks | None = None, *, mutates: bool = True
 ) -> Envelope:
     spec = catalogue.find(name)
     defaults = catalogue.clocks if spec is None else spec.clocks
-    return answer_at_once(name, outcome, clocks or Clocks(), defaults=defaults, mutates=mutates, tool=_tool(catalogue))
+    return answer_at_once(
+        name, outcome, clocks or Clocks(), defaults=defaults, mutates=mutates, tool=tool_of(catalogue)
+    )
 
 
 def _deliver_unstarted(
     catalogue: Catalogue, name: str, problem: Problem, as_json: bool, clocks: Clocks | None = None
 ) -> int:
-    return deliver(_answer(catalogue, name, Outcome(Ending.NOT_STARTED, problem), clocks), as_json, _show)
+    return deliver(
+        _answer(catalogue, name, Outcome(Ending.NOT_STARTED, problem), clocks), as_json, _show, catalogue.name
+    )
+
+
+def _show_version(name: str, envelope: Envelope) -> None:
+    assert isinstance(envelope.data, dict)
+    write_quietly(sys.stdout, f"{name} {envelope.data['version']}\n")
 
 
 def _show(envelope: Envelope) -> None:
@@ -419,7 +508,8 @@ def _show(envelope: Envelope) -> None:
         return
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
-    text = data if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
+    blocks = blocks_of(data)
+    text = render_value(data) if blocks is None else "\n".join(map(describe_block, blocks))
     write_quietly(sys.stdout, f"{text}\n")
 
 

@@ -129,7 +129,8 @@ def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: An
         timeout_ms = _TIMEOUTS_MS.get(name, TIMEOUT_MS)
         call = admit_call(f"job {name}", timeout_ms, mutates=name == "cancel", idempotent=True, tool=scope.tool)
         work = partial(_perform, name, values, scope, on, call, budget_ms)
-        return deliver(conclude(call, lambda: asyncio.run(_unless_stopped(work))), as_json, _show_jobs)
+        envelope = conclude(call, lambda: asyncio.run(_unless_stopped(work)))
+        return deliver(envelope, as_json, _show_jobs, scope.tool.name)
 
     return start
 

@@ -138,13 +138,15 @@ def _stderr_at_line_start() -> bool | None:
         return None
 
 
-def summary_line(envelope: Envelope) -> str:
+def summary_line(envelope: Envelope, program: str = "shotclock") -> str:
     took = format_duration(int(str(envelope.meta["duration_ms"])))
     if envelope.error is None:
-        line = f"shotclock: {envelope.ending} in {took}"
+        line = f"{program}: {envelope.ending} in {took}"
+    elif envelope.code == "GENERAL_ERROR":  # the words of an author, for a person
+        line = f"{program}: {envelope.error['message']}"
     else:
         ending = "failed" if envelope.ending == Ending.FINISHED else envelope.ending
-        line = f"shotclock: {envelope.code}: {envelope.error['message']} ({ending}, {took})"
+        line = f"{program}: {envelope.code}: {envelope.error['message']} ({ending}, {took})"
         # The output of a failed command is above, and the mistakes of a command line are in the message.
         if not envelope.error.get("errors") and envelope.code != "COMMAND_FAILED":
             line += f"; {envelope.error['suggestion']}"

@@ -32,6 +32,7 @@ class Option:
     metavar: str = ""  # the placeholder of its value; a flag has none
     default: Any = None  # a text is read as if it were typed
     choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()  # values that a shell offers; others are taken as well
     repeats: bool = False
     negatable: bool = False
     by_place: bool = False  # its name may be left out
@@ -42,6 +43,7 @@ class Option:
     read: Callable[[str], object] | None = None  # converts the text; a ValueError is the mistake
     heading: str = "Options"
     key: str = ""
+    is_outer: bool = False  # goes before the command; behind it, another option has this name
 
     @property
     def field(self) -> str:
@@ -154,7 +156,9 @@ class Subcommand:
         by_name = {each.name: each for each in self.options}
         if "--json" not in by_name or FORMAT.name in by_name:
             return self.options
-        return (*self.options, replace(FORMAT, heading=by_name["--json"].heading))
+        json = by_name["--json"]
+        heading = "Options of every command" if json.is_outer else json.heading
+        return (*self.options, replace(FORMAT, heading=heading))
 
 
 @value
@@ -182,6 +186,7 @@ class CommandTable:
 class ParsedLine:
     command: Subcommand | None = None
     words: list[str] = field(default_factory=list)
+    before: int = 0  # the number of words that were typed before the command
     typed: dict[str, Any] = field(default_factory=dict)  # the values that were typed, by the keys of the options
     mistakes: Mistakes = field(default_factory=list)
     wants: str = ""
@@ -219,7 +224,7 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
     name, others = words[place], [*words[:place], *words[place + 1 :]]
     if name == "help":
         return find_command(table, [*others, "--help"])
-    line = ParsedLine(table.find(name), others)
+    line = ParsedLine(table.find(name), others, before=place)
     if line.command is not None:
         return line
     line.format = _read_without_command(table, options).format
@@ -244,24 +249,29 @@ def read_command(table: CommandTable, words: list[str]) -> ParsedLine:
     line = find_command(table, words)
     if line.command is None or line.command.main is not None:
         return line
-    return read(line.command, line.words, hint=f"see {table.name} {line.command.name} --help")
+    return read(line.command, line.words, hint=f"see {table.name} {line.command.name} --help", before=line.before)
 
 
-def read(command: Subcommand, words: list[str], *, hint: str) -> ParsedLine:
-    """Read the words of one command. `hint` follows the name of an unknown option that resembles no other."""
-    return _LineReader(command, words, hint).read()
+def read(command: Subcommand, words: list[str], *, hint: str, before: int = 0) -> ParsedLine:
+    """Read the words of one command, of which the first few came before it.
+
+    `hint` follows the name of an unknown option that resembles no other.
+    """
+    return _LineReader(command, words, hint, before).read()
 
 
 class _LineReader:
-    def __init__(self, command: Subcommand, words: list[str], hint: str) -> None:
+    def __init__(self, command: Subcommand, words: list[str], hint: str, before: int) -> None:
         self._command, self._rest, self._hint = command, deque(words), hint
-        self._line = ParsedLine(command, words)
-        self._options = {each.name: each for each in command.accepted if each.name[:2] == "--"}
+        self._line = ParsedLine(command, words, before)
+        self._outer = {each.name: each for each in command.options if each.is_outer}
+        self._options = {each.name: each for each in command.accepted if each.name[:2] == "--" and not each.is_outer}
         self._options |= {f"--no-{each.field}": each for each in command.options if each.negatable}
 
     def read(self) -> ParsedLine:
         arguments: list[str] = []
         while self._rest:
+            is_before = len(self._line.words) - len(self._rest) < self._line.before
             word = self._rest.popleft()
             if word == "--":
                 arguments += self._rest
@@ -275,6 +285,8 @@ class _LineReader:
             name, equals, text = word.partition("=")
             if name in ("-h", "--help"):
                 self._line.wants = "help"
+            elif is_before and name in self._outer:
+                self._read_option(self._outer[name], name, text if equals else None)
             elif name in self._options:
                 self._read_option(self._options[name], name, text if equals else None)
             else:
@@ -298,7 +310,7 @@ class _LineReader:
 
     def _settle_format(self) -> None:
         """Make `--format json` mean --json, and store the format that was asked for."""
-        if (json := self._options.get("--json")) is None:
+        if (json := self._outer.get("--json") or self._options.get("--json")) is None:
             return
         typed, form = self._line.typed, self._line.typed.pop(FORMAT.key, None)
         if form == "text" and typed.get(json.key):

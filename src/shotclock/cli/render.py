@@ -84,6 +84,8 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _agents(data, console)
         case "agent install" | "agent remove" if "diff" in data:
             _agent_change("wrote" if name == "agent install" else "removed from", data, console)
+        case "serve install" if "diff" in data:
+            _agent_change("wrote", data, console)
         case "wrap install" | "wrap remove" if "diff" in data:
             _agent_change("wrote" if name == "wrap install" else "removed from", data, console)
             _servers(data["servers"], console)

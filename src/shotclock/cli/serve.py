@@ -14,6 +14,8 @@ from .output import say_line
 from .parser import Subcommand, argument, duration, flag, option, positive_duration
 from .subcommand import Mistaken, deliver, engine_options, problem_in, run_subcommand, unstarted
 
+INSTALLABLE = ("claude", "cursor", "vscode")
+
 
 def read_serve_options(**values: Any) -> Options:
     options, found = options_of(**values)
@@ -36,8 +38,26 @@ def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_
     return deliver(envelope, as_json)
 
 
-def _serve(target: str, http: str | None, json_only: bool, **values: Any) -> Callable[[bool], int]:
+def _serve(
+    target: str,
+    http: str | None,
+    json_only: bool,
+    install: str | None,
+    scope: str,
+    name: str | None,
+    yes: bool,
+    **values: Any,
+) -> Callable[[bool], int]:
     options = read_serve_options(http=http, **values)
+    if install is not None:
+        words = ["--elicitation"] if values["elicitation"] else []
+        for option_name in ("operation_timeout", "operation_timeout_ms"):
+            if values[option_name] is not None:
+                words += [f"--{option_name.replace('_', '-')}", str(values[option_name])]
+        from .serve_install import install_in  # a server does without it
+
+        work = install_in(install, scope, name, target, words, yes)
+        return lambda as_json: work(as_json or json_only)
     target = "shotclock.ui_tools:app" if target == "ui" else target
     return lambda as_json: serve("serve", target, options, as_json, to_stderr=http is None and not json_only)
 
@@ -99,6 +119,7 @@ COMMANDS = {
                 "target",
                 "package.module:app or path/to/file.py:app (`:app` may be omitted); ui: browser and phone; shell: "
                 "commands (`shotclock serve shell --help`).",
+                suggestions=("ui", "shell"),
                 missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),
             option("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),
@@ -120,6 +141,24 @@ COMMANDS = {
                 "the last line of stderr, because stdout belongs to the protocol.",
                 key="json_only",
             ),
+            option(
+                "--install",
+                "CLIENT",
+                "Do not serve: show the entry of this server in the configuration of an MCP client (claude, cursor or "
+                "vscode), ask, and write it.",
+                choices=INSTALLABLE,
+                excludes=("--http", "--on"),
+            ),
+            option(
+                "--scope",
+                "SCOPE",
+                "With --install: user, the configuration for all projects, or project, the one of this folder.",
+                choices=("user", "project"),
+                default="user",
+                needs="--install",
+            ),
+            option("--name", "NAME", "With --install: the server's name. Default: the App's.", needs="--install"),
+            flag("--yes", "With --install: do not ask.", needs="--install"),
             *engine_options(
                 "With --http: show and decide the proposals of runs on Temporal as well: "
                 "temporal://HOST:PORT[/NAMESPACE]."

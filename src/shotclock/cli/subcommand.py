@@ -98,7 +98,8 @@ def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) 
         write_quietly(sys.stderr, table_help(table))
     if line.mistakes:
         problem = problem_of(line.mistakes, line.suggestion)
-        return deliver(unstarted(table.name.split()[-1], problem, tool=tool), wants_json(line.format))
+        envelope = unstarted(table.name.split()[-1], problem, tool=tool)
+        return deliver(envelope, wants_json(line.format), program=tool.name)
     if line.command is None:
         version = Outcome(Ending.FINISHED, data={"version": __version__})
         return perform(ChildWork(table.name, lambda: version, show=show_drawn), wants_json(line.format))
@@ -115,7 +116,7 @@ def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: 
     name = " ".join([*prefix.split()[1:][-1:], command.name])
     work = find_work(name, command, line)
     if line.mistakes or work is None:
-        return deliver(unstarted(name, problem_of(line.mistakes), tool=tool), as_json)
+        return deliver(unstarted(name, problem_of(line.mistakes), tool=tool), as_json, program=tool.name)
     return perform(work, as_json) if isinstance(work, ChildWork) else work(as_json)
 
 
@@ -235,7 +236,7 @@ def perform(work: ChildWork, as_json: bool) -> int:
     envelope = conclude(call, body)
     if envelope.ok and isinstance(envelope.value, str):  # a format was named: the text is the data
         return emit_text(envelope.value, envelope.exit_code)
-    return deliver(envelope, as_json, work.show)
+    return deliver(envelope, as_json, work.show, work.tool.name)
 
 
 def carry_out_or_fail(
@@ -315,7 +316,12 @@ def answer_at_once(
     return answer(call, outcome)
 
 
-def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] | None = None) -> int:
+def deliver(
+    envelope: Envelope,
+    as_json: bool,
+    show: Callable[[Envelope], None] | None = None,
+    program: str = "shotclock",
+) -> int:
     """Write the envelope for a program. For a person, call `show`, and write problems to stderr."""
     note_stops()
     if as_json:
@@ -323,7 +329,7 @@ def deliver(envelope: Envelope, as_json: bool, show: Callable[[Envelope], None] 
     if show is not None and envelope.data is not None:
         show(envelope)
     if envelope.error is not None or envelope.warnings:
-        say_line(visible(summary_line(envelope)))
+        say_line(visible(summary_line(envelope, program)))
     return envelope.exit_code
 
 
@@ -343,11 +349,13 @@ MODULES = {
     "schema": ("workflow_files", "Print the JSON Schema of workflow files, for editors."),
     "report": ("report", "Report a run step by step; without an id, list the last runs."),
     "agent": ("agent", "Put shotclock in front of every command of a coding agent, or take it away."),
+    "new": ("new_tool", "Write a new tool: a package with a command line, an MCP server and tests."),
     "serve": ("serve", "Serve an App's commands as MCP tools, on stdin and stdout."),
     "job": ("jobs", "List, inspect, wait for, extend and stop work that outlives its caller."),
     "inbox": ("inbox", "Decide proposals of agents, or make one and wait for the decision."),
     "ui": ("ui", "Run UI actions on a browser or a phone, each within its timeout."),
     "token": ("maintenance", "Create, list and revoke access tokens of agents and operators."),
+    "completion": ("completion", "Print a script that completes commands and options in bash, zsh or fish."),
     "prune": ("maintenance", "Delete runs, proposals and jobs that ended long ago."),
     "errors": ("maintenance", "List every error and warning code, or look one up."),
     "doctor": ("maintenance", "Check that this machine can kill process trees."),

@@ -11,38 +11,27 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ..core.value_types import field, record
 from ..process.foreground import TerminalSignals
+from ..wrap.asked_calls import STORE_LIMIT_MS
 from ..wrap.limits import ServerLimits
-from ..wrap.merged_front import MergedFront
-from ..wrap.merged_server import ServerEntry
+from ..wrap.rules import Rules
+from ..wrap.several.front import MergedFront
+from ..wrap.several.server import ConfiguredServer
 from .exec import NOT_DONE
 from .output import say_line
 from .parser import Option, ParsedLine, Subcommand, expand, nearest_of, read
 
-LARGEST_FILE = 10_000_000
+LARGEST_FILE = 1_000_000
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 # Keys that are no options of `wrap`.
 _OWN_KEYS = ("command", "args", "env", "prefix", "tools", "rules", "headers")
 _OF_ONE_SERVER = ("command", "args", "url", "headers", "prefix", "lock", "name")
 _OF_A_CLIENT = ("command", "args", "env", "cwd", "url", "headers")
-# Options beside --config.
-_BESIDE = ("config", "server", "http", "require_token", "session_idle", "max_sessions")
-_NOT_IN_A_FILE = (
-    "config",
-    "server",
-    "http",
-    "require-token",
-    "session-idle",
-    "max-sessions",
-    "tool",
-    "allow",
-    "ask",
-    "deny",
-    "header",
-)
+# Options beside --config, which are no keys of the file.
+_BESIDE = ("config", "server", "http", "require-token", "session-idle", "max-sessions")
+# Options whose values are written in another form in the file.
 _INSTEAD = {"tool": "tools", "allow": "rules", "ask": "rules", "deny": "rules", "header": "headers"}
 _VERDICTS = ("allow", "ask", "deny")
 _LIMITS = ("timeout", "idle", "queue")
@@ -58,7 +47,7 @@ class ServersFile:
     """The servers of a file, with all mistakes in it."""
 
     path: str
-    servers: list[ServerEntry] = field(default_factory=list)
+    servers: list[ConfiguredServer] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_of_client: bool = False
@@ -70,8 +59,8 @@ class ServersFile:
 def run_servers(line: ParsedLine, command: Subcommand, check: Check, words_of_child: list[str]) -> int:
     """Run the servers of a file as one, or offer them over HTTP by such children. Return the exit code."""
     for key, given in line.typed.items():
-        if key not in _BESIDE and given != []:
-            line.refuse(key.replace("_", "-"), "write it into the file of --config, under defaults or a server")
+        if (name := key.replace("_", "-")) not in _BESIDE and given != []:
+            line.refuse(name, "write it into the file of --config, under defaults or a server")
     mistakes = [f"{mistake['field']}: {mistake['message']}" for mistake in line.mistakes]
     file = read_servers(line.values["config"], line.values["server"], command, check)
     for text in [*file.notes, *mistakes, *file.mistakes]:
@@ -109,16 +98,27 @@ def read_servers(path: str, chosen: Sequence[str], command: Subcommand, check: C
         if not chosen or name in chosen:
             reader = _ServerReader(file, name, command, check)
             reader.read(_read_object(file, f"servers.{name}", entry), defaults)
+    _refuse_equal_prefixes(file)
     if not file.servers and not file.mistakes:
         file.refuse("servers", "has no server")
     return file
 
 
+def _refuse_equal_prefixes(file: ServersFile) -> None:
+    """Refuse two servers with one prefix, because each could take the calls of the other by the names that it lists."""
+    first: dict[str, str] = {}
+    for server in file.servers:
+        if (other := first.setdefault(server.prefix, server.name)) != server.name:
+            file.refuse(f"servers.{server.name}.prefix", f"{server.prefix!r} is the prefix of {other}, too")
+
+
 def _read_content(file: ServersFile) -> dict[str, object] | None:
     try:
-        if os.path.getsize(file.path) > LARGEST_FILE:
-            raise ValueError("the file is too large")
-        text = Path(file.path).read_text("utf-8")
+        with open(file.path, "rb") as stream:
+            data = stream.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE} bytes")
+        text = data.decode()
         if file.path.endswith((".yaml", ".yml")):
             content = _read_yaml(file, text)
         else:
@@ -143,10 +143,12 @@ def _read_yaml(file: ServersFile, text: str) -> object:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"the key {twice!r} is there twice")
-    return dict(pairs)
+    content: dict[str, object] = {}
+    for name, item in pairs:
+        if name in content:
+            raise ValueError(f"the key {name!r} is there twice")
+        content[name] = item
+    return content
 
 
 def _find_servers(file: ServersFile, content: dict[str, object]) -> dict[str, object] | None:
@@ -181,6 +183,7 @@ class _ServerReader:
         self._name = name
         self._command = command
         self._options: dict[str, Option] = {each.field: each for each in command.options if each.name[:2] == "--"}
+        self._keys = [*_OWN_KEYS, *(each for each in self._options if each not in (*_BESIDE, *_INSTEAD))]
         self._folder = os.path.dirname(os.path.abspath(file.path))
         self._check = check
         self._prefix = _NOT_IN_A_NAME.sub("_", name) + "_"
@@ -211,7 +214,9 @@ class _ServerReader:
             self._refuse(_INSTEAD.get(mistake["field"], mistake["field"]), mistake["message"])
         if not self._count:
             words = [*(self._shown.get(word, word) for word in words), "--", *command]
-            self._file.servers.append(ServerEntry(self._name, self._prefix, words, self._env, limits))
+            asks = Rules(tuple(line.values["rules"]), False).asks
+            ask_ms = line.values["ask_wait"] + STORE_LIMIT_MS if asks else 0
+            self._file.servers.append(ConfiguredServer(self._name, self._prefix, words, self._env, limits, ask_ms))
 
     def _options_of(self, entry: Mapping[str, object]) -> list[str]:
         """Return the words of all keys but the command."""
@@ -221,19 +226,13 @@ class _ServerReader:
         for key, item in entry.items():
             if key in ("command", "args"):
                 continue
-            if key in _NOT_IN_A_FILE or (key not in self._options and key not in _OWN_KEYS):
-                self._refuse_key(key)
+            if key not in self._keys:
+                nearest = _INSTEAD.get(key) or nearest_of(key, self._keys)
+                hint = f"did you mean {nearest}?" if nearest else "see shotclock wrap --help"
+                self._refuse(key, f"unknown key; {hint}")
             else:
                 words += self._words_of(key, item)
         return words
-
-    def _refuse_key(self, key: str) -> None:
-        known = [*_OWN_KEYS, *(each for each in self._options if each not in _NOT_IN_A_FILE)]
-        nearest = _INSTEAD.get(key) or nearest_of(key, known)
-        if key == "url":
-            self._refuse(key, "servers over HTTP are not supported by this version")
-        else:
-            self._refuse(key, f"unknown key; {f'did you mean {nearest}?' if nearest else 'see shotclock wrap --help'}")
 
     def _words_of(self, key: str, item: object) -> list[str]:
         match key:

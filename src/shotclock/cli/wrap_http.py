@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Failure
 from ..process.addresses import Site, check_reach, listen_on, parse_address
+from ..process.clock import wall_time
 from ..process.foreground import TerminalSignals
-from ..wrap.http_access import TokenCheck, has_tokens
-from ..wrap.http_front import HttpFront
-from ..wrap.http_sessions import FrontSettings
 from ..wrap.limits import ServerLimits
+from ..wrap.over_http.front import HttpFront
+from ..wrap.over_http.request_check import HttpRefusal
+from ..wrap.over_http.sessions import FrontSettings
 from .exec import NOT_DONE
 from .output import say_line
+
+if TYPE_CHECKING:
+    from ..inbox.access import Access
 
 
 def offer_over_http(
@@ -42,3 +47,36 @@ def offer_over_http(
     front = HttpFront(sock, site, settings, TokenCheck().owner_of, signals)
     front.run(values["name"] or name)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
+
+
+class TokenCheck:
+    """The tokens of `shotclock token create`, for all threads."""
+
+    def __init__(self) -> None:
+        self._access: Access | None = None
+        self._lock = threading.Lock()
+
+    def owner_of(self, token: str) -> str | None:
+        """Return the owner of a token; None for a wrong one. Raises HttpRefusal if the store cannot be read."""
+        with self._lock:
+            try:
+                self._access = self._access or _open_access()
+                principal = self._access.authenticate(token, wall_time())
+            except Failure as failure:
+                raise HttpRefusal(503, f"tokens cannot be checked: {failure}") from None
+        return None if principal is None else f"{principal.role} {principal.name}"
+
+
+def _open_access() -> Access:
+    from ..inbox.access import Access  # with the database, which a server without tokens need not load
+    from ..store.store import Store
+
+    return Access(Store.open())
+
+
+def has_tokens() -> bool:
+    from ..store.store import Store  # as above
+
+    now = wall_time()
+    with Store.open() as store:
+        return any(token.is_active(now) for token in store.tokens.list())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from .content import Content
 from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
 from .json_values import has_json_type
 from .validation import Problems, describe_key, plain_shape
@@ -243,6 +244,8 @@ def _with_lists(value: Any) -> Any:
         return [_with_lists(item) for item in value]
     if kind is dict and all(type(key) is str for key in value):
         return {key: _with_lists(item) for key, item in value.items()}
+    if isinstance(value, Content):
+        return value.block
     raise TypeError
 
 
@@ -254,9 +257,15 @@ def _plain(value: object, bytes_mode: Literal["base64", "hex"] = "base64") -> An
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:
-        return to_jsonable_python(value, bytes_mode=bytes_mode)
+        return to_jsonable_python(value, bytes_mode=bytes_mode, fallback=_content_block)
     except (PydanticSerializationError, ValueError, RecursionError, TypeError) as error:
         raise NotSerializable(f"a {type(value).__name__} cannot be put into JSON: {error}") from None
+
+
+def _content_block(value: object) -> object:
+    if isinstance(value, Content):
+        return value.block
+    raise TypeError(f"Unable to serialize unknown type: {type(value)}")
 
 
 def _is_json(plain: Any) -> bool:

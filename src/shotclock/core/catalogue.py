@@ -110,6 +110,27 @@ class ApprovedFile:
 
 
 @value
+class Listing:
+    """How clients show a command, a resource or a prompt."""
+
+    title: str | None = None
+    icons: tuple[dict[str, Any], ...] = ()
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None
+    uri: str = ""  # of a resource: its URI or its template
+    mime_type: str | None = None
+
+
+@value
+class SecretParameter:
+    """A parameter whose value is in an environment variable, never among the arguments."""
+
+    name: str
+    variable: str
+    is_required: bool = True
+
+
+@value
 class CommandSpec:
     name: str
     handler: HandlerReference
@@ -136,6 +157,17 @@ class CommandSpec:
     on_mcp: bool = True
     overtime: OvertimeKeys = None
     min_time_ms: int = 0
+    secrets: tuple[SecretParameter, ...] = ()
+    streams: bool = False  # it yields the items of its result
+    open_world: bool | None = None  # whether it reaches beyond this machine; None where that is not declared
+    listing: Listing = field(default_factory=Listing)
+    shown_name: str = ""  # of a resource or a prompt, whose `name` begins with its kind
+
+    @property
+    def kind(self) -> str:
+        """Return `command`, or the kind of a declaration that only a server offers."""
+        kind, blank, _ = self.name.partition(" ")
+        return kind if blank else "command"
 
     @property
     def hyphenated(self) -> str:
@@ -168,12 +200,18 @@ class Catalogue:
     summary: str = ""
     operation_timeout_ms: int = 120_000
     commands: tuple[CommandSpec, ...] = ()
+    served: tuple[CommandSpec, ...] = ()  # resources, prompts and completions, which only a server offers
+    list_page_size: int | None = None
     clocks: Clocks = field(default_factory=Clocks)
     proposals: bool = False  # its server has tools for free proposals to the operator
     debug: bool = False
     is_served: bool = False  # clients of a server call it: they get less of exceptions, also from jobs
     elicitation: bool = False  # a client may ask its own user for an approval
     file: str | None = None  # its real path, to which approvals are bound. None without a file or without approvals
+
+    @property
+    def secret_variables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(secret.variable for spec in self.commands for secret in spec.secrets))
 
     @property
     def semantic_version(self) -> str | None:
@@ -188,6 +226,12 @@ class Catalogue:
         catalogue: Self = of_json(cls, plain)
         return catalogue
 
+    @property
+    def everything(self) -> tuple[CommandSpec, ...]:
+        return self.commands + self.served
+
     def find(self, name: str) -> CommandSpec | None:
+        if " " in name:
+            return next((each for each in self.served if each.name == name), None)
         meant = hyphenate(name)
         return next((command for command in self.commands if command.hyphenated == meant), None)

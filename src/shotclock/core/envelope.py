@@ -17,6 +17,9 @@ from .errors import Ending, ErrorEntry, SideEffects, error_entry, may_retry, sid
 from .value_types import entity, value
 
 SCHEMA_VERSION = "1.0"
+# Over MCP: the envelope in `_meta` of a result, and the extension of clients that stop and extend calls.
+ENVELOPE_KEY = "shotclock.dev/envelope"
+CONTROLS_EXTENSION = "shotclock.dev/controls"
 # Characters of a message: that of an exception may have any length.
 LONGEST_MESSAGE = 4_000
 _MOST_FRAMES = 40

@@ -377,6 +377,8 @@ class Failure(Exception):
     suggestion: str | None = None
     side_effects: SideEffects | None = None
     retry_after_ms: int | None = None
+    exit_code: int | None = None
+    """Chosen by a command with `sys.exit`; None is the registered one."""
 
     def __init__(
         self,
@@ -399,9 +401,10 @@ class Failure(Exception):
         self.suggestion = suggestion
         self.side_effects = side_effects
         self.retry_after_ms = retry_after_ms
+        self.exit_code = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        names = ("code", "entry", "data", "context", "suggestion", "side_effects", "retry_after_ms")
+        names = ("code", "entry", "data", "context", "suggestion", "side_effects", "retry_after_ms", "exit_code")
         return (rebuild_failure, (str(self), {name: getattr(self, name) for name in names}))
 
 

@@ -103,6 +103,7 @@ def build_manifest(catalogue: Catalogue, framework_version: str) -> JsonSchema:
                 "name": "SHOTCLOCK_REMAINING_MS",
                 "description": "The caller's own remaining time; it caps every timeout.",
             },
+            *({"name": name, "description": "A secret."} for name in catalogue.secret_variables),
         ],
     }
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -118,7 +119,11 @@ def _command(spec: CommandSpec) -> JsonSchema:
         for name, schema in properties.items()
         if name != "dry_run"
     }
-    flags |= option_flags(spec)
+    flags |= {
+        f"{flag_name(each.name)}-file": _flag("string", f"File with the secret, - for stdin [else: {each.variable}]")
+        for each in spec.secrets
+    }
+    flags = {**option_flags(spec), **flags}
     entry: JsonSchema = {
         "description": spec.description or spec.name,
         "danger_level": "destructive" if spec.destructive else "mutating" if spec.mutates else "safe",

@@ -303,7 +303,11 @@ class Redaction:
 
     def learn(self, variables: Mapping[str, str]) -> None:
         """Add the values of variables with secret names."""
-        new = {value for name, value in variables.items() if looks_secret(name) and len(value) >= SHORTEST}
+        self.learn_values(value for name, value in variables.items() if looks_secret(name))
+
+    def learn_values(self, values: Iterable[str]) -> None:
+        """Add secret values, except for those too short to be recognised."""
+        new = {value for value in values if len(value) >= SHORTEST}
         if new <= self._secrets:
             return
         self._secrets |= new

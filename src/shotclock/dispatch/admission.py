@@ -46,7 +46,7 @@ class ConcurrencyLimits:
         self._app = catalogue.name
         self._specs = {
             spec.name: spec
-            for spec in catalogue.commands
+            for spec in catalogue.everything
             if spec.single_flight is not None or spec.concurrency is not None
         }
         self._store = store

@@ -10,7 +10,9 @@ docs/design.md: R31, R38.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import json
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -18,18 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from ..core.arguments import Conversions, NotSerializable, json_arguments, to_valid_json
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
 from ..core.clocks import Bound, Clocks, Deadline
-from ..core.envelope import Envelope, Problem, stop_problem, warning
+from ..core.envelope import Envelope, Problem, shorten, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
-from ..process.context import CallListener, Progress
-from ..runtime.call import Call, CallRequest, Effects, Outcome, Tool, invalid
+from ..process.context import Answerer, CallListener, Progress
+from ..runtime.call import Call, CallRequest, Effects, Outcome, invalid, tool_of
 from ..runtime.command_runner import run_in_thread, run_shielded
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from .invocation import Invocation, InvocationCheckpoint
 
 if TYPE_CHECKING:
+    from ..core.visible_text import Redaction
     from ..inbox.approval import Approvals
     from ..inbox.inbox import Inbox
     from ..inbox.person_wait import StepSurroundings
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 # How long a stopped call may take beyond its grace until its processes are reported gone.
 STOP_LIMIT_S = 3.0
+LONGEST_NEWS = 200  # characters of an item in a progress message
 # The job commands other than `wait`; the store's own waits are shorter than this.
 JOB_CLOCKS = Clocks(timeout_ms=30_000)
 # The longest check of arguments before a job or an approval, which may take days themselves.
@@ -69,7 +73,7 @@ class Dispatcher:
         """
         self.catalogue = catalogue
         self.runtime = runtime
-        runtime.tool = self.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
+        runtime.tool = self.tool = tool_of(catalogue)
         self._program = program
         self._command = command or ["shotclock"]
         self._checks = ArgumentChecks(runtime)
@@ -87,7 +91,7 @@ class Dispatcher:
             from ..inbox.approval import ask_person
 
             runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, self.inbox)
-        if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.commands):
+        if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.everything):
             from .admission import ConcurrencyLimits
 
             runtime.limits = ConcurrencyLimits(catalogue, self.store, self._checks.look_at)
@@ -141,6 +145,8 @@ class Dispatcher:
             by_argument = request.arguments.pop(CONFIRMATION)
             if not isinstance(by_argument, bool) and request.refusal is None:
                 request.refusal = invalid([{"field": CONFIRMATION, "message": "must be true or false"}])
+        if spec is not None and request.refusal is None and (missing := _find_missing_secrets(spec)):
+            request.refusal = invalid(missing)
         call = self.runtime.begin(
             request.name if spec is None else self.runtime.operation(spec.name),
             request.arguments,
@@ -258,10 +264,16 @@ class Dispatcher:
         checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
+        listener.on_question = request.on_question
+        listener.redaction = self.tool.redaction()
+        if spec.streams:
+            listener.items = ItemStream(request.on_item, request.on_progress, listener.redaction)
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
         outcome = await _unless_stopped(self.runtime.perform(call, listener), request.stop, limit_s)
         if isinstance(outcome, StopSignal):
             outcome = outcome.outcome(Ending.KILLED)
+        if outcome.problem is not None and listener.items is not None and outcome.data in (None, {"partial": True}):
+            outcome.data = list(listener.items.seen) or outcome.data
         if outcome.problem is not None and spec.steps:
             outcome.data = listener.add_steps(outcome.data)
         if outcome.problem is None:
@@ -393,6 +405,32 @@ class ArgumentChecks:
         return self._operations[spec.name]
 
 
+class ItemStream:
+    """The items that a command has yielded so far. They are its data if it is stopped."""
+
+    def __init__(
+        self,
+        on_item: Callable[[object], None] | None,
+        on_progress: Progress | None,
+        redaction: Redaction | None,
+    ) -> None:
+        self.seen: list[object] = []
+        self._on_item, self._on_progress, self._redaction = on_item, on_progress, redaction
+
+    def add(self, text: str) -> None:
+        item = json.loads(text)
+        if self._redaction is not None:
+            item = self._redaction.value(item)
+        self.seen.append(item)
+        if self._on_item is not None:
+            self._on_item(item)
+        elif self._on_progress is not None:
+            # A float: the message is no unit of what is counted.
+            self._on_progress(
+                float(len(self.seen)), None, shorten(item if isinstance(item, str) else text, LONGEST_NEWS)
+            )
+
+
 class CommandListener(CallListener):
     """Listener to one call of a command: its steps, its progress and its checkpoint."""
 
@@ -410,10 +448,20 @@ class CommandListener(CallListener):
         self._on_progress = on_progress
         self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
         self.stdin_path = stdin_path
+        self.on_question: Answerer | None = None
+        self.items: ItemStream | None = None
+        self.redaction: Redaction | None = None
+
+    def wrote(self, text: str) -> None:
+        if self.items is not None:
+            self.items.add(text)
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:
-            self._on_progress(done, total, unit)
+            self._on_progress(done, total, self.redact(unit))
+
+    def redact(self, text: str | None) -> str | None:
+        return text if self.redaction is None or text is None else self.redaction.text(text)
 
     def step(self, name: str) -> None:
         if name not in self._begun:
@@ -424,6 +472,10 @@ class CommandListener(CallListener):
 
     async def restore(self, fingerprint: str) -> object:
         return await self._checkpoint.restore(fingerprint)
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        answer = None if self.on_question is None else self.on_question(question, value)
+        return super().ask(question, value) if answer is None else answer
 
     def add_steps(self, data: object) -> dict[str, object]:
         """Return the data of a failed command, with the state of its steps."""
@@ -467,6 +519,14 @@ async def _unless_stopped(work: Awaitable[T], stop: asyncio.Future[str] | None, 
     if working.done() and not working.cancelled() and working.exception() is None:
         return working.result()  # it ended by itself just then
     return StopSignal(stop.result())
+
+
+def _find_missing_secrets(spec: CommandSpec) -> list[dict[str, str]]:
+    return [
+        {"field": secret.name, "message": f"a secret: set {secret.variable} in the environment"}
+        for secret in spec.secrets
+        if secret.is_required and not os.environ.get(secret.variable)
+    ]
 
 
 def _has_dry_run(spec: CommandSpec) -> bool:

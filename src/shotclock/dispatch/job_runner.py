@@ -26,7 +26,7 @@ from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import this_process
 from ..process.runners import runners_folder, withdraw
 from ..runtime import telemetry
-from ..runtime.call import Outcome, Tool
+from ..runtime.call import Outcome, tool_of
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Program
@@ -99,7 +99,7 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         workers=1,
         program=program,
     )
-    runtime.tool = Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served)
+    runtime.tool = tool_of(catalogue)
     runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
     inbox = Inbox(store)
     runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, lambda: inbox)
@@ -107,6 +107,7 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
         approvals.must_be_approved(proposal)
     listener = JobListener(store, job, spec.steps, job.spec["resume_from"])
+    listener.redaction = runtime.tool.redaction()
     async with runtime:
         runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)))
@@ -155,7 +156,7 @@ class JobListener(CommandListener):
         self._written_ns = 0
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
-        self._latest = _in_whole_numbers(max(done, 0), total, unit)
+        self._latest = _in_whole_numbers(max(done, 0), total, self.redact(unit))
         if monotonic_ns() - self._written_ns >= PROGRESS_NS:
             self.write_progress()
 

@@ -36,9 +36,12 @@ from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
 from .kill import kill_below, signal_process
 
 OVERTIME = "overtime"
+RESOURCE_UPDATED = "resource updated"
 
 Progress = Callable[[float, float | None, str | None], None]
 """Done, total, and what is being done or counted."""
+Answerer = Callable[[str, object], Coroutine[Any, Any, object] | None]
+"""Answers a question of a handler's context; None for one that it does not know."""
 LOOK_PAUSE_S = 0.005
 # Where `fork_exec` and `posix_spawn` take the environment.
 _EXEC_ENVIRONMENT, _SPAWN_ENVIRONMENT = 5, 2
@@ -78,6 +81,8 @@ class CallListener:
             return self.checkpoint(value)
         if question == "restore":
             return self.restore(str(value))
+        if question == RESOURCE_UPDATED:
+            return asyncio.sleep(0)  # outside a server there is no client that listens
         raise Failure("UNKNOWN_OPERATION", f"the caller does not know the question {question!r}")
 
 
@@ -205,6 +210,10 @@ class Context:
     def ask(self, question: str, value: object) -> Any:
         """Ask the caller a question. Await it if async. Raises the caller's Failure."""
         return self._link.ask(question, value)
+
+    def resource_updated(self, uri: str) -> Any:
+        """Notify the clients of the server that listen to a resource. Await it if async."""
+        return self._link.ask(RESOURCE_UPDATED, str(uri))
 
     def checkpoint(self, state: object) -> Any:
         """Store a state (plain JSON data) that survives a crash once this returns. Await it if async."""

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.clocks import MAX_MS, NS_PER_MS, ClockKind, Deadline, Fired, in_seconds, parse_duration_ms, reserve_ms_for
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import ENVELOPE_KEY, Envelope, Problem
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_plain, warn_of_kept
 from ..core.trace import TRACEPARENT
@@ -363,11 +363,12 @@ class _ToolCall(Work):
                 settled = Problem(settled.code, settled.message + self._describe_stray(), context=settled.context)
             return Outcome(ending, settled), None
         data: dict[str, object] = {"content": talk.content_of(settled)}
-        output = talk.output_of(settled)
+        given = (settled.meta or {}).get(ENVELOPE_KEY)
+        output = given if _is_envelope(given) else talk.output_of(settled)
         if settled.is_error and not _is_envelope(output):
             message = talk.text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool failed without a message"
             return Outcome(Ending.FINISHED, Problem("TOOL_FAILED", message), data), output
-        notes = (warn_of_kept(talk.kept),) if talk.kept else ()
+        notes = (warn_of_kept([*dict.fromkeys(talk.kept)]),) if talk.kept else ()
         return Outcome(Ending.FINISHED, data=data, warnings=notes), output
 
     def _with_report(self, outcome: Outcome, server: InteractiveProcess) -> Outcome:

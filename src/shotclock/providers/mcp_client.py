@@ -34,7 +34,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
 
 from .._version import __version__
-from ..core.envelope import Problem
+from ..core.envelope import CONTROLS_EXTENSION, ENVELOPE_KEY, Problem
 from ..core.errors import Failure
 from ..core.json_values import read_json
 from ..core.trace import TraceContext
@@ -203,6 +203,7 @@ class Conversation:
             outgoing,
             message_handler=self._on_message,
             client_info=types.Implementation(name="shotclock", version=__version__),
+            extensions={CONTROLS_EXTENSION: {}},
         )
 
     async def _on_message(self, message: object) -> None:
@@ -397,7 +398,7 @@ def _parse_message(line: bytes) -> tuple[Any, tuple[str, ...]]:
     if not line.lstrip().startswith(b"{"):
         return None, ()
     adapter = types.jsonrpc_message_adapter
-    if b'"structuredContent"' not in line:
+    if b'"structuredContent"' not in line and ENVELOPE_KEY.encode() not in line:
         with contextlib.suppress(ValueError):
             return adapter.validate_json(line, by_name=False), ()
     if b'"jsonrpc"' not in line or not (b'"result"' in line or b'"error"' in line):

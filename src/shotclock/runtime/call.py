@@ -33,12 +33,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
 
-    from ..core.catalogue import Operation
+    from ..core.catalogue import Catalogue, Operation
     from ..core.overtime import Overtime
+    from ..core.visible_text import Redaction
     from ..dispatch.invocation import Stdin
     from ..inbox.access import Principal
     from ..inbox.person_wait import RunWait
-    from ..process.context import Progress
+    from ..process.context import Answerer, Progress
     from .control import CallControl
 
 DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
@@ -53,9 +54,27 @@ class Tool:
     debug: bool = False
     is_served: bool = False
     """Its callers are remote: without `debug` they do not see the text of an exception."""
+    name: str = "shotclock"
+    secret_variables: tuple[str, ...] = ()
+    """Variables whose values are removed from answers."""
+
+    def redaction(self) -> Redaction | None:
+        if not self.secret_variables:
+            return None
+        from ..core.visible_text import Redaction  # few programs need it
+
+        redaction = Redaction({})
+        redaction.learn_values(os.environ.get(variable, "") for variable in self.secret_variables)
+        return redaction
 
 
 OURSELVES = Tool()
+
+
+def tool_of(catalogue: Catalogue) -> Tool:
+    """Return the program that answers for an App. The log of a server is Shotclock's."""
+    name = OURSELVES.name if catalogue.is_served else catalogue.name
+    return Tool(catalogue.semantic_version, catalogue.debug, catalogue.is_served, name, catalogue.secret_variables)
 
 
 @value
@@ -416,6 +435,8 @@ def make_envelope(call: Call, outcome: Outcome | Envelope) -> Envelope:
     if isinstance(outcome, Envelope):
         return outcome
     _correct_ending(outcome)
+    if (redaction := call.tool.redaction()) is not None:
+        outcome.traceback = redaction.text(outcome.traceback or "")
     if isinstance(outcome.problem, Problem):
         outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by the reader
     if outcome.traceback:
@@ -425,6 +446,10 @@ def make_envelope(call: Call, outcome: Outcome | Envelope) -> Envelope:
         warnings += (_wind_down_warning(call, call.winding_down),)
     envelope = _render(call, outcome, clock.monotonic_ns(), clock.wall_ns())
     envelope.value, envelope.warnings = outcome.value, list(warnings)
+    if redaction is not None:
+        envelope.data, envelope.error, envelope.warnings = redaction.value(
+            [envelope.data, envelope.error, envelope.warnings]
+        )
     return envelope
 
 
@@ -461,7 +486,7 @@ def _wind_down_warning(call: Call, asked: WindDown) -> Warning_:
 
 def _write_traceback(call: Call, lines: str) -> None:
     try:
-        sys.stderr.write(f"shotclock: {call.name} raised (request {call.request_id}):\n{lines}")
+        sys.stderr.write(f"{call.tool.name}: {call.name} raised (request {call.request_id}):\n{lines}")
     except Exception:  # stderr is closed or full
         pass
 
@@ -535,6 +560,10 @@ class CallRequest:
     validate_only: bool = False
     resume_from: str | None = None
     on_progress: Progress | None = None
+    on_question: Answerer | None = None
+    """Answers the questions of the handler's context that only this surface can."""
+    on_item: Callable[[object], None] | None = None
+    """Called with each item of a command that yields."""
     stop: asyncio.Future[str] | None = None
     """Once it holds the name of a signal the work is stopped, with its partial outcome as the answer."""
     stdin: Stdin | None = None

@@ -85,6 +85,7 @@ def _describe_failure(failure: Failure) -> Outcome:
         context=_as_plain(failure.context) or None,
         suggestion=failure.suggestion,
         retry_after_ms=failure.retry_after_ms,
+        exit_code=failure.exit_code,
         side_effects=failure.side_effects,
         entry=failure.entry,
     )

@@ -211,7 +211,7 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
     longest_ms, name = max(
         (
             (DEFAULT_BUDGET_MS if spec.interruption is not None else spec.clocks.timeout_ms or 0, spec.name)
-            for spec in catalogue.commands
+            for spec in catalogue.everything
             if spec.on_mcp
         ),
         default=(0, ""),
@@ -226,7 +226,7 @@ def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[s
 
 def refuse_inline(catalogue: Catalogue) -> None:
     """Raise Failure for commands on the caller's loop: it would be the server's own."""
-    names = [spec.name for spec in catalogue.commands if spec.on_mcp and spec.isolation == "inline"]
+    names = [spec.name for spec in catalogue.everything if spec.on_mcp and spec.isolation == "inline"]
     if names:
         message = f"{', '.join(names)}: isolation='inline' is not offered by a server: use 'process' or 'shared'"
         raise Failure("TARGET_UNUSABLE", message)
@@ -255,14 +255,9 @@ async def _serve(
             catalogue = await signals.unless_arrived(learning)
             if catalogue is None:
                 return signals.exit_code
-            refuse_inline(catalogue)
-            elicitation = catalogue.elicitation or options.elicitation
-            catalogue = replace(catalogue, elicitation=elicitation, is_served=True)
-            dispatcher = Dispatcher(catalogue, runtime, program=program)
-            async with dispatcher:
+            catalogue = replace(catalogue, elicitation=catalogue.elicitation or options.elicitation)
+            async with _connect(catalogue, runtime, program) as dispatcher:
                 runtime.open_channel()
-                for spec in catalogue.commands:
-                    runtime.register(spec.operation())
                 await signals.unless_arrived(runtime.warm_up(WARM_UP_S))
                 server = McpServer(dispatcher, options.operation_timeout_ms)
                 for line in backstop_warnings(catalogue, server.operation_timeout_ms):
@@ -275,6 +270,28 @@ async def _serve(
                     async with _serve_http(options, sock, stderr, server, *stores) as serving:
                         await _serve_until_stopped(server, signals, serving)
     return signals.exit_code
+
+
+@contextlib.asynccontextmanager
+async def _connect(catalogue: Catalogue, runtime: Runtime, program: Program) -> AsyncIterator[Dispatcher]:
+    """Make the commands callable by clients. Raises Failure."""
+    refuse_inline(catalogue)
+    async with Dispatcher(replace(catalogue, is_served=True), runtime, program=program) as dispatcher:
+        for spec in catalogue.everything:
+            runtime.register(spec.operation())
+        yield dispatcher
+
+
+@contextlib.asynccontextmanager
+async def open_server(app: ServedApp) -> AsyncIterator[McpServer]:
+    """Serve an App to clients in this process, without a transport: for tests. Raises Failure."""
+    runtime = Runtime(program=app.program, clocks=app.clocks, workers=app.workers or DEFAULT_WARM)
+    with keep_users_code_out():
+        async with runtime, _connect(app.catalogue(), runtime, app.program) as dispatcher:
+            from .tool_calls import McpServer
+
+            await runtime.warm_up(WARM_UP_S)
+            yield McpServer(dispatcher)
 
 
 def serve_shell(limits: ShellLimits, folder: str) -> int:

@@ -24,9 +24,9 @@ from ..dispatch.dispatcher import Dispatcher
 from ..runtime.call import Call, CallRequest, Outcome
 from ..runtime.command_runner import run_shielded
 from ..runtime.outcomes import failure_outcome
+from .results import result_schema
 from .shell_answers import JobList, JobState, answer_job, answer_lines, answer_list, answer_start, report_job, text_of
 from .shell_jobs import CLOSE_GRACE_MS, GRACE_MS, Job, Jobs, ShellLimits
-from .tools import envelope_schema
 
 INSTRUCTIONS = (
     "Runs shell commands that always end. Use `run` for a command, and `start` for a server or a program that reads "
@@ -245,7 +245,7 @@ def _tool(name: str, method: Method) -> Tool:
         name=name,
         description=" ".join((inspect.getdoc(method) or "").split()),
         input_schema={"type": "object", **signature_of(method).json_schema()},
-        output_schema=envelope_schema(TypeAdapter(result).json_schema()),
+        output_schema=result_schema(TypeAdapter(result).json_schema(), may_be_unfinished=False),
         annotations=ToolAnnotations(
             read_only_hint=reads,
             destructive_hint=not reads,  # a shell may do anything

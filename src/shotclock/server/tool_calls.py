@@ -13,9 +13,7 @@ docs/design.md: R27.
 from __future__ import annotations
 
 import asyncio
-import base64
 import difflib
-import re
 from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple
 
@@ -27,18 +25,25 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..core.catalogue import DEFAULT_BUDGET_MS
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_duration
-from ..core.envelope import Envelope, Problem, stop_problem, warning
-from ..core.errors import Ending, Failure, error_entry
+from ..core.envelope import CONTROLS_EXTENSION, Envelope, Problem, stop_problem, warning
+from ..core.errors import Ending, Failure
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
-from ..inbox.access import ANONYMOUS, Principal
+from ..inbox.access import ANONYMOUS, Principal, Role
 from ..process.clock import monotonic_ns
-from ..process.context import Scope, current_scope
+from ..process.context import RESOURCE_UPDATED, Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
+from .listing import page_of
+from .prompts import offer_prompts
+from .resources import offer_resources
+from .results import REMAINING, make_fit, names_result, render_result, replace_by_error
+from .subscriptions import Subscriptions
 from .tools import (
     CHECK,
+    CONTROLS,
+    JOB_TOOL,
     JUSTIFICATION,
     OWN_TOOLS,
     PROPOSE,
@@ -55,7 +60,6 @@ from .tools import (
     tools_of,
 )
 
-REMAINING = "shotclock.dev/remainingMs"
 TIMEOUT = "shotclock.dev/timeoutMs"
 BUDGET = "shotclock.dev/budgetMs"
 IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
@@ -105,14 +109,8 @@ def _is_duration(value: object) -> bool:
 # second.
 LONGEST_GRACE_MS = 5_000
 STOPPED_WITHIN_S = 0.5
-# The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
-MOST_NESTED = 100
-# As JSON. It is put into its message twice, and meanwhile the loop serves no other call.
-LONGEST_RESULT = 8 * 1024 * 1024
 BACKSTOP = "OPERATION_TIMEOUT"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_NO_BRACKET = re.compile(r"[^\[\]{}]+")
 
 
 @record
@@ -130,6 +128,7 @@ class ToolRequest(NamedTuple):
     meta: RequestMeta
     progress: ProgressReports | None
     principal: Principal
+    is_tool: bool = True  # else a resource, a prompt or a completion
 
 
 class ToolCallMiddleware:
@@ -144,8 +143,10 @@ class ToolCallMiddleware:
     ) -> None:
         self._dispatcher = dispatcher
         self._tools = tools
-        self._specs = {spec.name: spec for spec in dispatcher.catalogue.commands}
+        self._specs = {spec.name: spec for spec in dispatcher.catalogue.everything}
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
+        self._wrapped = {name for name, spec in self._specs.items() if names_result(spec.output_schema)}
+        self._without_schema = {name for name, spec in self._specs.items() if spec.output_schema is None}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
         if own_tools is None:
@@ -156,11 +157,13 @@ class ToolCallMiddleware:
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
         self._idle: asyncio.Event | None = None
+        self.subscriptions = Subscriptions()
         self.counts = CallCounts()
 
     def stop(self, signal_name: str) -> None:
         """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""
         self._stopped_by = signal_name
+        self.subscriptions.close()
         for stop in self._stops:
             if not stop.done():
                 stop.set_result(signal_name)
@@ -179,15 +182,44 @@ class ToolCallMiddleware:
             raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
         if name not in self._tools and (spec := self._dispatcher.catalogue.find(name)) is not None and spec.on_mcp:
             name = spec.name  # in another spelling, as on the command line
+        envelope = await self._answer(ctx, name, params.get("arguments"))
+        if not isinstance(envelope, Envelope):
+            return envelope
+        server_info = self._server_info if ctx.protocol_version in MODERN else None
+        try:
+            text = self.own_tools.text_of(name, envelope) if name in self._own else None
+            return render_result(
+                envelope,
+                server_info,
+                is_wrapped=name in self._wrapped,
+                has_schema=name not in self._without_schema,
+                shown=text,
+            )
+        except (TypeError, ValueError, RecursionError) as error:
+            envelope.warnings = []
+            message = f"the answer cannot be put into JSON: {error}"
+            return render_result(replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
+
+    async def serve(self, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, object]) -> Envelope:
+        """Run the function of a resource, a prompt or a completion, as a tool runs."""
+        envelope = await self._answer(ctx, name, arguments, is_tool=False)
+        assert isinstance(envelope, Envelope)  # only tools ask a person
+        return make_fit(envelope)
+
+    async def _answer(
+        self, ctx: ServerRequestContext[Any, Any], name: str, arguments: object, *, is_tool: bool = True
+    ) -> Envelope | dict[str, Any]:
+        """Carry out a request. Returns a mapping if the client has to ask its person first."""
+        meta: Any = (ctx.params or {}).get("_meta")
         # In the request's own task: everything that is done for it belongs below its sender.
         current_scope.set(Scope(self._dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
         self.counts.calls += 1
         self.counts.in_flight += 1
         request_meta = read_request_meta(meta)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
-        request = ToolRequest(name, params.get("arguments"), request_meta, progress, _principal_at(ctx.request))
+        request = ToolRequest(name, arguments, request_meta, progress, _principal_at(ctx.request), is_tool)
         try:
-            may_ask = self._dispatcher.catalogue.elicitation and self._may_ask(name)
+            may_ask = is_tool and self._dispatcher.catalogue.elicitation and self._may_ask(name)
             decider = decider_at(ctx, request.principal) if may_ask else None
             if decider is None:
                 envelope = await self._carry_out(request)
@@ -209,14 +241,7 @@ class ToolCallMiddleware:
                 progress.abandon()
         if request_meta.unreadable is not None:
             envelope.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
-        server_info = self._server_info if ctx.protocol_version in MODERN else None
-        try:
-            text = self.own_tools.text_of(name, envelope) if name in self._own else None
-            return render_result(envelope, server_info, text)
-        except (TypeError, ValueError, RecursionError) as error:
-            envelope.warnings = []
-            message = f"the answer cannot be put into JSON: {error}"
-            return render_result(_replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
+        return envelope
 
     def _may_ask(self, name: str) -> bool:
         spec = self._specs.get(name)
@@ -278,19 +303,20 @@ class ToolCallMiddleware:
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
         arguments: dict[str, Any] = written if isinstance(written, dict) else {}
         request = CallRequest(
-            name if name in self._tools else name[:100],
+            name if name in self._specs or name in self._tools else name[:100],
             arguments,
             None if meta.timeout_ms is None else Clocks(timeout_ms=meta.timeout_ms),
             tool_request.principal,
             meta.idempotency_key,
             None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
             on_progress=None if tool_request.progress is None else tool_request.progress.note,
+            on_question=self._answer_question,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,
         )
         if written is not None and not isinstance(written, dict):
             mistakes.append({"field": "arguments", "message": "must be an object"})
-        if name not in self._tools:
+        if tool_request.is_tool and name not in self._tools:
             close = difflib.get_close_matches(name, self._tools, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
@@ -318,6 +344,9 @@ class ToolCallMiddleware:
                 waits_ms = LONGEST_MS  # the response budget says how long, within these
             request.budget_ms = self._budget_ms(waits_ms, meta)
         return request
+
+    def _answer_question(self, question: str, value: object) -> Coroutine[Any, Any, object] | None:
+        return self.subscriptions.resource_updated(str(value)) if question == RESOURCE_UPDATED else None
 
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
         """Return a wait below the backstop and the caller's deadline, which would end work that may outlive it."""
@@ -415,89 +444,29 @@ def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:
 
 
 def _name_tools(envelope: Envelope) -> Envelope:
-    """Name the tools that continue a pending proposal, for a client that may have no shell."""
+    """Name the tools that continue a job or a pending proposal, for a client that may have no shell."""
     data = envelope.data
-    is_open = envelope.code in ("INCOMPLETE", "CANCELLED")
-    if is_open and isinstance(data, dict) and data.get("status") == "pending":
+    if envelope.code not in ("INCOMPLETE", "CANCELLED") or not isinstance(data, dict):
+        return envelope
+    if data.get("status") == "pending":
         with_id = f"with proposal_id {data['proposal_id']}"
         data["cancel_command"] = f"call the tool {WITHDRAW} {with_id}"
         if str(data.get("continue_command")).startswith("shotclock "):
             data["continue_command"] = f"call the tool {CHECK} {with_id}"
+    elif str(data.get("continue_command")).startswith("shotclock job "):
+        call = f"call the tool {JOB_TOOL} with job_id {data['job_id']} and action"
+        data |= {"continue_command": f"{call} wait", "cancel_command": f"{call} cancel"}
     return envelope
 
 
-def render_result(envelope: Envelope, server_info: dict[str, Any] | None, shown: str | None = None) -> dict[str, Any]:
-    """Return the result of a tool, with the whole envelope; with `server_info`, in the form of the 2026 revision.
+def _may_control(ctx: ServerRequestContext[Any, Any]) -> bool:
+    """Return whether the controls are of use to a client: to an operator, and to one that asks for them.
 
-    The text is `shown`, or without that the envelope as JSON.
+    A model has no use for them. Its client cancels calls by a message of the protocol.
     """
-    text = envelope.to_json()
-    if len(text) > LONGEST_RESULT:
-        hidden = "" if envelope.code is None else f"; its error was {envelope.code}"
-        message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{hidden}"
-        envelope = _replace_by_error(envelope, "RESULT_TOO_LARGE", message)
-        text = envelope.to_json()
-    if _is_too_deep(text):
-        message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"
-        envelope = _replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message)
-        text = envelope.to_json()
-    images: list[dict[str, Any]] = []
-    if isinstance(envelope.data, dict) and (images := _images_in(envelope.data)):
-        rest = {name: item for name, item in envelope.data.items() if name != "image"}
-        text = Envelope(rest, envelope.error, envelope.warnings, envelope.meta).to_json()
-    result: dict[str, Any] = {
-        "content": [{"type": "text", "text": text if shown is None else shown}, *images],
-        "structuredContent": envelope.to_dict(),
-        "isError": not envelope.ok and not _is_pending(envelope),
-    }
-    meta: dict[str, Any] = {}
-    if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
-        meta[REMAINING] = remaining_ms
-    if server_info is not None:
-        result["resultType"] = "complete"
-        meta[SERVER_INFO_META_KEY] = server_info
-    if meta:
-        result["_meta"] = meta
-    return result
-
-
-def _images_in(data: dict[str, object]) -> list[dict[str, Any]]:
-    """Return the image content for `{"image": BASE64, "mimeType": "image/png"}`, none for other data."""
-    image, kind = data.get("image"), data.get("mimeType")
-    if not isinstance(image, str) or not isinstance(kind, str) or not kind.startswith("image/"):
-        return []
-    try:
-        return [{"type": "image", "data": image, "mimeType": kind}] if base64.b64decode(image, validate=True) else []
-    except ValueError:
-        return []
-
-
-def _is_pending(envelope: Envelope) -> bool:
-    """Return whether an error is no failure: work continues, or a person refused or has not answered."""
-    return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
-
-
-def _is_too_deep(text: str) -> bool:
-    if text.count("{") + text.count("[") <= MOST_NESTED:
-        return False
-    # Level by level from the inside, each in C, so that a long answer does not hold up the loop.
-    brackets = _NO_BRACKET.sub("", _STRING.sub("", text))
-    for _ in range(MOST_NESTED):
-        brackets = brackets.replace("{}", "").replace("[]", "")
-        if not brackets:
-            return False
-    return True
-
-
-def _replace_by_error(envelope: Envelope, code: str, message: str) -> Envelope:
-    error: dict[str, object] = {
-        "code": code,
-        "message": message,
-        "retryable": False,
-        "phase": "execution",
-        "suggestion": error_entry(code).hint,
-    }
-    return Envelope(None, error, envelope.warnings, {**envelope.meta, "exit_code": 1})
+    capabilities = ctx.session.client_capabilities
+    extensions = None if capabilities is None else capabilities.extensions
+    return CONTROLS_EXTENSION in (extensions or {}) or _principal_at(ctx.request).role is Role.OPERATOR
 
 
 class McpServer:
@@ -512,11 +481,16 @@ class McpServer:
         catalogue = dispatcher.catalogue
         limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
         tools = tools_of(catalogue) if tools is None else tools
-        listed = ListToolsResult(tools=list(tools.values()))
+        everything = list(tools.values())
+        commands = {spec.name for spec in catalogue.commands}
+        controls = set() if own_tools is not None else {*CONTROLS} - commands
+        without_controls = [tool for name, tool in tools.items() if name not in controls]
         schemas = {name: tool.input_schema for name, tool in tools.items()}
 
         async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
-            return listed
+            shown = everything if _may_control(ctx) else without_controls
+            tools, cursor = page_of(shown, params, catalogue.list_page_size)
+            return ListToolsResult(tools=tools, next_cursor=cursor)
 
         self.dispatcher = dispatcher
         self.operation_timeout_ms = limit_ms
@@ -535,6 +509,8 @@ class McpServer:
             own_tools=own_tools,
         )
         self.sdk.middleware[:] = [self.middleware]
+        offer_resources(self.sdk, catalogue, self.middleware.serve, self.middleware.subscriptions)
+        offer_prompts(self.sdk, catalogue, self.middleware.serve)
 
     def health(self) -> Mapping[str, object]:
         runtime, counts = self.dispatcher.runtime, self.middleware.counts

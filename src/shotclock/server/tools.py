@@ -27,7 +27,6 @@ from ..core.catalogue import CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, Command
 from ..core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
-from ..core.manifest import data_schema
 from ..core.proposal import (
     Confirmation,
     Decision,
@@ -49,6 +48,8 @@ from ..inbox.person_wait import CallWait, Waited
 from ..runtime.call import Call, CallRequest, Outcome
 from ..runtime.control import live_calls
 from ..runtime.control_channel import ask_holder, extend, wind_down
+from .listing import icons_of
+from .results import result_schema
 from .standard_streams import Allowance
 
 JOB_TOOL = "job"
@@ -61,16 +62,16 @@ CONTROL_CLOCKS = Clocks(timeout_ms=10_000)
 
 _GOES_ON = (
     "May take longer than you wait: then it answers INCOMPLETE, which is no error, and continues in the background. "
-    "Call it again with the same arguments to attach to it, or use the tool `job` with data.job_id to wait for it or "
+    "Call it again with the same arguments to attach to it, or use the tool `job` with its job_id to wait for it or "
     "to cancel it."
 )
 _NEEDS_APPROVAL = (
-    "Runs only after an operator has approved it. Without a decision in time it answers with data.status pending, "
+    "Runs only after an operator has approved it. Without a decision in time it answers with status pending, "
     "which is no error: the proposal stays queued, and the identical call picks the decision up."
 )
 _NEEDS_CONFIRMATION = (
     "Destroys something. Call it first without confirm_destructive: it answers CONFIRMATION_REQUIRED with its "
-    "planned effects in data, and does nothing. Call it again with confirm_destructive: true to have it done."
+    "planned effects, and does nothing. Call it again with confirm_destructive: true to have it done."
 )
 
 
@@ -88,14 +89,26 @@ def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
 def _command_tool(spec: CommandSpec) -> Tool:
     return Tool(
         name=spec.name,
+        title=spec.listing.title,
         description=_description(spec) or None,
+        icons=icons_of(spec),
+        _meta=spec.listing.meta,
         input_schema={"type": "object", **_input_schema(spec)},
-        output_schema=envelope_schema(spec.output_schema),
-        annotations=ToolAnnotations(
-            read_only_hint=not spec.mutates,
-            destructive_hint=spec.destructive,
-            idempotent_hint=spec.idempotent or not spec.mutates,
+        output_schema=result_schema(
+            spec.output_schema, may_be_unfinished=spec.interruption is not None or spec.approval is not None
         ),
+        annotations=_hints(spec),
+    )
+
+
+def _hints(spec: CommandSpec) -> ToolAnnotations | None:
+    """Return the hints that differ from the defaults of the protocol: a tool that writes is destructive there."""
+    if not spec.mutates:
+        return ToolAnnotations(read_only_hint=True, open_world_hint=spec.open_world)
+    return ToolAnnotations(
+        open_world_hint=spec.open_world,
+        destructive_hint=None if spec.destructive else False,
+        idempotent_hint=True if spec.idempotent else None,
     )
 
 
@@ -112,7 +125,14 @@ def _input_schema(spec: CommandSpec) -> JsonSchema:
             "type": "boolean",
             "description": "Do it. Without this it only reports its effects.",
         }
-    return {**spec.input_schema, "properties": {**spec.input_schema.get("properties", {}), **added}}
+    properties = {name: _without_title(name, each) for name, each in spec.input_schema.get("properties", {}).items()}
+    return {**spec.input_schema, "properties": {**properties, **added}}
+
+
+def _without_title(name: str, schema: JsonSchema) -> JsonSchema:
+    """Leave out the title that pydantic makes of a name: it costs a model tokens and says nothing."""
+    is_made = schema.get("title") == name.replace("_", " ").title()
+    return {key: item for key, item in schema.items() if key != "title"} if is_made else schema
 
 
 def _description(spec: CommandSpec) -> str:
@@ -126,32 +146,6 @@ def _description(spec: CommandSpec) -> str:
     elif spec.clocks.timeout_ms:
         parts.append(f"Answers within {format_duration(spec.clocks.timeout_ms)}.")
     return "\n\n".join(parts)
-
-
-def envelope_schema(own: JsonSchema | None) -> JsonSchema:
-    """Return the schema of the envelope, with the command's result as the data of a success."""
-    schema: JsonSchema = {
-        "type": "object",
-        "properties": {
-            "ok": {"type": "boolean"},
-            "data": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]},
-            "error": {
-                "anyOf": [{"type": "object"}, {"type": "null"}],
-                "description": "code, message, retryable, suggestion, context",
-            },
-            "warnings": {"type": "array"},
-            "meta": {"type": "object", "description": "exit_code, duration_ms, timeout_ms, ending, side_effects, …"},
-        },
-        "required": ["ok", "data", "error", "warnings", "meta"],
-    }
-    if own:
-        shape = data_schema(own)
-        definitions = shape.pop("$defs", None)
-        succeeded = {"properties": {"ok": {"const": True}, "data": shape}}
-        schema["anyOf"] = [succeeded, {"properties": {"ok": {"const": False}}}]
-        if definitions:  # the references inside point at the root
-            schema["$defs"] = definitions
-    return schema
 
 
 _TEXT: JsonSchema = {"type": "string"}
@@ -176,10 +170,10 @@ _DESCRIPTIONS = {
     ),
     PROPOSE: (
         "Ask the operator for a decision: on a proposed file (path and proposed), or on a question. Answers with "
-        "data.status: approved, modified, rejected or expired; or pending, which is no error: the proposal stays "
+        "a status: approved, modified, rejected or expired; or pending, which is no error: the proposal stays "
         "queued, and the identical call or `check-proposal` picks the decision up later."
     ),
-    CHECK: "The state of a proposal, waiting up to wait_ms for the operator. data.status pending is no error.",
+    CHECK: "The state of a proposal, waiting up to wait_ms for the operator. The status pending is no error.",
     WITHDRAW: "Take back a proposal of yours that is not decided yet.",
     STOP: (
         "Ask running calls of yours to end early and answer with their results so far; calls that do not end in time "
@@ -233,7 +227,6 @@ def _own_tool(name: str) -> Tool:
             "required": _REQUIRED[name],
             "additionalProperties": False,
         },
-        output_schema=envelope_schema(None),
         annotations=ToolAnnotations(read_only_hint=name == CHECK, destructive_hint=False, idempotent_hint=True),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.clocks import NS_PER_MS, ClockKind, Fired, format_duration
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import ENVELOPE_KEY, Envelope, Problem
 from ..core.errors import Ending
 from ..core.value_types import field, record, value
 from ..process.clock import monotonic_ns
@@ -17,7 +17,6 @@ from .messages import encode
 from .remote.endpoint import AdapterReport, Fate
 from .requests import ClientRequest
 
-ENVELOPE_KEY = "shotclock.dev/envelope"
 # Codes of JSON-RPC errors for requests that are no calls, as both SDKs use them.
 CONNECTION_CLOSED, REQUEST_TIMEOUT = -32000, -32001
 STDERR_IN_TEXT = 400

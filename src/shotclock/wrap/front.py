@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 
 from ..core.clocks import NS_PER_MS
@@ -13,11 +12,11 @@ from .catalogue import LastCatalogue
 from .gate import Gate
 from .lifecycle import ServerLife
 from .limits import ServerLimits
-from .lines import LONGEST_CHECKED, READ_SIZE, LineSplitter
+from .lines import LONGEST_CHECKED, LineSplitter
 from .requests import OnEnded, OnOpen
 from .server_process import ServerCommand
 from .session import ClientSession
-from .writers import LineWriter, NoteWriter
+from .writers import LineWriter, NoteWriter, read_some
 
 CLIENT_IN, CLIENT_OUT, OUR_STDERR = 0, 1, 2
 LONGEST_WAIT_MS = 60_000
@@ -47,7 +46,7 @@ class Front:
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
         self._session = ClientSession(
-            limits, self._client, self._note, gate=gate, on_ended=on_ended, catalogue=catalogue
+            limits, self._client, self._notes.write_line, gate=gate, on_ended=on_ended, catalogue=catalogue
         )
         self._session.guard.on_open = on_open
         self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
@@ -75,16 +74,10 @@ class Front:
             if now_ns >= self._next_due_ns:
                 self._session.check_limits(now_ns, is_client_slow=self._client.has_unwritten)
                 self._life.check_clocks(now_ns)
-        self._flush()
+        self._client.finish(FLUSH_LIMIT_MS)
+        self._notes.flush()
         if self._gate is not None:
             self._gate.close()
-
-    def _note(self, text: str) -> None:
-        """Write a line of ours. Names of tools must neither end it nor hide a part of it."""
-        if not text.isprintable():
-            marked = (mark if mark.isprintable() or mark == "\t" else f"<U+{ord(mark):04X}>" for mark in text)
-            text = "".join(marked)
-        self._notes.write(text.encode("utf-8", "replace") + b"\n")
 
     def _watch(self) -> None:
         """Choose the descriptors to wait for. A side is not read while the other one is behind."""
@@ -149,12 +142,9 @@ class Front:
             self._life.close_stdin_when_written()
 
     def _read_client(self) -> None:
-        try:
-            chunk = os.read(CLIENT_IN, READ_SIZE)
-        except BlockingIOError:
+        chunk = read_some(CLIENT_IN)
+        if chunk is None:
             return
-        except OSError:
-            chunk = b""
         pieces = self._splitter.split(chunk) if chunk else self._splitter.finish()
         for part, piece in pieces:
             self._session.take_from_client(part, piece)
@@ -170,19 +160,6 @@ class Front:
             if order[0] in (Order.STOP, Order.KILL):
                 self._is_client_open = False
                 self._life.stop(order[1], at_once=order[0] == Order.KILL)
-
-    def _flush(self) -> None:
-        """Write the last answers, as far as the client reads them."""
-        poller = select.poll()
-        poller.register(CLIENT_OUT, select.POLLOUT)
-        give_up_ns = monotonic_ns() + FLUSH_LIMIT_MS * NS_PER_MS
-        while self._client.has_unwritten and not self._client.is_broken:
-            left_ms = (give_up_ns - monotonic_ns()) // NS_PER_MS
-            if left_ms <= 0 or not poller.poll(left_ms):
-                break
-            self._client.flush()
-        self._notes.flush()
-        self._client.restore_flags()
 
 
 def _is_from_client(ready: tuple[int, int]) -> bool:

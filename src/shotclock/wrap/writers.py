@@ -1,4 +1,4 @@
-"""Writers that never block: to the client, to the server, and to our stderr."""
+"""Streams that never block: lines to the client and to the server, and our stderr."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ import os
 import select
 import stat
 
+from ..core.clocks import NS_PER_MS
+from ..process.clock import monotonic_ns
 from ..process.command_task import PIPE_ROOM
-from .lines import LinePart
+from .lines import READ_SIZE, LinePart
 
 # A reader that is this far behind stops the other side, as a pipe would.
 MOST_UNWRITTEN = 256 * 1024
+
+
+def read_some(fd: int) -> bytes | None:
+    """Read once from a descriptor. None: there is nothing yet; empty: the stream has ended."""
+    if fd < 0:
+        return None
+    try:
+        return os.read(fd, READ_SIZE)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 class LineWriter:
@@ -97,8 +111,16 @@ class LineWriter:
             self.is_broken = True
             return len(data)
 
-    def restore_flags(self) -> None:
-        """Let writes block again, for a process that has the descriptor after us."""
+    def finish(self, within_ms: int) -> None:
+        """Write the rest, as far as the reader takes it in time, and leave the descriptor as it was."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLOUT)
+        give_up_ns = monotonic_ns() + within_ms * NS_PER_MS
+        while self.has_unwritten and not self.is_broken:
+            left_ms = (give_up_ns - monotonic_ns()) // NS_PER_MS
+            if left_ms <= 0 or not poller.poll(left_ms):
+                break
+            self.flush()
         if self._has_own_flags:
             os.set_blocking(self.fd, True)
 
@@ -114,6 +136,13 @@ class NoteWriter:
     @property
     def has_unwritten(self) -> bool:
         return bool(self._unwritten)
+
+    def write_line(self, text: str) -> None:
+        """Write a line of ours. Names of tools must neither end it nor hide a part of it."""
+        if not text.isprintable():
+            marked = (mark if mark.isprintable() or mark == "\t" else f"<U+{ord(mark):04X}>" for mark in text)
+            text = "".join(marked)
+        self.write(text.encode("utf-8", "replace") + b"\n")
 
     def write(self, text: bytes) -> None:
         if self._dropped and not self._unwritten:

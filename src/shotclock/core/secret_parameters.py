@@ -1,0 +1,60 @@
+"""Secret parameters: `token: Secret[str]` takes its value from an environment variable, and is no argument.
+
+So it is in no schema, command line, approval, key or store. `Redaction` removes the value from answers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from pydantic import Secret as Secret
+from pydantic import TypeAdapter, ValidationError
+
+from .catalogue import SecretParameter
+from .errors import Failure
+
+
+def supply_secrets(
+    function: Callable[..., Any], secrets: tuple[SecretParameter, ...], environment: Mapping[str, str]
+) -> Callable[..., Any]:
+    """Return the function without its secret parameters. At each call they are read from the environment."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    adapters = {secret.name: TypeAdapter(hints[secret.name]) for secret in secrets}
+
+    def values() -> dict[str, Any]:
+        found = {}
+        for secret in secrets:
+            text = environment.get(secret.variable, "")
+            if text:
+                try:
+                    found[secret.name] = adapters[secret.name].validate_python(text)
+                except ValidationError as error:
+                    reason = error.errors(include_url=False, include_input=False, include_context=False)[0]["msg"]
+                    raise Failure("ARGUMENT_REFUSED", f"{secret.variable}: {reason}") from None
+            elif secret.is_required:
+                raise Failure("ARGUMENT_REFUSED", f"{secret.name}: set {secret.variable} in the environment")
+        return found
+
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            return await function(*arguments, **named, **values())
+
+        run: Callable[..., Any] = run_async
+    else:
+
+        @wraps(function)
+        def run(*arguments: Any, **named: Any) -> Any:
+            return function(*arguments, **named, **values())
+
+    names = {secret.name for secret in secrets}
+    written = inspect.signature(function)
+    kept = [parameter for name, parameter in written.parameters.items() if name not in names]
+    run.__signature__ = written.replace(parameters=kept)  # type: ignore[attr-defined]
+    run.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name not in names}
+    return run

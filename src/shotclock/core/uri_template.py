@@ -1,0 +1,114 @@
+"""URI templates of resources: `notes://{id}`, `files://{+path}` for several segments, and `{?a,b}` for a query.
+
+Matching takes linear time: a value ends at the character that follows its expression. A decoded value never leads out
+of a folder: without `+` it holds no slash, and it never holds `..` as a segment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+LONGEST_URI = 8_192
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_EXPRESSION = re.compile(r"\{([^{}]*)\}")
+_FORMS = "an expression is {name}, {+name} for several segments, or {?name,name} at the end"
+
+
+class UriTemplate(NamedTuple):
+    text: str
+    pattern: re.Pattern[str]
+    names: tuple[str, ...]  # in the path
+    deep: frozenset[str]  # those of several segments
+    query: tuple[str, ...]
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return self.names + self.query
+
+    def match(self, uri: str) -> dict[str, str] | None:
+        """Return the values in a URI, decoded; None if it is no expansion of the template."""
+        if len(uri) > LONGEST_URI:
+            return None
+        path, has_query, query = uri.partition("?") if self.query else (uri, "", "")
+        found = self.pattern.fullmatch(path)
+        if found is None:
+            return None
+        values = {name: unquote(found[name]) for name in self.names}
+        if not all(_is_inside(value, is_deep=name in self.deep) for name, value in values.items()):
+            return None
+        for name, value in parse_qsl(query, keep_blank_values=True) if has_query else ():
+            if name not in self.query or name in values:
+                return None
+            values[name] = value
+        return values
+
+
+def _is_inside(value: str, *, is_deep: bool) -> bool:
+    if "\0" in value or "\\" in value or value.startswith("/") or (not is_deep and "/" in value):
+        return False
+    return ".." not in value.split("/") and value != "."
+
+
+def check_uri(uri: str) -> None:
+    """Raise ValueError for a URI without a scheme."""
+    if not _SCHEME.match(uri):
+        raise ValueError(f"a URI begins with a scheme, as in 'docs://readme': {uri!r} does not")
+
+
+@lru_cache(maxsize=4096)
+def parse_template(text: str) -> UriTemplate:
+    """Read a template. `{name*}` is `{+name}`, as in FastMCP. Raises ValueError."""
+    check_uri(text)
+    parts = _EXPRESSION.split(text)  # literal, expression, literal, …
+    if any("{" in literal or "}" in literal for literal in parts[::2]):
+        raise ValueError(f"{text!r}: a brace has no partner; {_FORMS}")
+    written, pattern = parts[0], re.escape(parts[0])
+    names: list[str] = []
+    deep: set[str] = set()
+    query: tuple[str, ...] = ()
+    for expression, literal in zip(parts[1::2], parts[2::2], strict=True):
+        if deep and not expression.startswith("?"):
+            raise ValueError(f"{text!r}: only a query may follow {{+name}}")
+        if expression.startswith("?"):
+            query = tuple(name.strip() for name in expression[1:].split(","))
+            if literal:
+                raise ValueError(f"{text!r}: nothing may follow the query")
+            written += f"{{?{','.join(query)}}}"
+            continue
+        name = expression.removeprefix("+").removesuffix("*")
+        names.append(name)
+        if name != expression:
+            deep.add(name)
+            pattern += f"(?P<{name}>[^?#]+)" if name.isidentifier() else ""
+        else:
+            if written.endswith("}"):
+                raise ValueError(f"{text!r}: a text has to be between {{{names[-2]}}} and {{{name}}}")
+            pattern += f"(?P<{name}>[^/?#{re.escape(literal[:1])}]++)" if name.isidentifier() else ""
+        written += (f"{{+{name}}}" if name in deep else f"{{{name}}}") + literal
+        pattern += re.escape(literal)
+    for name in (*names, *query):
+        if not name.isidentifier():
+            raise ValueError(f"{text!r}: {_FORMS}")
+    if len({*names, *query}) < len(names) + len(query):
+        raise ValueError(f"{text!r}: a name is in it twice")
+    return UriTemplate(written, re.compile(pattern, re.DOTALL), tuple(names), frozenset(deep), query)
+
+
+def is_template(uri: str) -> bool:
+    return "{" in uri or "}" in uri
+
+
+def check_parameters(template: UriTemplate, parameters: Mapping[str, bool]) -> None:
+    """Raise ValueError unless the template gives every required parameter, and no other. `parameters` are required
+    where they are true."""
+    missing = [name for name, is_required in parameters.items() if is_required and name not in template.names]
+    unknown = [name for name in template.all_names if name not in parameters]
+    if unknown:
+        raise ValueError(f"{{{unknown[0]}}} in {template.text!r} is no parameter of the function")
+    if missing:
+        place = "is optional in the URI: give it a default" if missing[0] in template.query else "is not in the URI"
+        raise ValueError(f"{template.text!r}: the parameter {missing[0]!r} {place}")

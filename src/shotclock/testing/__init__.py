@@ -1,0 +1,46 @@
+"""Kit for tests of an App: call its commands, connect an MCP client, check answers. See docs/howto/test-a-tool.md.
+
+    def test_greet() -> None:
+        with testing.calls(app) as call:
+            assert testing.assert_ok(call("greet", name="Ada")) == "Hello, Ada"
+
+The pytest plugin is `shotclock.testing.plugin`. It loads in every pytest of an environment that has Shotclock, so the
+names of this package are imported on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .answers import assert_failed as assert_failed
+    from .answers import assert_ok as assert_ok
+    from .connections import AsyncCommandCalls as AsyncCommandCalls
+    from .connections import CommandCalls as CommandCalls
+    from .connections import calls as calls
+    from .connections import client as client
+    from .plugin import ProcessesLeft as ProcessesLeft
+
+_HOME = {
+    "AsyncCommandCalls": "connections",
+    "CommandCalls": "connections",
+    "ProcessesLeft": "plugin",
+    "assert_failed": "answers",
+    "assert_ok": "answers",
+    "calls": "connections",
+    "client": "connections",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,1 @@
+"""A stdio server offered over streamable HTTP."""

@@ -1,0 +1,89 @@
+"""`shotclock serve TARGET --install CLIENT`: the entry of a server in the configuration of a client."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.cli.serve_install import put_server
+from shotclock.core.errors import Failure
+
+TOOL = "from shotclock import App\napp = App('my-tool')\n@app.command\ndef greet() -> None: ...\n"
+ENTRY = {"command": "/bin/shotclock", "args": ["serve", "tool.py:app"]}
+
+
+@pytest.fixture
+def install(shotclock: Any, tmp_path: Path, no_survivors: Any) -> Any:
+    """A function that runs the command in a folder with a tool, and a home of its own."""
+    (tmp_path / "tool.py").write_text(TOOL)
+    env = {"HOME": str(tmp_path), "CLAUDE_CONFIG_DIR": None, "XDG_CONFIG_HOME": None}
+    return lambda *words: shotclock("serve", *words, cwd=tmp_path, env=env)
+
+
+def test_the_file_of_each_client_gets_the_entry_and_a_second_time_nothing_changes(install: Any, tmp_path: Path) -> None:
+    files = {
+        "claude": (".claude.json", "mcpServers"),
+        "cursor": (".cursor/mcp.json", "mcpServers"),
+        "vscode": (".config/Code/User/mcp.json", "servers"),
+    }
+    for client, (file, table) in files.items():
+        answer = install("tool.py", "--install", client, "--yes").json()
+        assert answer["ok"] and answer["data"]["changed"], answer
+        [(name, entry)] = json.loads((tmp_path / file).read_text())[table].items()
+        assert name == "my-tool" and entry["args"] == ["serve", f"{tmp_path / 'tool.py'}:app"]
+        assert Path(entry["command"]).name == "shotclock" and Path(entry["command"]).is_absolute()
+        assert entry.get("type") == ("stdio" if client == "vscode" else None)
+    assert install("tool.py", "--install", "claude", "--yes").json()["data"]["changed"] is False
+
+
+def test_without_a_person_nothing_is_written_and_the_difference_is_in_the_answer(install: Any, tmp_path: Path) -> None:
+    ran = install("tool.py", "--install", "cursor", "--scope", "project", "--name", "other")
+    answer = ran.json()
+    assert ran.code == 2 and '+    "other": {' in answer["error"]["context"]["diff"], answer
+    assert not (tmp_path / ".cursor").exists()
+
+
+def test_options_of_the_server_go_into_the_entry(install: Any, tmp_path: Path) -> None:
+    words = ["--operation-timeout", "5m", "--elicitation", "--scope", "project", "--yes"]
+    answer = install("tool.py", "--install", "claude", *words).json()
+    assert answer["data"]["entry"]["args"][2:] == ["--elicitation", "--operation-timeout", "5m"]
+    assert (tmp_path / ".mcp.json").exists()
+
+
+def test_a_tool_that_cannot_be_served_and_contradicting_options_are_refused(install: Any, tmp_path: Path) -> None:
+    assert install("none.py", "--install", "cursor", "--yes").json()["error"]["code"] == "TARGET_NOT_FOUND"
+    assert install("tool.py", "--install", "emacs").code == 2
+    refused = install("tool.py", "--install", "cursor", "--http", "127.0.0.1:0", "--json")
+    assert refused.code == 2 and "exclude each other" in refused.json()["error"]["message"]
+    refused = install("tool.py", "--yes", "--json")
+    assert refused.code == 2 and "--yes needs --install" in refused.json()["error"]["message"]
+    assert not (tmp_path / ".cursor").exists()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        "",
+        "{}",
+        '{"mcpServers": {}}',
+        '{"other": [1, 2], "mcpServers": {"a": {"command": "x"}}}',
+        '{\n  // a comment\n  "mcpServers": {\n    "a": {"command": "x"}, // last\n  },\n}\n',
+        '{\n\t"mcpServers": {\n\t\t"my-tool": {"command": "/old/shotclock", "args": ["serve", "x"]} /* ours */\n\t}\n}',
+    ],
+)
+def test_everything_else_in_the_file_stays(before: str | None) -> None:
+    from shotclock.cli import json_text
+
+    after = put_server("file", before, ("mcpServers", "my-tool"), ENTRY)
+    data = json_text.parse(json_text.blank_comments(after))
+    assert data["mcpServers"]["my-tool"] == ENTRY
+    for kept in ("// a comment", "// last", "/* ours */", '"a": {"command": "x"}', '"other": [1, 2]'):
+        assert (kept in (before or "")) == (kept in after)
+
+
+def test_another_server_of_that_name_and_a_broken_file_are_left_as_they_are() -> None:
+    for before in ('{"mcpServers": {"my-tool": {"command": "npx"}}}', '{"mcpServers": 3}', "[1]", "{"):
+        with pytest.raises(Failure, match="left as it is"):
+            put_server("file", before, ("mcpServers", "my-tool"), ENTRY)
