@@ -138,7 +138,7 @@ def measurements() -> list[tuple[str, float, float]]:
         ("words of docstrings, comments and messages", word_count(source_texts), 110_000),
         ("clauses for nouns per 1,000 words, src", clauses_per_thousand(source_texts), 1.5),
         ("clauses for nouns per 1,000 words, docs and README", clauses_per_thousand(docs_texts), 1.5),
-        ("imports inside functions", sum(map(inner_imports, trees.values())), 170),
+        ("imports inside functions", sum(map(inner_imports, trees.values())), 175),
         ("class names used in more than one module", sum(len(paths) > 1 for paths in modules_of_class.values()), 4),
         ("fields of Call", call_fields(trees), 18),
         (

@@ -20,7 +20,7 @@ from ...core.value_types import value
 from ...process.clock import monotonic_ns
 from ..lines import READ_SIZE
 from ..messages import LONGEST_REPEATED, Key, Message, encode, key_of
-from .connections import Exchange, HttpLink, HttpRequest, NoAnswer
+from .connections import Exchange, HttpLink, NoAnswer, OutgoingRequest
 from .endpoint import AdapterReport, Endpoint, Fate
 from .events import CollectedMessage, MessageTooLarge
 from .exchanges import HttpRequests, LineOutput, RequestExchange, note
@@ -217,7 +217,7 @@ class HttpClient:
 
     def _delete_session(self) -> None:
         with contextlib.suppress(NoAnswer):
-            self._link.send(HttpRequest("DELETE", self._headers.of_stream()), Exchange(), DELETE_LIMIT_S).close()
+            self._link.send(OutgoingRequest("DELETE", self._headers.of_stream()), Exchange(), DELETE_LIMIT_S).close()
 
 
 def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:

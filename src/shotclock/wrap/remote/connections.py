@@ -41,7 +41,7 @@ class NoAnswer(Exception):
 
 
 @value
-class HttpRequest:
+class OutgoingRequest:
     """A request to the endpoint."""
 
     verb: str
@@ -152,7 +152,7 @@ class HttpLink:
             self._tls = ssl.create_default_context()
             self._tls.set_alpn_protocols(["http/1.1"])
 
-    def send(self, request: HttpRequest, exchange: Exchange, within_s: float | None = None) -> HttpResponse:
+    def send(self, request: OutgoingRequest, exchange: Exchange, within_s: float | None = None) -> HttpResponse:
         """Send a request and return its response, which may take as long as the server works. Raises NoAnswer."""
         redirects = 0
         while True:
@@ -178,7 +178,7 @@ class HttpLink:
             redirects += 1
             self._follow(response, is_last=redirects > MOST_REDIRECTS)
 
-    def _write(self, request: HttpRequest, connection: http.client.HTTPConnection, exchange: Exchange) -> None:
+    def _write(self, request: OutgoingRequest, connection: http.client.HTTPConnection, exchange: Exchange) -> None:
         body = request.body
         connection.putrequest(request.verb, self._path)
         headers = {"User-Agent": f"shotclock/{__version__}", **dict(self.endpoint.headers), **request.headers}

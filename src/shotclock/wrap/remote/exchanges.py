@@ -11,7 +11,7 @@ from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION
 from ..messages import JsonObject, Message, encode, error_of, read_line, request_line
-from .connections import Exchange, HttpLink, HttpRequest, HttpResponse, NoAnswer
+from .connections import Exchange, HttpLink, HttpResponse, NoAnswer, OutgoingRequest
 from .endpoint import Fate
 from .events import CollectedMessage, EventReader, MessageTooLarge
 from .headers import ConversationHeaders, HeaderTexts
@@ -94,7 +94,7 @@ class HttpRequests:
     def ask(self, exchange: RequestExchange) -> None:
         """Send a request and pass the messages of its answer on. Raises NoAnswer and MessageTooLarge."""
         within_s = LIST_LIMIT_S if exchange.is_own else None
-        response = self._link.send(HttpRequest("POST", exchange.headers, exchange.body), exchange, within_s)
+        response = self._link.send(OutgoingRequest("POST", exchange.headers, exchange.body), exchange, within_s)
         if exchange.method == "initialize" and response.status == 200:
             session = response.header(SESSION)
             self._headers.session = session if session.isascii() and session.isprintable() else ""
@@ -113,7 +113,7 @@ class HttpRequests:
 
     def post(self, headers: HeaderTexts, body: CollectedMessage, within_s: float) -> str:
         """Send a notification or an answer. Return why the server refused it, if it did. Raises NoAnswer."""
-        response = self._link.send(HttpRequest("POST", headers, body), Exchange(), within_s)
+        response = self._link.send(OutgoingRequest("POST", headers, body), Exchange(), within_s)
         if response.status < 400:
             response.finish()
             return ""
@@ -241,7 +241,7 @@ class HttpRequests:
 
     def _open_stream(self, exchange: Exchange, last_id: str) -> HttpResponse:
         headers = self._headers.of_stream() | ({LAST_EVENT_ID: last_id} if last_id else {})
-        return self._link.send(HttpRequest("GET", headers), exchange)
+        return self._link.send(OutgoingRequest("GET", headers), exchange)
 
     def _read_events(self, response: HttpResponse, reader: EventReader, exchange: RequestExchange | None) -> None:
         """Pass the messages of a stream on until it ends or has the answer. Raises NoAnswer and MessageTooLarge."""
