@@ -131,7 +131,7 @@ def test_a_server_that_keeps_crashing_is_not_started_for_a_while(tmp_path: Path)
         assert "crashed too often" in error["message"]
         assert 0 < envelope["error"]["retry_after_ms"] <= 30_000
         assert envelope["meta"]["side_effects"] == "none"
-    assert "is not started for 30s" in log.read_text()
+    assert "is not started again for a while: 30s" in log.read_text()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,20 @@ def test_one_subscription_has_the_changes_of_all_servers(tmp_path: Path) -> None
     asyncio.run(run())
 
 
+def wrap_process(name: str) -> psutil.Process:
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # another child may end meanwhile
+            if f"--name={name}" in child.cmdline():
+                return child
+    raise AssertionError(f"no wrap of {name}")
+
+
 def test_a_subscription_outlives_the_wrap_of_a_server(tmp_path: Path) -> None:
     async def run() -> None:
         async with client_of(tmp_path, {"a": sdk("sdka"), "b": sdk("sdkb")}, "auto") as client:
             async with client.listen(tools_list_changed=True) as subscription:
                 events = aiter(subscription)
-                wraps = [each for each in psutil.Process().children(recursive=True) if "--name=b" in each.cmdline()]
-                wraps[0].kill()
+                wrap_process("b").kill()
                 await asyncio.wait_for(anext(events), NO_ANSWER_S)  # ours, because the lists may have changed
                 await use(client, "ab")
                 await client.call_tool("b_change", {})
