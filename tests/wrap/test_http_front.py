@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -375,9 +376,13 @@ def test_a_body_of_a_bad_length_is_refused_before_it_is_read() -> None:
                 assert f" {status} ".encode() in raw.recv(4096)
 
 
+@pytest.mark.soak
 def test_a_stream_that_is_read_too_slowly_breaks_and_does_not_end_without_an_answer() -> None:
     with front() as served, session(served) as client, session(served) as other:
+        # Otherwise the kernel may keep the whole stream for the client.
+        client.connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
         client.begin(client.call_message("flood", count=100_000))
+        assert select.select([client.connection.sock], [], [], ANSWER_WITHIN_S)[0], "the call has not begun"
         # Until the client has lost its place in line, which is when the server can write everything.
         busy = client.call_message("echo", id=client.last_id, text="x")
         wait_until(lambda: other.post(busy, Mcp_Session_Id=client.headers["Mcp-Session-Id"]).status == 200)
