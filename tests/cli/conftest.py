@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -173,3 +174,23 @@ def on_terminal(tmp_path: Path) -> Callable[..., Seen]:
         return Seen(process.returncode, text, (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes())
 
     return run
+
+
+@pytest.fixture
+def user_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, a project in it, and our programs on PATH."""
+    for name in ("CI", "NO_COLOR", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "COPILOT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("GEMINI_CLI_HOME", "XDG_STATE_HOME", "SHOTCLOCK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    (home / "project").mkdir(parents=True)
+    programs.mkdir()
+    for name, words in (("shotclock", SHOTCLOCK), ("shotclock-sh", ["/bin/bash"])):
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(home / "project")
+    return home

@@ -45,23 +45,8 @@ SETTINGS = """{
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, a project in it, and our programs on PATH."""
-    for name in ("CI", "NO_COLOR", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "COPILOT_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("GEMINI_CLI_HOME", "XDG_STATE_HOME", "SHOTCLOCK_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    home, programs = tmp_path / "home", tmp_path / "bin"
-    (home / "project").mkdir(parents=True)
-    programs.mkdir()
-    for name, words in (("shotclock", SHOTCLOCK), ("shotclock-sh", ["/bin/bash"])):
-        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(home / "project")
-    return home
+def home(user_home: Path) -> Path:
+    return user_home
 
 
 def install(shotclock: Any, agent: str, *more: str, **options: Any) -> Any:

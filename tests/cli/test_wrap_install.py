@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import stat
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from shotclock.cli import json_text, toml_text
 from shotclock.cli.parser import read
 from shotclock.cli.wrap import COMMAND
-from tests.cli.conftest import SHOTCLOCK, Running, wait_for
+from tests.cli.conftest import Running, wait_for
 from tests.wrap.client import GREETING, RawClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -90,23 +89,8 @@ command = "no"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, a project in it, and our programs on PATH."""
-    for name in ("CI", "NO_COLOR", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "GEMINI_CLI_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("XDG_STATE_HOME", "SHOTCLOCK_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    home, programs = tmp_path / "home", tmp_path / "bin"
-    (home / "project").mkdir(parents=True)
-    programs.mkdir()
-    for name, words in (("shotclock", SHOTCLOCK), ("shotclock-sh", ["/bin/bash"])):
-        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(home / "project")
-    return home
+def home(user_home: Path) -> Path:
+    return user_home
 
 
 @pytest.fixture

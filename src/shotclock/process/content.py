@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 from ..core.content import LONGEST_CONTENT, Block, Content, blocks_of, describe_size, is_base64, text_block
@@ -36,34 +36,35 @@ _FIRST_BYTES = {
 }
 
 
-class Image(Content):
+class Media(Content):
+    """An image or a sound."""
+
+    __slots__ = ()
+    kind: ClassVar[Literal["image", "audio"]]
+    formats: ClassVar[dict[str, str]]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        data: bytes | str | None = None,
+        format: str | None = None,
+        annotations: Annotations | None = None,
+    ) -> None:
+        super().__init__(_media(self.kind, self.formats, path, data, format, annotations))
+
+
+class Image(Media):
     """An image: `Image(path="plot.png")`, or `Image(data=png, format="png")` with bytes or base64."""
 
     __slots__ = ()
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        data: bytes | str | None = None,
-        format: str | None = None,
-        annotations: Annotations | None = None,
-    ) -> None:
-        super().__init__(_media("image", _IMAGE_FORMATS, path, data, format, annotations))
+    kind, formats = "image", _IMAGE_FORMATS
 
 
-class Audio(Content):
+class Audio(Media):
     """A sound: `Audio(path="answer.wav")`, or `Audio(data=wav, format="wav")` with bytes or base64."""
 
     __slots__ = ()
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        data: bytes | str | None = None,
-        format: str | None = None,
-        annotations: Annotations | None = None,
-    ) -> None:
-        super().__init__(_media("audio", _AUDIO_FORMATS, path, data, format, annotations))
+    kind, formats = "audio", _AUDIO_FORMATS
 
 
 class EmbeddedResource(Content):

@@ -138,7 +138,7 @@ class HttpClient:
     def _send_postings(self) -> None:
         """Send notifications and answers in the order of the client."""
         while True:
-            posting = self._postings.get()
+            posting = self._postings.get()  # without a bound: this thread ends with the process
             if posting.after is not None:
                 posting.after.has_sent.wait(ACCEPT_LIMIT_S)
             self._send(posting, ACCEPT_LIMIT_S)
