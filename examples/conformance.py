@@ -1,13 +1,15 @@
 """The server that the public conformance suites of MCP expect, with the names that they use."""
 
+import asyncio
 import base64
 import json
 import time
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from shotclock import App, Audio, Context, EmbeddedResource, Failure, Image
+from shotclock import Answer, App, Audio, Context, EmbeddedResource, Failure, Image
 
 app = App("conformance", version="1.0.0")
 
@@ -142,3 +144,176 @@ def test_prompt_with_image() -> list[str | Image]:
 @app.completion("test_prompt_with_arguments", "arg1")
 def complete_arg1(value: str) -> list[str]:
     return [word for word in ("paris", "park", "party") if word.startswith(value)]
+
+
+# --- log, questions to the person and the model of the client ---------------------------------------
+
+
+class Account(BaseModel):
+    """What the suite asks a person for."""
+
+    username: str = Field(description="User's response")
+    email: str = Field(description="User's email address")
+
+
+class Defaults(BaseModel):
+    """One field of each kind, with a default."""
+
+    name: str = "John Doe"
+    age: int = 30
+    score: float = 95.5
+    status: Literal["active", "inactive", "pending"] = "active"
+    verified: bool = True
+
+
+class Titled(StrEnum):
+    """Choices with titles."""
+
+    FIRST_OPTION = "value1"
+    SECOND_OPTION = "value2"
+    THIRD_OPTION = "value3"
+
+
+Untitled = Literal["option1", "option2", "option3"]
+OLD_NAMES = {"enumNames": ["Option One", "Option Two", "Option Three"]}
+
+
+class Choices(BaseModel):
+    """One field of each kind of choice."""
+
+    untitledSingle: Untitled
+    titledSingle: Titled
+    legacyEnum: Annotated[Literal["opt1", "opt2", "opt3"], Field(json_schema_extra=OLD_NAMES)]
+    untitledMulti: list[Untitled]
+    titledMulti: list[Titled]
+
+
+class Name(BaseModel):
+    name: str
+
+
+class Color(BaseModel):
+    color: str
+
+
+class Confirmation(BaseModel):
+    ok: bool
+
+
+class Background(BaseModel):
+    context: str
+
+
+def describe(answer: Answer[Any]) -> str:
+    content = None if answer.data is None else answer.data.model_dump(mode="json")
+    return f"Elicitation completed: action={answer.action}, content={json.dumps(content)}"
+
+
+@app.command(mutates=False)
+def test_tool_with_logging(ctx: Context) -> str:
+    """Log."""
+    ctx.log("Tool execution started")
+    time.sleep(0.05)
+    ctx.log("Tool processing data")
+    time.sleep(0.05)
+    ctx.log("Tool execution completed")
+    return "logged"
+
+
+@app.command(mutates=False)
+def test_logging_tool(ctx: Context) -> str:
+    """Log at each level."""
+    for level in ("debug", "info", "warning", "error"):
+        ctx.log(f"a message of level {level}", level)
+    return "logged"
+
+
+@app.command(mutates=False)
+def test_sampling(prompt: str, ctx: Context) -> str:
+    """Have the client's model answer."""
+    return f"LLM response: {ctx.sample(prompt, max_tokens=100).text}"
+
+
+@app.command(mutates=False)
+def test_elicitation(message: str, ctx: Context) -> str:
+    """Ask the client's person."""
+    return f"User response: {describe(ctx.ask(message, Account))}"
+
+
+@app.command(mutates=False)
+def test_elicitation_sep1034_defaults(ctx: Context) -> str:
+    """Ask with defaults."""
+    return describe(ctx.ask("Please check the defaults", Defaults))
+
+
+@app.command(mutates=False)
+def test_elicitation_sep1330_enums(ctx: Context) -> str:
+    """Ask for choices."""
+    return describe(ctx.ask("Please choose", Choices))
+
+
+@app.command(mutates=False)
+def test_input_required_result_elicitation(ctx: Context) -> str:
+    """Ask for a name."""
+    answer = ctx.ask("What is your name?", Name, name="user_name")
+    return f"Hello, {answer.data.name if answer.data else 'stranger'}!"
+
+
+@app.command(mutates=False)
+def test_input_required_result_sampling(ctx: Context) -> str:
+    """Ask the model for a capital."""
+    sampled = ctx.sample("What is the capital of France?", max_tokens=100, name="capital_question")
+    return str(sampled.text)
+
+
+@app.command(mutates=False)
+def test_input_required_result_list_roots(ctx: Context) -> str:
+    """Ask for the roots."""
+    return ", ".join(root.uri for root in ctx.roots(name="client_roots"))
+
+
+@app.command(mutates=False)
+def test_input_required_result_request_state(ctx: Context) -> str:
+    """Ask for a confirmation."""
+    return f"state-ok: {ctx.ask('Please confirm', Confirmation, name='confirm').action}"
+
+
+@app.command(mutates=False)
+def test_input_required_result_tampered_state(ctx: Context) -> str:
+    """Ask for a confirmation, with a state that cannot be forged."""
+    return f"state-ok: {ctx.ask('Please confirm', Confirmation, name='confirm').action}"
+
+
+@app.command(mutates=False)
+async def test_input_required_result_multiple_inputs(ctx: Context) -> str:
+    """Ask the person, the model and the client at the same time."""
+    answer, sampled, roots = await asyncio.gather(
+        ctx.ask("What is your name?", Name, name="user_name"),
+        ctx.sample("Generate a greeting", max_tokens=50, name="greeting"),
+        ctx.roots(name="client_roots"),
+    )
+    return f"{answer.action}: {sampled.text} ({len(roots)} roots)"
+
+
+@app.command(mutates=False)
+def test_input_required_result_multi_round(ctx: Context) -> str:
+    """Ask twice."""
+    name = ctx.ask("Step 1: What is your name?", Name, name="step1")
+    color = ctx.ask("Step 2: What is your favorite color?", Color, name="step2")
+    return f"{name.data} {color.data}"
+
+
+@app.command(mutates=False)
+def test_input_required_result_capabilities(ctx: Context) -> str:
+    """Ask the person, or the model of a client that cannot ask a person."""
+    try:
+        return describe(ctx.ask("What is your name?", Name, name="user_name"))
+    except Failure:
+        return str(ctx.sample("Which name is common?", name="name").text)
+
+
+@app.prompt
+def test_input_required_result_prompt(ctx: Context) -> str:
+    """Ask for the background first."""
+    answer = ctx.ask("What context should the prompt use?", Background, name="user_context")
+    return f"Consider this: {answer.data.context if answer.data else 'nothing'}"

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from .app import App as App
     from .core.catalogue import Interruption as Interruption
     from .core.catalogue import Operation as Operation
+    from .core.client_forms import Answer as Answer
+    from .core.client_forms import Root as Root
+    from .core.client_forms import Sampled as Sampled
     from .core.clocks import Clocks as Clocks
     from .core.clocks import DurationError as DurationError
     from .core.clocks import format_duration as format_duration
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from .runtime.runtime import Runtime as Runtime
 
 _HOME = {
+    "Answer": "core.client_forms",
     "App": "app",
     "Audio": "process.content",
     "Clocks": "core.clocks",
@@ -69,7 +73,9 @@ _HOME = {
     "Message": "process.content",
     "Operation": "core.catalogue",
     "ResourceLink": "process.content",
+    "Root": "core.client_forms",
     "Runtime": "runtime.runtime",
+    "Sampled": "core.client_forms",
     "Secret": "core.secret_parameters",
     "SideEffects": "core.errors",
     "Stopped": "process.context",

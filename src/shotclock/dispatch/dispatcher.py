@@ -24,7 +24,7 @@ from ..core.envelope import Envelope, Problem, shorten, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
-from ..process.context import Answerer, CallListener, Progress
+from ..process.context import Answerer, CallListener, OnLog, Progress
 from ..runtime.call import Call, CallRequest, Effects, Outcome, invalid, tool_of
 from ..runtime.command_runner import run_in_thread, run_shielded
 from ..runtime.preloaded_zygote import Program
@@ -264,7 +264,7 @@ class Dispatcher:
         checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
-        listener.on_question = request.on_question
+        listener.on_question, listener.on_log = request.on_question, request.on_log
         listener.redaction = self.tool.redaction()
         if spec.streams:
             listener.items = ItemStream(request.on_item, request.on_progress, listener.redaction)
@@ -449,6 +449,7 @@ class CommandListener(CallListener):
         self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
         self.stdin_path = stdin_path
         self.on_question: Answerer | None = None
+        self.on_log: OnLog | None = None
         self.items: ItemStream | None = None
         self.redaction: Redaction | None = None
 
@@ -459,6 +460,10 @@ class CommandListener(CallListener):
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         if self._on_progress is not None:
             self._on_progress(done, total, self.redact(unit))
+
+    def log(self, level: str, message: str, logger: str | None) -> None:
+        report = self.on_log or super().log
+        report(level, self.redact(message) or "", logger)
 
     def redact(self, text: str | None) -> str | None:
         return text if self.redaction is None or text is None else self.redaction.text(text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import _posixsubprocess
 import asyncio
 import contextlib
+import inspect
 import math
 import os
 import signal
@@ -20,12 +21,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, Protocol
 
+from ..core import client_forms
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
 from ..core.errors import Failure
 from ..core.trace import TraceContext
@@ -37,9 +39,14 @@ from .kill import kill_below, signal_process
 
 OVERTIME = "overtime"
 RESOURCE_UPDATED = "resource updated"
+ASK_CLIENT = "ask client"
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+LONGEST_LOG = 10_000
 
 Progress = Callable[[float, float | None, str | None], None]
 """Done, total, and what is being done or counted."""
+OnLog = Callable[[str, str, str | None], None]
+"""Level, text and logger of a message."""
 Answerer = Callable[[str, object], Coroutine[Any, Any, object] | None]
 """Answers a question of a handler's context; None for one that it does not know."""
 LOOK_PAUSE_S = 0.005
@@ -64,6 +71,13 @@ class CallListener:
     def step(self, name: str) -> None:
         """Note that a step has begun; those before it are done."""
 
+    def log(self, level: str, message: str, logger: str | None) -> None:
+        """Take a message of the function. Outside a server it goes to Python's logging."""
+        import logging  # takes 4 ms, and few commands use it
+
+        severity = _SEVERITIES.get(level) or level.upper()
+        logging.getLogger(logger or "shotclock").log(getattr(logging, severity), "%s", message)
+
     def wrote(self, text: str) -> None:
         """Take the next piece of the text that the call is producing."""
 
@@ -83,6 +97,8 @@ class CallListener:
             return self.restore(str(value))
         if question == RESOURCE_UPDATED:
             return asyncio.sleep(0)  # outside a server there is no client that listens
+        if question == ASK_CLIENT:
+            raise Failure("CANNOT_ASK", "only an MCP client can be asked, by the command that it called itself")
         raise Failure("UNKNOWN_OPERATION", f"the caller does not know the question {question!r}")
 
 
@@ -131,6 +147,7 @@ class CallLink(Protocol):
     def progress(self, done: float, total: float | None, unit: str | None) -> None: ...
     def step(self, name: str) -> None: ...
     def write(self, text: str) -> None: ...
+    def log(self, level: str, message: str, logger: str | None) -> None: ...
     def keep(self, result: object) -> None: ...
     def ask(self, question: str, value: object) -> Any: ...
     def call(self, operation: Any, arguments: Mapping[str, object], clocks: Clocks) -> Any: ...
@@ -157,7 +174,7 @@ class Context:
         self.deadline = deadline
         self.depth = depth
         self._trace = trace
-        self._link = link
+        self.link = link
         self._skipped_steps = skipped_steps
 
     @property
@@ -168,7 +185,7 @@ class Context:
     @property
     def stopping(self) -> bool:
         """Return whether the call has been asked to wind down: its soft clock rang, or it is being stopped."""
-        return self._link.is_stopping()
+        return self.link.is_stopping()
 
     def remaining_ms(self) -> int | None:
         """Return the time left before the deadline; None if there is none."""
@@ -184,51 +201,105 @@ class Context:
         message = unit if message is None else message
         if message is not None and not isinstance(message, str):
             raise TypeError(f"ctx.progress: the message is a text, not a {type(message).__name__}")
-        self._link.progress(_number("done", done), None if total is None else _number("total", total), message)
+        self.link.progress(_number("done", done), None if total is None else _number("total", total), message)
 
     def keep(self, partial: object) -> None:
         """Keep a partial result: `data` of the envelope if the call is stopped. Replaces the former. A sign of life."""
-        self._link.keep(partial)
+        self.link.keep(partial)
 
     def request_overtime(self, reason: str, by: object) -> Any:
         """Return the granted milliseconds, 0 if declined. Await it if async. Raises Failure NOT_EXTENDABLE."""
         if not str(reason).strip():
             raise ValueError("ctx.request_overtime: say why")
-        return self._link.ask(OVERTIME, (parse_duration_ms(by), str(reason)))
+        return self.link.ask(OVERTIME, (parse_duration_ms(by), str(reason)))
 
     def step(self, name: str) -> bool:
         """Begin a declared step. Return False if the caller resumes from a later one: skip it."""
         if name in self._skipped_steps:
             return False
-        self._link.step(name)
+        self.link.step(name)
         return True
 
     def write(self, text: str) -> None:
         """Send text to the caller at once, to be kept if the call is stopped. A sign of life, even if empty."""
-        self._link.write(text)
+        self.link.write(text)
 
-    def ask(self, question: str, value: object) -> Any:
-        """Ask the caller a question. Await it if async. Raises the caller's Failure."""
-        return self._link.ask(question, value)
+    def log(self, message: str, level: str = "info", logger: str | None = None) -> None:
+        """Send a message to the client's log, or to stderr on the command line. A sign of life.
+
+        The level is one of MCP's: debug, info, notice, warning, error, critical, alert, emergency.
+        """
+        if not all(isinstance(each, str) for each in (message, logger or "")):
+            raise TypeError("ctx.log: the message and the logger are texts")
+        if level not in LOG_LEVELS:
+            raise ValueError(f"ctx.log: the level is one of {', '.join(LOG_LEVELS)}, not {level!r}")
+        cut = message if len(message) <= LONGEST_LOG else f"{message[:LONGEST_LOG]}…"
+        self.link.log(level, cut, logger)
+
+    def ask(self, message: str, type: Any = str, *, name: str = "answer") -> Any:
+        """Ask the person at the MCP client. Return an `Answer`; await it if async.
+
+        The type is str, int, float, bool, a Literal or Enum of texts, a list of these choices, or a flat model or
+        dataclass of them. Questions that wait at the same time have different names. Raises TypeError for another
+        type, and Failure CANNOT_ASK, NO_ANSWER or BAD_ANSWER.
+        """
+        form = client_forms.Form(type)
+        params = {"mode": "form", "message": str(message), "requestedSchema": form.schema}
+        return self._ask_client("elicitation/create", params, name, form.read)
+
+    def sample(
+        self,
+        messages: Any,
+        *,
+        max_tokens: int = 1_000,
+        system: str | None = None,
+        temperature: float | None = None,
+        stop: Sequence[str] | None = None,
+        name: str = "sample",
+    ) -> Any:
+        """Have the client's model answer a text, or messages. Return a `Sampled`; await it if async.
+
+        Raises TypeError, and Failure as `ask` does.
+        """
+        given = {"systemPrompt": system, "temperature": temperature, "stopSequences": stop and list(stop)}
+        params = {"messages": client_forms.sampling_messages(messages), "maxTokens": int(max_tokens)}
+        params |= {key: value for key, value in given.items() if value is not None}
+        return self._ask_client("sampling/createMessage", params, name, client_forms.read_sample)
+
+    def roots(self, *, name: str = "roots") -> Any:
+        """Return the folders of the client, each a `Root`. Await it if async. Raises Failure as `ask` does."""
+        return self._ask_client("roots/list", {}, name, client_forms.read_roots)
+
+    def _ask_client(self, method: str, params: Mapping[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
+        answer = self.link.ask(ASK_CLIENT, {"name": str(name), "method": method, "params": params})
+        return _read_later(answer, read) if inspect.isawaitable(answer) else read(answer)
 
     def resource_updated(self, uri: str) -> Any:
         """Notify the clients of the server that listen to a resource. Await it if async."""
-        return self._link.ask(RESOURCE_UPDATED, str(uri))
+        return self.link.ask(RESOURCE_UPDATED, str(uri))
 
     def checkpoint(self, state: object) -> Any:
         """Store a state (plain JSON data) that survives a crash once this returns. Await it if async."""
-        return self._link.ask("checkpoint", state)
+        return self.link.ask("checkpoint", state)
 
     def restore(self, fingerprint: object = "") -> Any:
         """Return the state that this invocation kept before it was interrupted, or None. Await it if async.
 
         A state with another fingerprint (a digest or modification time of the input) is discarded, with a warning.
         """
-        return self._link.ask("restore", str(fingerprint))
+        return self.link.ask("restore", str(fingerprint))
 
     def call(self, operation: Any, arguments: Mapping[str, object] | None = None, **clocks: Any) -> Any:
         """Call another operation inside this call's deadline. Clocks as in `Clocks.of`: timeout="5s", …"""
-        return self._link.call(operation, arguments or {}, Clocks.of(**clocks))
+        return self.link.call(operation, arguments or {}, Clocks.of(**clocks))
+
+
+_SEVERITIES = {"notice": "INFO", "alert": "CRITICAL", "emergency": "CRITICAL"}
+"""Of levels that Python's logging does not have."""
+
+
+async def _read_later(answer: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
+    return read(await answer)
 
 
 def _number(name: str, given: Any) -> float:

@@ -119,8 +119,17 @@ class Wrote(NamedTuple):
     text: str
 
 
+class Logged(NamedTuple):
+    """From a worker: `ctx.log`."""
+
+    number: int
+    level: str
+    message: str
+    logger: str | None
+
+
 class Ask(NamedTuple):
-    """From a worker: `ctx.checkpoint`, `ctx.restore` or `ctx.ask`, with a pickled value."""
+    """From a worker: a question of its context to the caller, with a pickled value."""
 
     number: int
     question: int
@@ -157,7 +166,7 @@ class Done(NamedTuple):
 
 
 ToWorker = Run | MoveBell | BeginWindDown | Cancel | Answer
-FromWorker = Heard | Process | Progress | Partial | Step | Wrote | Ask | FurtherCall | NeverMind | Done
+FromWorker = Heard | Process | Progress | Partial | Step | Wrote | Logged | Ask | FurtherCall | NeverMind | Done
 Message = ToWorker | FromWorker
 _TYPES: tuple[Any, ...] = get_args(Message)
 _NUMBERS = {kind: number for number, kind in enumerate(_TYPES)}

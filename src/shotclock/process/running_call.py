@@ -20,7 +20,20 @@ from ..core.trace import TraceContext, span_id_of
 from ..core.value_types import as_dict
 from . import ipc, messages
 from .context import Context, Stopped
-from .messages import Answer, Ask, BeginWindDown, FurtherCall, MoveBell, NeverMind, Partial, Progress, Run, Step, Wrote
+from .messages import (
+    Answer,
+    Ask,
+    BeginWindDown,
+    FurtherCall,
+    Logged,
+    MoveBell,
+    NeverMind,
+    Partial,
+    Progress,
+    Run,
+    Step,
+    Wrote,
+)
 
 Reply = tuple[str, object]
 """A kind that `outcomes.worker_outcome` knows, and its details."""
@@ -62,7 +75,7 @@ class RunningCall:
     def send(self, message: messages.FromWorker) -> None:
         raise NotImplementedError
 
-    def send_news(self, message: Progress | Partial | Step) -> None:
+    def send_news(self, message: Progress | Partial | Step | Logged) -> None:
         """Send what may be lost, from any thread."""
         raise NotImplementedError
 
@@ -115,6 +128,9 @@ class RunningCall:
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         self.send_news(Progress(self.number, done, total, unit))
+
+    def log(self, level: str, message: str, logger: str | None) -> None:
+        self.send_news(Logged(self.number, level, message, logger))
 
     def step(self, name: str) -> None:
         self.send_news(Step(self.number, name))

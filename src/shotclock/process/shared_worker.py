@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Scope, StartedProcesses, current_scope, watch
-from .messages import BEGUN, RUNNING, Answer, Cancel, Done, Heard, Partial, Process, Progress, Run, Step
+from .messages import BEGUN, RUNNING, Answer, Cancel, Done, Heard, Logged, Partial, Process, Progress, Run, Step
 from .running_call import Reply, RunningCall, event_loop, reply_to_error, reply_to_result, take_answer
 
 # Progress beyond this that a slow runtime has not read is dropped.
@@ -97,7 +97,7 @@ class SharedWorker:
             self._is_flushing = True
             self.loop.call_soon(self._flush, context=self._context)
 
-    def send_or_drop(self, message: Progress | Partial | Step) -> None:
+    def send_or_drop(self, message: Progress | Partial | Step | Logged) -> None:
         """Send news from any thread; drop them rather than pile them up."""
         if not self.is_here():
             self.loop.call_soon_threadsafe(self.send_or_drop, message, context=self._context)
@@ -135,7 +135,7 @@ class SharedCall(RunningCall):
     def send(self, message: messages.FromWorker) -> None:
         self._worker.send(message)
 
-    def send_news(self, message: Progress | Partial | Step) -> None:
+    def send_news(self, message: Progress | Partial | Step | Logged) -> None:
         self._worker.send_or_drop(message)
 
     def is_stopping(self) -> bool:

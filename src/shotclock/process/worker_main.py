@@ -24,7 +24,7 @@ from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
 from .context import Context, Stopped
 from .environment import OVERTIME_VARIABLE, quiet_this_process, set_call_variables
-from .messages import BEGUN, SHARED, Answer, Ask, Done, FurtherCall, Partial, Progress, Run, Step, open_memory
+from .messages import BEGUN, SHARED, Answer, Ask, Done, FurtherCall, Logged, Partial, Progress, Run, Step, open_memory
 from .running_call import Reply, RunningCall, event_loop, reply_to_error, reply_to_result, take_answer
 from .shared_worker import SharedWorker
 
@@ -75,7 +75,7 @@ class OnlyCall(RunningCall):
             self._refuse_if_over()
             _send(self._sock, message)
 
-    def send_news(self, message: Progress | Partial | Step) -> None:
+    def send_news(self, message: Progress | Partial | Step | Logged) -> None:
         with self._sending:
             if not self._is_over:  # otherwise it would count as news of the next call
                 _send(self._sock, message)

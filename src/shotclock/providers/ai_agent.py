@@ -273,7 +273,7 @@ class AgentRun:
                         details = self._describe(model.model_name)
                         # A model that called no tool has answered: this request is for a correction.
                         details["again"] = response is not None and not self._find_calls(response)
-                        self._take_time(await self._ctx.ask("request", details))
+                        self._take_time(await self._ctx.link.ask("request", details))
                         if self._ctx.stopping:
                             self._wind_down(node.request.parts)
                         async with self._watched(), node.stream(run.ctx) as stream:
@@ -473,7 +473,7 @@ class AgentRun:
             self._ctx.write("")
 
     async def _begin_again(self) -> None:
-        await self._ctx.ask("request", {"again": True, "retries": self._retries})
+        await self._ctx.link.ask("request", {"again": True, "retries": self._retries})
 
     def _describe(self, model: str) -> dict[str, Any]:
         used, is_known = self._usage, self._is_usage_known and self._usage.total_tokens > 0
@@ -563,7 +563,7 @@ class _Tools(AbstractToolset[None]):
     async def _ask_for(self, name: str, tool_args: dict[str, Any]) -> Any:
         if self._ctx.stopping:
             raise exceptions.ToolFailed(NOT_RUN)
-        asking = asyncio.ensure_future(self._ctx.ask("tool", {"name": name, "arguments": tool_args}))
+        asking = asyncio.ensure_future(self._ctx.link.ask("tool", {"name": name, "arguments": tool_args}))
         try:
             while not (await asyncio.wait([asking], timeout=HEARTBEAT_S))[0]:
                 # The tool has its own clock, and the model counts as alive.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..dispatch.invocation import Stdin
     from ..inbox.access import Principal
     from ..inbox.person_wait import RunWait
-    from ..process.context import Answerer, Progress
+    from ..process.context import Answerer, OnLog, Progress
     from .control import CallControl
 
 DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
@@ -258,6 +258,9 @@ class Work:
     def move_bell(self) -> bool:
         """Take the call's new deadline. Return False if it cannot."""
         return False
+
+    def hold_idle(self, is_held: bool) -> None:
+        """Stop or restart the idle limit."""
 
     async def look(self) -> WorkView:
         return WorkView()
@@ -562,6 +565,8 @@ class CallRequest:
     on_progress: Progress | None = None
     on_question: Answerer | None = None
     """Answers the questions of the handler's context that only this surface can."""
+    on_log: OnLog | None = None
+    """Called with the level, the text and the logger of each message; by default Python's logging is."""
     on_item: Callable[[object], None] | None = None
     """Called with each item of a command that yields."""
     stop: asyncio.Future[str] | None = None

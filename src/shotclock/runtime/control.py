@@ -7,6 +7,7 @@ all calls inside a call, each a little earlier, so that the inner answers arrive
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -72,6 +73,10 @@ class CallControl:
     _last_seen: Mapping[str, tuple[int, int]] = NOTHING_SEEN
     """Bytes written and signs of life when an observer last looked: of this call under "", of the calls inside it by
     request id."""
+    _person_waits = 0
+    _person_since_ns = 0
+    _lent: Bound | None = None
+    """The bound before a person was asked."""
     _former_bells: tuple[Deadline, ...] = ()
     _former_parents: tuple[Deadline, ...] = ()
     """Deadlines that were moved, which code inside the call may still hold."""
@@ -371,6 +376,47 @@ class CallControl:
         self._report(request)
         return request
 
+    @contextlib.contextmanager
+    def person_wait(self, limit_ms: int) -> Iterator[int]:
+        """Stop the limits of the call while a person is asked, and yield how long it may take at most.
+
+        The caller's own deadline is not stopped.
+        """
+        call, now_ns = self.call, monotonic_ns()
+        if not self._person_waits:
+            self._person_since_ns, self._lent = now_ns, call.bound
+            self._extend_limit(limit_ms)
+            if self._soft is not None:
+                self._soft.cancel()
+            if call.work is not None:
+                call.work.hold_idle(True)
+        self._person_waits += 1
+        try:
+            yield max(0, limit_ms - (now_ns - self._person_since_ns) // NS_PER_MS)
+        finally:
+            self._person_waits -= 1
+            if not self._person_waits and not self.is_over:
+                self._end_person_wait((monotonic_ns() - self._person_since_ns) // NS_PER_MS + 1)
+
+    def _end_person_wait(self, took_ms: int) -> None:
+        """Give the rest of the lent time back."""
+        call, lent = self.call, self._lent
+        if call.work is not None:
+            call.work.hold_idle(False)
+        if call.winding_down is not None or lent is None:
+            return
+        if lent.bell is not None and call.bound.bell is not None:
+            until_ns = min(lent.bell.at_ns + took_ms * NS_PER_MS, call.bound.bell.at_ns)
+            back_ms = (call.bound.bell.at_ns - until_ns) // NS_PER_MS
+            if back_ms:
+                bell, clocks = Deadline(until_ns), call.clocks
+                if clocks.timeout_ms:
+                    call.time.clocks = replace(clocks, timeout_ms=clocks.timeout_ms - back_ms)
+                limit_ms = call.bound.limit_ms - back_ms
+                self._take_bound(replace(lent, bell=bell, limit_ms=limit_ms, source=bell))
+        if self._soft_ns is not None:
+            self._set_soft(self._soft_ns + took_ms * NS_PER_MS)
+
     def wind_down(self, by: str, reason: str, within_ms: int | None = None, *, is_soft_limit: bool = False) -> WindDown:
         """Ask the call, and all calls inside it, to end by themselves before they are stopped."""
         call, now_ns = self.call, monotonic_ns()
@@ -519,7 +565,7 @@ async def request_overtime(call: Call, by_ms: int, reason: str) -> int:
 class IdleClock:
     """Timer that calls `on_idle` once after a silence of its length, counted from the beginning of the work."""
 
-    __slots__ = ("_has_begun", "_idle_ns", "_is_counting", "_last_ns", "_loop", "_on_idle", "_timer")
+    __slots__ = ("_has_begun", "_idle_ns", "_is_counting", "_last_ns", "_loop", "_on_idle", "_timer", "is_held")
 
     def __init__(
         self,
@@ -532,6 +578,8 @@ class IdleClock:
         self._on_idle = on_idle
         self._has_begun = has_begun
         self._is_counting = False
+        self.is_held = False
+        """A person is asked: the silence is not the function's."""
         self._last_ns = monotonic_ns()
         self._idle_ns = idle_ms * NS_PER_MS
         self._timer = self._call_later(min(FIRST_LOOK_S, self._idle_ns / 1e9))
@@ -546,6 +594,8 @@ class IdleClock:
         now_ns = monotonic_ns()
         if not self._is_counting:
             self._is_counting, self._last_ns = self._has_begun(), now_ns
+        if self.is_held:
+            self._last_ns = now_ns
         left_ns = self._last_ns + self._idle_ns - now_ns
         if left_ns <= 0:
             self._on_idle()

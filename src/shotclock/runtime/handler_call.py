@@ -146,6 +146,11 @@ class HandlerWork(Work):
         if self._idle is not None:
             self._idle.sign_of_life()
 
+    def hold_idle(self, is_held: bool) -> None:
+        if self._idle is not None:
+            self._idle.is_held = is_held
+            self._idle.sign_of_life()
+
     def wind_down(self, until_ns: int) -> None:
         if self._idle is not None:  # saving a partial result may be silent
             self._idle.cancel()
@@ -228,6 +233,9 @@ class InlineCall(HandlerWork):
 
     def step(self, name: str) -> None:
         self._report(partial(self.listener.step, name))
+
+    def log(self, level: str, message: str, logger: str | None) -> None:
+        self._report(partial(self.listener.log, level, message, logger))
 
     def write(self, text: str) -> None:
         self._report(partial(self.note_text, text))

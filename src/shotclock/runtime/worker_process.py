@@ -35,6 +35,7 @@ from ..process.messages import (
     Cancel,
     Done,
     Heard,
+    Logged,
     MoveBell,
     NeverMind,
     Partial,
@@ -297,6 +298,9 @@ class Worker:
             case Wrote():
                 call.sign_of_life()
                 call.note_text(message.text)
+            case Logged():
+                call.sign_of_life()
+                call.listener.log(message.level, message.message, message.logger)
             case Ask():
                 self._answer_later(message.question, partial(_answer_question, call, message))
             case messages.FurtherCall():

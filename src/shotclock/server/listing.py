@@ -18,8 +18,8 @@ from .results import describe_failure
 
 T = TypeVar("T")
 Context = ServerRequestContext[Any, Any]
-Serve = Callable[[Context, str, Mapping[str, object]], Awaitable[Envelope]]
-"""Runs the function of a declaration and returns its envelope."""
+Serve = Callable[[Context, str, Mapping[str, object]], Awaitable[Envelope | dict[str, Any]]]
+"""Runs the function of a declaration and returns its envelope, or `input_required`."""
 
 
 def page_of(items: Sequence[T], params: Any, size: int | None) -> tuple[list[T], str | None]:

@@ -23,6 +23,7 @@ from mcp_types import (
 )
 
 from ..core.catalogue import Catalogue, CommandSpec
+from ..core.envelope import Envelope
 from ..core.uri_template import is_template, parse_template
 from .listing import Context, Serve, icons_of, kinds_of, page_of, refusal_of, takes_text, values_of
 
@@ -37,11 +38,13 @@ def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve) -> No
         page, cursor = page_of(shown, params, catalogue.list_page_size)
         return ListPromptsResult(prompts=page, next_cursor=cursor)
 
-    async def get(ctx: Context, params: GetPromptRequestParams) -> GetPromptResult:
+    async def get(ctx: Context, params: GetPromptRequestParams) -> GetPromptResult | dict[str, Any]:
         spec = prompts.get(params.name)
         if spec is None:
             raise _no_prompt(params.name, prompts)
         envelope = await serve(ctx, spec.name, values_of(spec, params.arguments or {}))
+        if not isinstance(envelope, Envelope):
+            return envelope
         if not envelope.ok:
             raise refusal_of(envelope)
         data: Any = envelope.data
@@ -65,6 +68,7 @@ def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve) -> No
         if spec is None:
             return CompleteResult(completion=Completion(values=[]))
         envelope = await serve(ctx, spec.name, given)
+        assert isinstance(envelope, Envelope)  # a completion cannot ask
         if not envelope.ok:
             raise refusal_of(envelope)
         return CompleteResult.model_validate({"completion": envelope.data})

@@ -20,6 +20,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..core.catalogue import Catalogue, CommandSpec
+from ..core.envelope import Envelope
 from ..core.uri_template import is_template, parse_template
 from .listing import Context, Serve, icons_of, page_of, refusal_of, values_of
 from .subscriptions import Subscriptions
@@ -56,10 +57,12 @@ def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve, sub
         page, cursor = page_of(shown_templates, params, size)
         return ListResourceTemplatesResult(resource_templates=page, next_cursor=cursor)
 
-    async def read(ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+    async def read(ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult | dict[str, Any]:
         uri = str(params.uri)
         spec, arguments = find(ctx, uri)
         envelope = await serve(ctx, spec.name, arguments)
+        if not isinstance(envelope, Envelope):
+            return envelope
         if not envelope.ok:
             raise refusal_of(envelope, uri=uri)
         data: Any = envelope.data

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import secrets
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -32,9 +34,10 @@ from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import ANONYMOUS, Principal, Role
 from ..process.clock import monotonic_ns
-from ..process.context import RESOURCE_UPDATED, Scope, current_scope
+from ..process.context import ASK_CLIENT, RESOURCE_UPDATED, Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
+from .client_link import ASK_LIMIT_MS, ClientLink, LogLevels, responses_in
 from .listing import page_of
 from .prompts import offer_prompts
 from .resources import offer_resources
@@ -110,6 +113,8 @@ def _is_duration(value: object) -> bool:
 LONGEST_GRACE_MS = 5_000
 STOPPED_WITHIN_S = 0.5
 BACKSTOP = "OPERATION_TIMEOUT"
+MOST_PAUSED = 20  # calls of one principal that wait for answers, each in a worker of its own
+GATHER_S = 0.02  # questions that a function asks at the same time are sent together
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 
 
@@ -126,9 +131,22 @@ class ToolRequest(NamedTuple):
     name: str
     arguments: object
     meta: RequestMeta
-    progress: ProgressReports | None
+    link: ClientLink
     principal: Principal
     is_tool: bool = True  # else a resource, a prompt or a completion
+
+
+@record
+class BackedCall:
+    """A call under the backstop of the server."""
+
+    call: Call
+    task: asyncio.Task[Envelope]
+    stop: asyncio.Future[str] | None
+    request: ToolRequest
+    began_ns: int
+    expiry: asyncio.TimerHandle | None = None
+    """Ends it while it is paused."""
 
 
 class ToolCallMiddleware:
@@ -157,6 +175,9 @@ class ToolCallMiddleware:
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
         self._idle: asyncio.Event | None = None
+        self._paused: dict[str, BackedCall] = {}
+        """Calls that wait for their clients, by the state that names them."""
+        self.log_levels = LogLevels()
         self.subscriptions = Subscriptions()
         self.counts = CallCounts()
 
@@ -164,6 +185,8 @@ class ToolCallMiddleware:
         """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""
         self._stopped_by = signal_name
         self.subscriptions.close()
+        for state in list(self._paused):
+            self._expire(state)
         for stop in self._stops:
             if not stop.done():
                 stop.set_result(signal_name)
@@ -200,11 +223,12 @@ class ToolCallMiddleware:
             message = f"the answer cannot be put into JSON: {error}"
             return render_result(replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
-    async def serve(self, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, object]) -> Envelope:
+    async def serve(
+        self, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, object]
+    ) -> Envelope | dict[str, Any]:
         """Run the function of a resource, a prompt or a completion, as a tool runs."""
         envelope = await self._answer(ctx, name, arguments, is_tool=False)
-        assert isinstance(envelope, Envelope)  # only tools ask a person
-        return make_fit(envelope)
+        return make_fit(envelope) if isinstance(envelope, Envelope) else envelope
 
     async def _answer(
         self, ctx: ServerRequestContext[Any, Any], name: str, arguments: object, *, is_tool: bool = True
@@ -217,19 +241,23 @@ class ToolCallMiddleware:
         self.counts.in_flight += 1
         request_meta = read_request_meta(meta)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
-        request = ToolRequest(name, arguments, request_meta, progress, _principal_at(ctx.request), is_tool)
+        request = ToolRequest(
+            name, arguments, request_meta, ClientLink(self.log_levels), _principal_at(ctx.request), is_tool
+        )
         try:
+            paused = self._take_paused(ctx, request)
+            if paused is not None:
+                request = request._replace(link=paused.request.link)
+            request.link.attach(ctx, progress)
             may_ask = is_tool and self._dispatcher.catalogue.elicitation and self._may_ask(name)
             decider = decider_at(ctx, request.principal) if may_ask else None
-            if decider is None:
-                envelope = await self._carry_out(request)
+            if paused is not None:
+                answered = await self._back(paused)
+            elif decider is None:
+                answered = await self._carry_out(request)
             else:
-                elicited = await self._elicit(ctx, request, decider)
-                if not isinstance(elicited, Envelope):
-                    return elicited
-                envelope = elicited
-            if progress is not None:
-                await progress.finish()
+                answered = await self._elicit(ctx, request, decider)
+            await request.link.detach()
         except asyncio.CancelledError:
             self.counts.cancelled += 1
             raise
@@ -237,11 +265,10 @@ class ToolCallMiddleware:
             self.counts.in_flight -= 1
             if self._idle is not None and not self.counts.in_flight:
                 self._idle.set()
-            if progress is not None:
-                progress.abandon()
-        if request_meta.unreadable is not None:
-            envelope.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
-        return envelope
+            request.link.abandon()
+        if request_meta.unreadable is not None and isinstance(answered, Envelope):
+            answered.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
+        return answered
 
     def _may_ask(self, name: str) -> bool:
         spec = self._specs.get(name)
@@ -260,7 +287,7 @@ class ToolCallMiddleware:
             if request.name == PROPOSE and isinstance(request.arguments, dict):
                 at_once = at_once._replace(arguments={**request.arguments, "wait_ms": 0})
             envelope = await self._carry_out(at_once)
-            if envelope.code != "INCOMPLETE":
+            if not isinstance(envelope, Envelope) or envelope.code != "INCOMPLETE":
                 return envelope
             data = envelope.data if isinstance(envelope.data, dict) else {}
             proposal = await inbox.get(str(data.get("proposal_id"))) if data.get("status") == "pending" else None
@@ -284,7 +311,7 @@ class ToolCallMiddleware:
         ours = self._dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
-    async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope:
+    async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope | dict[str, Any]:
         request, dispatcher = self._read(tool_request, refusal), self._dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
@@ -295,7 +322,10 @@ class ToolCallMiddleware:
         else:
             call = dispatcher.begin(request)
             work = dispatcher.carry_out(call)
-        return _name_tools(await self._back(call, work, request.stop))
+        tool_request.link.call = call
+        task = asyncio.get_running_loop().create_task(work)
+        stop = self._stopper(call, task, request.stop)
+        return await self._back(BackedCall(call, task, stop, tool_request, monotonic_ns()))
 
     def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
         """Read a request. One that cannot be read or done carries its refusal."""
@@ -309,8 +339,9 @@ class ToolCallMiddleware:
             tool_request.principal,
             meta.idempotency_key,
             None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
-            on_progress=None if tool_request.progress is None else tool_request.progress.note,
-            on_question=self._answer_question,
+            on_progress=None if tool_request.link.progress is None else tool_request.link.note_progress,
+            on_question=partial(self._answer_question, tool_request.link),
+            on_log=tool_request.link.log,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,
         )
@@ -345,7 +376,9 @@ class ToolCallMiddleware:
             request.budget_ms = self._budget_ms(waits_ms, meta)
         return request
 
-    def _answer_question(self, question: str, value: object) -> Coroutine[Any, Any, object] | None:
+    def _answer_question(self, link: ClientLink, question: str, value: object) -> Coroutine[Any, Any, object] | None:
+        if question == ASK_CLIENT and isinstance(value, dict):
+            return link.ask(value)
         return self.subscriptions.resource_updated(str(value)) if question == RESOURCE_UPDATED else None
 
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
@@ -356,16 +389,10 @@ class ToolCallMiddleware:
                 limits.append(limit_ms * 8 // 10)
         return min(limits)
 
-    async def _back(
-        self, call: Call, work: Coroutine[Any, Any, Envelope], stop: asyncio.Future[str] | None
-    ) -> Envelope:
-        """Wait for a call, and answer it when the backstop fires, even if its work hangs.
-
-        The work is a task of its own: neither the SDK's cancellation, which is repeated until obeyed, nor the backstop
-        waits for it. The work watches `stop`; one of the server's own tools is cancelled instead.
-        """
-        task = asyncio.get_running_loop().create_task(work)
-        limit_s = self._limit_ms / 1000 or None
+    def _stopper(
+        self, call: Call, task: asyncio.Task[Envelope], stop: asyncio.Future[str] | None
+    ) -> asyncio.Future[str] | None:
+        """Return the future that stops a call with the server. One of the server's own tools is cancelled by it."""
         if stop is None and call.name not in self._specs:
             stop = asyncio.get_running_loop().create_future()
 
@@ -375,20 +402,31 @@ class ToolCallMiddleware:
                     task.cancel()
 
             stop.add_done_callback(cancel)
+        return stop
+
+    async def _back(self, backed: BackedCall) -> Envelope | dict[str, Any]:
+        """Wait for a call, and answer it when the backstop fires, even if its work hangs.
+
+        The work is a task of its own: neither the SDK's cancellation, which is repeated until obeyed, nor the backstop
+        waits for it. Returns a mapping if the call is paused until its client has answered a question.
+        """
+        call, task, stop = backed.call, backed.task, backed.stop
         if stop is not None:
             self._stops.add(stop)
-            if self._stopped_by is not None:
+            if self._stopped_by is not None and not stop.done():
                 stop.set_result(self._stopped_by)
         try:
-            await asyncio.wait((task,), timeout=limit_s)
+            paused = await self._wait(backed)
         except asyncio.CancelledError:
             self._leave(task)
             raise
         finally:
             if stop is not None:
                 self._stops.discard(stop)
+        if paused is not None:
+            return paused
         if task.done():
-            return _answer_of(call, task)
+            return _name_tools(_answer_of(call, task))
         self.counts.backstop += 1
         call.cancellation.reason = self._operation_timeout(call)
         self._leave(task, late=True)
@@ -397,7 +435,72 @@ class ToolCallMiddleware:
         envelope = _answer_of(call, task)
         if envelope.code == BACKSTOP:
             envelope.meta.update(timeout_ms=self._limit_ms, remaining_ms=0)
-        return envelope
+        return _name_tools(envelope)
+
+    async def _wait(self, backed: BackedCall) -> dict[str, Any] | None:
+        """Wait for the end of a call or the backstop. Returns the answer of one that is paused."""
+        task, link, left_s = backed.task, backed.request.link, self._left_s(backed)
+        while left_s != 0:
+            if link.is_asking:
+                await asyncio.wait((task,), timeout=GATHER_S)
+                if not task.done() and (paused := self._pause(backed)) is not None:
+                    return paused
+            else:
+                await asyncio.wait((task, link.asked), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                break
+            left_s = self._left_s(backed)
+        return None
+
+    def _left_s(self, backed: BackedCall) -> float | None:
+        """Return the time until the backstop, which does not count the wait for an answer of the client."""
+        link = backed.request.link
+        if not self._limit_ms:
+            return None
+        worked_ns = monotonic_ns() - backed.began_ns - link.waited_ns
+        left_s = max(0.0, self._limit_ms / 1000 - worked_ns / 1e9)
+        return max(left_s, GATHER_S) if link.is_waiting else left_s
+
+    def _pause(self, backed: BackedCall) -> dict[str, Any] | None:
+        """Pause a call until its client repeats the request with the answers. Returns None if it may not pause."""
+        principal, requests = backed.request.principal, backed.request.link.input_requests()
+        if not requests:  # it has stopped asking
+            return None
+        if sum(each.request.principal == principal for each in self._paused.values()) >= MOST_PAUSED:
+            backed.request.link.refuse(Failure("CANNOT_ASK", f"{MOST_PAUSED} calls of the client wait for answers"))
+            return None
+        state = secrets.token_urlsafe(32)
+        backed.expiry = asyncio.get_running_loop().call_later(ASK_LIMIT_MS / 1000, self._expire, state)
+        self._paused[state] = backed
+        return {
+            "resultType": "input_required",
+            "inputRequests": requests,
+            "requestState": state,
+            "_meta": {SERVER_INFO_META_KEY: self._server_info},
+        }
+
+    def _expire(self, state: str) -> None:
+        """Stop a paused call: its client has not answered in time, or the server ends."""
+        if (backed := self._paused.pop(state, None)) is not None:
+            if backed.expiry is not None:
+                backed.expiry.cancel()
+            self._leave(backed.task)
+
+    def _take_paused(self, ctx: ServerRequestContext[Any, Any], request: ToolRequest) -> BackedCall | None:
+        """Return the paused call that a request continues; None if it begins one. Raises MCPError."""
+        state = (ctx.params or {}).get("requestState")
+        responses_in(ctx)  # refused before the call is taken
+        if ctx.protocol_version not in MODERN or state is None:
+            return None
+        backed = self._paused.get(state) if isinstance(state, str) else None
+        asked = request.name, request.arguments, request.principal
+        if backed is None or asked != (backed.request.name, backed.request.arguments, backed.request.principal):
+            message = "requestState names no waiting call of this request: it may have ended; call again without it"
+            raise MCPError(code=INVALID_PARAMS, message=message)
+        del self._paused[state]
+        if backed.expiry is not None:
+            backed.expiry.cancel()
+        return backed
 
     def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
         """Stop work whose caller is answered or gone, and drop its result."""
@@ -509,6 +612,8 @@ class McpServer:
             own_tools=own_tools,
         )
         self.sdk.middleware[:] = [self.middleware]
+        if own_tools is None:
+            self.middleware.log_levels.offer(self.sdk)
         offer_resources(self.sdk, catalogue, self.middleware.serve, self.middleware.subscriptions)
         offer_prompts(self.sdk, catalogue, self.middleware.serve)
 

@@ -403,7 +403,7 @@ class _DaemonServices:
     async def _ask(self, question: str, request: object) -> object:
         if self.ctx is None:
             raise RuntimeError("a device may only ask during a call")
-        return await self.ctx.ask(question, request)
+        return await self.ctx.link.ask(question, request)
 
 
 # A module has `open_device`, which starts or reaches a device and is bounded by its caller, and `find_devices`, which
