@@ -1,0 +1,71 @@
+"""Functions that log, and that ask the person and the model of their client."""
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from shotclock import App, Context
+
+app = App("asking")
+
+
+class Size(StrEnum):
+    SMALL_BOX = "s"
+    LARGE_BOX = "l"
+
+
+class Order(BaseModel):
+    size: Size
+    count: int = 1
+    extras: list[Literal["bow", "card"]] = []
+
+
+@app.command(mutates=False)
+def order(folder: str, ctx: Context) -> str:
+    """Ask twice; the work before a question is done once."""
+    with open(Path(folder) / "begun", "a") as begun:
+        begun.write("x")
+    first = ctx.ask("What do you want?", Order)
+    if first.action != "accept":
+        return f"no order: {first.action}"
+    again = ctx.ask("Sure?", bool)
+    return f"{first.data.count} {first.data.size.name} {first.data.extras} {again.data}"
+
+
+@app.command(mutates=False, timeout="1s", idle="500ms")
+async def patient(ctx: Context) -> str:
+    """Ask a person who takes longer than the limits of the call."""
+    return str((await ctx.ask("Your name?")).data)
+
+
+@app.command(mutates=False, timeout="1s")
+def slow_after(ctx: Context) -> str:
+    """Hang after the answer."""
+    ctx.ask("Your name?")
+    time.sleep(60)
+    return "late"
+
+
+@app.command(mutates=False)
+def summarise(text: str, ctx: Context) -> str:
+    """Have the client's model answer."""
+    sampled = ctx.sample(text, max_tokens=10, system="Be brief")
+    return f"{sampled.model}: {sampled.text}"
+
+
+@app.command(mutates=False)
+def nested(ctx: Context) -> str:
+    """Ask for a type that no form has."""
+    ctx.ask("?", dict[str, int])
+    return "asked"
+
+
+@app.command(mutates=False)
+def chatty(ctx: Context) -> str:
+    """Log at two levels."""
+    ctx.log("details", "debug")
+    ctx.log("half done", "warning", "work")
+    return "logged"
