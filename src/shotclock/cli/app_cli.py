@@ -26,6 +26,7 @@ from ..core.errors import Ending, Failure
 from ..core.manifest import CONFIRM_FLAG, build_manifest, choices_of, flag_name, option_flags, resolve_schema
 from ..core.proposal import refusal
 from ..core.value_types import replace
+from ..core.visible_text import visible
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Stdin
 from ..process.clock import monotonic_ns, process_began_ns
@@ -453,12 +454,17 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
     try:
         with StopListener() as stop:
             async with dispatcher:
-                return await dispatcher.call(replace(request, stop=stop))
+                return await dispatcher.call(replace(request, stop=stop, on_log=partial(_print_log, request.name)))
     finally:
         if beats is not None:
             beats.cancel()
         if bar is not None:
             bar.close()
+
+
+def _print_log(name: str, level: str, message: str, logger: str | None) -> None:
+    where = f"{name} ({logger})" if logger else name
+    write_quietly(sys.stderr, f"{where}: {level}: {visible(message)}\n")
 
 
 def _ask_person(spec: CommandSpec, arguments: Mapping[str, object]) -> Problem | None:
