@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import time
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -74,6 +75,35 @@ def test_tool_with_progress(ctx: Context) -> str:
 def test_custom_header(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
     """Return an argument that clients also send as a header."""
     return region
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+@app.command(mutates=False)
+def greet(name: str) -> str:
+    """Greet somebody."""
+    return f"Hello, {name}!"
+
+
+@app.command(mutates=False, interruption=True)
+def slow_compute(seconds: float, label: str = "") -> str:
+    """Compute for some seconds."""
+    time.sleep(seconds)
+    return f"computed {label} for {seconds} seconds"
+
+
+@app.command(mutates=False, interruption=True)
+def failing_job() -> str:
+    """Fail after a second."""
+    time.sleep(1)
+    raise Failure("COMMAND_FAILED", "This job intentionally fails for testing")
+
+
+@app.command(mutates=False, interruption=True)
+def protocol_error_job() -> str:
+    """End the process that runs it."""
+    os._exit(1)
 
 
 # --- resources ------------------------------------------------------------------------------------

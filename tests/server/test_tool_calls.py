@@ -64,7 +64,7 @@ def request(name: str = "work", **meta: Any) -> Any:
         request_id=1,
         params={"name": name, "arguments": {}, "_meta": meta},
         protocol_version=MODERN,
-        session=SimpleNamespace(report_progress=None),
+        session=SimpleNamespace(report_progress=None, client_capabilities=None),
         request=None,
     )
 

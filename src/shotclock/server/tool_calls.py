@@ -43,6 +43,7 @@ from .prompts import offer_prompts
 from .resources import offer_resources
 from .results import REMAINING, make_fit, names_result, render_result, replace_by_error
 from .subscriptions import Subscriptions
+from .tasks import Tasks
 from .tools import (
     CHECK,
     CONTROLS,
@@ -179,6 +180,7 @@ class ToolCallMiddleware:
         """Calls that wait for their clients, by the state that names them."""
         self.log_levels = LogLevels()
         self.subscriptions = Subscriptions()
+        self.tasks = Tasks(dispatcher, self._render, _principal_at)
         self.counts = CallCounts()
 
     def stop(self, signal_name: str) -> None:
@@ -208,6 +210,12 @@ class ToolCallMiddleware:
         envelope = await self._answer(ctx, name, params.get("arguments"))
         if not isinstance(envelope, Envelope):
             return envelope
+        task = await self.tasks.created_by(ctx, name, envelope)
+        if task is not None:
+            return {**task, "_meta": {SERVER_INFO_META_KEY: self._server_info}}
+        return self._render(ctx, name, envelope)
+
+    def _render(self, ctx: ServerRequestContext[Any, Any], name: str, envelope: Envelope) -> dict[str, Any]:
         server_info = self._server_info if ctx.protocol_version in MODERN else None
         try:
             text = self.own_tools.text_of(name, envelope) if name in self._own else None
@@ -240,6 +248,8 @@ class ToolCallMiddleware:
         self.counts.calls += 1
         self.counts.in_flight += 1
         request_meta = read_request_meta(meta)
+        if request_meta.budget_ms is None and self.tasks.starts_at_once(ctx, name):
+            request_meta = request_meta._replace(budget_ms=0)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
         request = ToolRequest(
             name, arguments, request_meta, ClientLink(self.log_levels), _principal_at(ctx.request), is_tool
@@ -616,6 +626,7 @@ class McpServer:
             self.middleware.log_levels.offer(self.sdk)
         offer_resources(self.sdk, catalogue, self.middleware.serve, self.middleware.subscriptions)
         offer_prompts(self.sdk, catalogue, self.middleware.serve)
+        self.middleware.tasks.offer(self.sdk)
 
     def health(self) -> Mapping[str, object]:
         runtime, counts = self.dispatcher.runtime, self.middleware.counts
