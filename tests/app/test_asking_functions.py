@@ -1,13 +1,17 @@
 """Functions that log and that ask their client, in both generations of the protocol."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_types import CreateMessageResult, ElicitResult, TextContent
+from mcp.shared.exceptions import MCPError
+from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, TextContent
 
 from shotclock import testing
+from shotclock.runtime.control import live_calls
+from shotclock.server import client_link, tool_calls
 from tests.app.programs.asking import app
 from tests.server.client import LEGACY, MODERN, envelope_in
 
@@ -88,3 +92,36 @@ def test_a_client_reads_the_log_from_its_level_on() -> None:
 
         assert call(mode, "chatty", logging_callback=note, **options)["ok"]
         assert seen == [("warning", "half done", "work")]
+
+
+def test_a_paused_call_that_is_not_continued_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(client_link, "ASK_LIMIT_MS", 60_000)
+    monkeypatch.setattr(tool_calls, "ASK_LIMIT_MS", 500)
+    monkeypatch.setattr(tool_calls, "MOST_PAUSED", 1)
+    arguments = {"folder": str(tmp_path)}
+
+    async def scenario() -> None:
+        async with testing.client(app, mode=MODERN, elicitation_callback=Person()) as client:
+            begin = partial(client.session.call_tool, allow_input_required=True)
+            paused = await begin("order", arguments)
+            assert paused.request_state
+            assert envelope_in(await begin("order", arguments))["error"]["code"] == "CANNOT_ASK"
+            for name, given in (("patient", {}), ("order", {"folder": "/"})):
+                with pytest.raises(MCPError, match="names no waiting call"):
+                    await begin(name, given, request_state=paused.request_state)
+            while live_calls:  # bounded by `wait_for`
+                await asyncio.sleep(0.02)
+            with pytest.raises(MCPError, match="names no waiting call"):
+                await begin("order", arguments, request_state=paused.request_state)
+
+    asyncio.run(asyncio.wait_for(scenario(), ANSWERED_WITHIN_S))
+
+
+def test_an_answer_sent_ahead_of_the_question_is_checked(tmp_path: Path) -> None:
+    async def scenario() -> Any:
+        async with testing.client(app, mode=MODERN, elicitation_callback=Person()) as client:
+            ahead = {"answer": ListRootsResult(roots=[])}
+            return envelope_in(await client.call_tool("order", {"folder": str(tmp_path)}, input_responses=ahead))
+
+    envelope = asyncio.run(asyncio.wait_for(scenario(), ANSWERED_WITHIN_S))
+    assert envelope["error"]["code"] == "BAD_ANSWER"

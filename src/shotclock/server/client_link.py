@@ -1,8 +1,8 @@
-"""The client of one call: the log that it reads, and the questions of the function that it answers.
+"""The client of one call: it reads the log of the function, and answers its questions.
 
-An older client is asked by a request while its call runs. One of the 2026 revision gets `input_required` as the answer,
+An older client gets a request while its call runs. One of the 2026 revision gets `input_required` as the answer,
 and repeats its request with `inputResponses` and the `requestState` that names the paused function. Meanwhile the
-function waits in its worker: what it has done is not done again. Waiting stops the limits of the call, not the
+function waits in its worker: its work is not repeated. Waiting stops the limits of the call, not the
 deadline of its caller.
 
 docs/design.md: R27.
@@ -53,7 +53,7 @@ from .tools import LAST_WORD_S, ProgressReports
 ASK_LIMIT_MS = 10 * 60_000  # for a person to answer; a paused call that is not continued by then is stopped
 MOST_UNSENT = 200  # log messages of a call that the client has not read yet; further ones are dropped and counted
 FIRST_LEVEL = "info"  # of an older client that has set none
-# Where a client may be told `input_required`.
+# The requests that `input_required` may answer.
 PAUSABLE = frozenset({"tools/call", "prompts/get", "resources/read"})
 
 
@@ -221,7 +221,7 @@ class ClientLink:
             raise Failure("CANNOT_ASK", f"it is no {method}: {_first_line(error)}") from None
         is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         if is_modern and name in self._given:
-            return _checked(kind, self._given.pop(name))
+            return _checked(method, self._given.pop(name))
         if is_modern and (ctx.method not in PAUSABLE or name in self._questions):
             why = f"{ctx.method} cannot ask" if ctx.method not in PAUSABLE else f"{name!r} is being asked already"
             raise Failure("CANNOT_ASK", why)
@@ -232,7 +232,7 @@ class ClientLink:
             with control_of(call).person_wait(ASK_LIMIT_MS) as limit_ms:
                 async with asyncio.timeout(limit_ms / 1000):
                     if is_modern:
-                        return _checked(kind, await self._wait_for_repeat(name, {"method": method, "params": params}))
+                        return _checked(method, await self._wait_for_repeat(name, {"method": method, "params": params}))
                     metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
                     result = await ctx.session.send_request(request, kind.result, metadata=metadata)
                     return result.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -243,7 +243,7 @@ class ClientLink:
         except MCPError as error:
             raise Failure("NO_ANSWER", f"the client answered with an error: {str(error)[:500]}") from None
         except ValidationError as error:
-            raise Failure("BAD_ANSWER", f"the client's answer is no result of {method}: {_first_line(error)}") from None
+            raise _bad_answer(method, error) from None
         finally:
             self._waits -= 1
             if not self._waits:
@@ -272,8 +272,17 @@ def responses_in(ctx: Context) -> Mapping[str, Any]:
     return responses
 
 
-def _checked(kind: Kind, answer: object) -> dict[str, Any]:
-    return kind.result.model_validate(answer).model_dump(mode="json", by_alias=True, exclude_none=True)
+def _checked(method: str, answer: object) -> dict[str, Any]:
+    """Return the answer to a question. Raises Failure BAD_ANSWER."""
+    try:
+        checked = KINDS[method].result.model_validate(answer)
+    except ValidationError as error:
+        raise _bad_answer(method, error) from None
+    return checked.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _bad_answer(method: str, error: ValidationError) -> Failure:
+    return Failure("BAD_ANSWER", f"the client's answer is no result of {method}: {_first_line(error)}")
 
 
 def _first_line(error: ValidationError) -> str:
