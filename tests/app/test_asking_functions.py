@@ -1,10 +1,12 @@
 """Functions that log and that ask their client, in both generations of the protocol."""
 
 import asyncio
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, TextContent
@@ -13,7 +15,7 @@ from shotclock import testing
 from shotclock.runtime.control import live_calls
 from shotclock.server import client_link, tool_calls
 from tests.app.programs.asking import app
-from tests.server.client import LEGACY, MODERN, envelope_in
+from tests.server.client import ENDED_WITHIN_S, LEGACY, MODERN, connected, envelope_in
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 ANSWERED_WITHIN_S = 60.0
@@ -125,3 +127,19 @@ def test_an_answer_sent_ahead_of_the_question_is_checked(tmp_path: Path) -> None
 
     envelope = asyncio.run(asyncio.wait_for(scenario(), ANSWERED_WITHIN_S))
     assert envelope["error"]["code"] == "BAD_ANSWER"
+
+
+def test_nothing_is_left_of_a_paused_call_when_its_server_ends(tmp_path: Path) -> None:
+    async def scenario(signal_number: int) -> None:
+        target = "tests.app.programs.asking:app"
+        async with connected(target=target, elicitation_callback=Person()) as (client, server):
+            paused = await client.session.call_tool("order", {"folder": str(tmp_path)}, allow_input_required=True)
+            assert paused.result_type == "input_required"
+            below = server.children(recursive=True)
+            assert below
+            server.send_signal(signal_number)
+            _, alive = psutil.wait_procs([server, *below], ENDED_WITHIN_S)
+            assert not alive
+
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        asyncio.run(asyncio.wait_for(scenario(signal_number), ANSWERED_WITHIN_S))

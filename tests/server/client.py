@@ -45,19 +45,19 @@ def command(target: str = ADVERSARIES, *options: str) -> list[str]:
 
 @asynccontextmanager
 async def connected(
-    transport: str = "stdio", mode: str = MODERN, *options: str, target: str = ADVERSARIES
+    transport: str = "stdio", mode: str = MODERN, *options: str, target: str = ADVERSARIES, **of_client: Any
 ) -> AsyncIterator[tuple[Client, psutil.Process]]:
     """A client and the server's process."""
     if transport == "http":
         with http_server(*options, target=target) as (url, server):
-            async with Client(url, mode=mode, read_timeout_seconds=NO_ANSWER_S) as client:
+            async with Client(url, mode=mode, read_timeout_seconds=NO_ANSWER_S, **of_client) as client:
                 yield client, server
         return
     before = {child.pid for child in psutil.Process().children()}
     argv = command(target, *options)
     parameters = StdioServerParameters(command=argv[0], args=argv[1:], env=dict(os.environ), cwd=ROOT)
     with starting_warm():
-        async with Client(parameters, mode=mode, read_timeout_seconds=NO_ANSWER_S) as client:
+        async with Client(parameters, mode=mode, read_timeout_seconds=NO_ANSWER_S, **of_client) as client:
             await client.list_tools()
             known = before | zygote_pids()
             (server,) = [child for child in psutil.Process().children() if child.pid not in known]
