@@ -31,6 +31,7 @@ from ...providers.http_message import Names, Transport
 from ..authorisation import METADATA_PATH, Authorisation, is_on_loopback, url_problem
 
 FETCH_WITHIN_S = 5.0  # for metadata and keys together, lookup and TLS included
+CLOSED_WITHIN_S = 1.0  # for a fetch that ran out of time to close its connection
 FETCH_AGAIN_S = 10.0  # at the earliest, however many tokens name unknown keys
 FRESH_S = 300.0  # then keys are fetched again, beside the requests
 KEYS_LAST_S = 3_600.0  # without news of the issuer
@@ -133,7 +134,7 @@ class Issuer:
                 self.begin_fetch()
             return key
         if (fetching := self.begin_fetch()) is not None:
-            await asyncio.wait([fetching], timeout=FETCH_WITHIN_S)
+            await asyncio.wait([fetching], timeout=FETCH_WITHIN_S + CLOSED_WITHIN_S)
             if fetching.done():
                 fetching.result()
         if self._age_s() >= KEYS_LAST_S:
@@ -171,7 +172,9 @@ class Issuer:
         except TimeoutError:
             problem = f"the issuer {self.wanted.issuer} did not answer within {FETCH_WITHIN_S:g} s"
         except _FETCH_ERRORS as error:
-            problem = f"the keys of the issuer {self.wanted.issuer} cannot be fetched: {str(error) or type(error).__name__}"
+            problem = (
+                f"the keys of the issuer {self.wanted.issuer} cannot be fetched: {str(error) or type(error).__name__}"
+            )
         if problem and problem != self._problem:
             self._say(problem)
         self._problem = problem
