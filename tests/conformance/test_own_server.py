@@ -83,15 +83,13 @@ def test_every_scenario_passes_or_has_a_recorded_reason(suite: str, tmp_path: Pa
 @pytest.mark.parametrize("transport", ["stdio", "HTTP"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_drives_the_example(client: str, transport: str, tmp_path: Path) -> None:
+    port, own = free_port(), [SHOTCLOCK, "serve", EXAMPLE]
+    plan: dict[str, Any] = {"command": own, "full": False, "steps": STEPS}
     if transport == "stdio":
-        seen = seen_by(client, {"command": [SHOTCLOCK, "serve", EXAMPLE], "full": False, "steps": STEPS})
+        seen = seen_by(client, plan)
     else:
-        port = free_port()
-        with listening([SHOTCLOCK, "serve", EXAMPLE, "--http", f"127.0.0.1:{port}"], port, tmp_path / "log") as (
-            url,
-            _,
-        ):
-            seen = seen_by(client, {"command": [url], "full": False, "steps": STEPS})
+        with listening([*own, "--http", f"127.0.0.1:{port}"], port, tmp_path / "log") as (url, _):
+            seen = seen_by(client, {**plan, "command": [url]})
     tools, text, image, failure, resource, prompt, completion = seen["answers"]
     assert "test_simple_text" in [tool["name"] for tool in tools["tools"]]
     assert text["content"][0]["text"] == "This is a simple text response for testing."
