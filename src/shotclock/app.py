@@ -75,6 +75,7 @@ from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
+from .process.dependencies import supply_dependencies
 from .process.running_call import MAIN_ALIAS
 from .runtime.call import CallRequest
 from .runtime.executor import DEFAULT_WARM
@@ -176,6 +177,7 @@ class App:
         self._check_name(name)
         if is_streaming := yields(function):
             function = collect_items(function)
+        function = supply_dependencies(function)
         if secrets := _find_secrets(function, self.name):
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
@@ -285,13 +287,14 @@ class App:
         written: Any = options
         clocks = read_clocks(f"{kind} {subject}", written, None, self.clocks)
         documentation = read_documentation(function)
-        spec = served_spec(kind, subject, function, options, clocks, self._reference, documentation)
+        supplied = supply_dependencies(function)
+        spec = served_spec(kind, subject, supplied, options, clocks, self._reference, documentation)
         if spec.name in self._served:
             raise ValueError(f"{self.name} already has the {spec.name}")
         check_placeholders(spec.name, spec.single_flight or "", set(spec.input_schema["properties"]))
         spec.operation()
         self._served[spec.name] = spec
-        ready = function if inspect.iscoroutinefunction(function) else refuse_questions(function, spec.name)
+        ready = supplied if inspect.iscoroutinefunction(supplied) else refuse_questions(supplied, spec.name)
         self._functions[spec.name] = change_result(ready, conversion_of(kind, spec.listing.mime_type))
         return function
 
