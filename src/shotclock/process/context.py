@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
 from ..core.errors import Failure
@@ -137,10 +137,12 @@ class CallLink(Protocol):
 
 
 class Context:
-    """The call as its handler sees it. A parameter named `ctx` receives it.
+    """The call as its handler sees it. A parameter named `ctx` receives it, as the subclass that it is annotated with.
 
     `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one.
     """
+
+    is_call_context = True  # known to core by this name, which imports nothing from here
 
     def __init__(
         self,
@@ -229,6 +231,14 @@ class Context:
     def call(self, operation: Any, arguments: Mapping[str, object] | None = None, **clocks: Any) -> Any:
         """Call another operation inside this call's deadline. Clocks as in `Clocks.of`: timeout="5s", …"""
         return self._link.call(operation, arguments or {}, Clocks.of(**clocks))
+
+
+def context_class(hint: Any) -> type[Context]:
+    """Return the class that the annotation of `ctx` names, alone or in a union: Context or a subclass of it."""
+    for each in (hint, *get_args(hint)):
+        if isinstance(each, type) and issubclass(each, Context):
+            return each
+    return Context
 
 
 def _number(name: str, given: Any) -> float:
