@@ -62,7 +62,9 @@ class Signature:
         self.context_hint: Any = hints.get(CONTEXT_NAME)
         for name, hint in hints.items():
             if getattr(hint, "is_call_context", False) and name not in (CONTEXT_NAME, "return"):
-                raise TypeError(f"{function.__qualname__}: rename the parameter {name!r} to 'ctx' to receive the context")
+                raise TypeError(
+                    f"{function.__qualname__}: rename the parameter {name!r} to 'ctx' to receive the context"
+                )
         self._title = f"Arguments of {function.__qualname__}"
         self._takes_more = any(each.kind == "rest" and each.name != CONTEXT_NAME for each in parameters)
         self._fields: dict[str, tuple[Any, Any]] = {
