@@ -113,7 +113,7 @@ check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy & types=$$!; $(BIN)/lint-imports --no-cache & imports=$$!; \
-	$(PYTEST) -n 3 --dist worksteal -m "not slow and not soak and not alone"; tests=$$?; \
+	$(PYTEST) -n 5 --dist worksteal -m "not slow and not soak and not alone"; tests=$$?; \
 	wait $$imports && wait $$types && exit $$tests
 
 bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers

@@ -133,26 +133,35 @@ RULES = {
 }
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 @functools.cache  # three rules look at the same
-def looked_at(look_at: Callable[[ast.AST], Iterator[tuple[int, str]]], path: str, source: str) -> list[tuple[int, str]]:
-    return list(look_at(ast.parse(source, path)))
+def looked_at(look_at: Callable[[ast.AST], Iterator[tuple[int, str]]], source: str) -> list[tuple[int, str]]:
+    return list(look_at(parsed(source)))
 
 
 def offences(rule: str, path: str, source: str) -> list[str]:
     look_at, forbidden, concerned = RULES[rule]
     if not re.fullmatch(concerned, path):
         return []
-    found = looked_at(look_at, path, source)
+    found = looked_at(look_at, source)
     return [f"{path}:{line}: {name}" for line, name in found if re.fullmatch(forbidden, name)]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_tree_keeps_the_rule(rule: str) -> None:
-    files = sorted(SRC.rglob("*.py"))
-    layers = {f.relative_to(SRC).parts[0] for f in files}
+@functools.cache
+def sources() -> dict[str, str]:
+    """The text of every file by its path."""
+    return {file.relative_to(SRC).as_posix(): file.read_text("utf-8") for file in sorted(SRC.rglob("*.py"))}
+
+
+def test_the_tree_keeps_every_rule() -> None:
+    layers = {path.split("/")[0] for path in sources()}
     assert {"core", "process", "cli"} <= layers, "the walk looks in the wrong place"
-    broken = [o for f in files for o in offences(rule, f.relative_to(SRC).as_posix(), f.read_text("utf-8"))]
-    assert not broken, f"{rule}:\n" + "\n".join(broken)
+    broken = {rule: [o for path, source in sources().items() for o in offences(rule, path, source)] for rule in RULES}
+    assert not any(broken.values()), {rule: found for rule, found in broken.items() if found}
 
 
 PURE, STOPPING, SQL, SQLITE, PRINTING, PRIVATE, TIME = RULES
@@ -272,18 +281,17 @@ ANSWERING = {
 MAKING = {"runtime/runtime.py": "`Answering`, which may have to store the answer before its span is recorded"}
 
 
-@pytest.mark.parametrize(("name", "allowed"), [("admit", ADMITTING), ("answer", ANSWERING), ("make_envelope", MAKING)])
-def test_calls_are_admitted_and_answered_only_where_it_is_said_why(name: str, allowed: dict[str, str]) -> None:
-    found = {file.relative_to(SRC).as_posix() for file in SRC.rglob("*.py") if takes_from_call(file, name)}
-    assert found == set(allowed), "let the runtime or the dispatcher begin and answer it; what is gone leaves the list"
+def test_calls_are_admitted_and_answered_only_where_it_is_said_why() -> None:
+    for name, allowed in (("admit", ADMITTING), ("answer", ANSWERING), ("make_envelope", MAKING)):
+        found = {path for path, source in sources().items() if takes_from_call(source, name)}
+        assert found == set(allowed), f"{name}: let the runtime or the dispatcher do it; what is gone leaves the list"
 
 
-def takes_from_call(file: Path, name: str) -> bool:
+def takes_from_call(source: str, name: str) -> bool:
     """Whether a file has one of the two ends of a call from runtime/call.py, however it is imported."""
-    source = file.read_text("utf-8")
     if not re.search(r"\bcall\b", source):  # parsing every file takes a second
         return False
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom):
             is_call = (node.module or "").split(".")[-1] == "call"
             if is_call and any(alias.name == name for alias in node.names):
@@ -304,7 +312,7 @@ def lists_of_clocks(source: str) -> list[int]:
     if sum(name in source for name in ("soft", "idle", "grace")) < 2:  # parsing every file takes a second
         return []
     kinds = ast.Tuple | ast.List | ast.Set
-    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    found = [node for node in ast.walk(parsed(source)) if isinstance(node, kinds)]
     return [
         node.lineno
         for node in found
@@ -314,6 +322,6 @@ def lists_of_clocks(source: str) -> list[int]:
 
 def test_no_file_but_the_clocks_own_repeats_which_clocks_there_are() -> None:
     assert lists_of_clocks('_CLOCKS = ("timeout", "soft", "idle")') and not lists_of_clocks('("timeout", "grace")')
-    files = [file for file in SRC.rglob("*.py") if file != SRC / "core" / "clocks.py"]
-    broken = [f"{file.relative_to(SRC)}:{line}" for file in files for line in lists_of_clocks(file.read_text("utf-8"))]
+    files = {path: source for path, source in sources().items() if path != "core/clocks.py"}
+    broken = [f"{path}:{line}" for path, source in files.items() for line in lists_of_clocks(source)]
     assert not broken, "take the names from core/clocks.py (CLOCK_NAMES, WORK_CLOCKS)"

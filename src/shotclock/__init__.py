@@ -22,10 +22,10 @@ docs/design.md follows a call through it. The public names are imported on first
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ._version import __version__ as __version__
+from .core.lazy_names import names_on_first_use
 
 if TYPE_CHECKING:
     from .app import App as App
@@ -80,15 +80,4 @@ _HOME = {
     "run": "runtime.run_function",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+__getattr__, __dir__ = names_on_first_use(__name__, _HOME)

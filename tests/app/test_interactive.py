@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TYPED = """
 import asyncio
 from shotclock import App
@@ -30,6 +32,7 @@ def add(a: int) -> int:
 """
 
 
+@pytest.mark.slow
 def test_a_module_works_at_the_prompt_and_a_typed_command_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tool.py").write_text(TOOL)
     ran = subprocess.run(

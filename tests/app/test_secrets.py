@@ -23,6 +23,7 @@ def test_the_value_is_in_the_environment_and_the_function_has_it(tool: Any) -> N
     assert program.envelope("later", env=ENV)["data"] == {"result": VALUE[::-1]}
 
 
+@pytest.mark.slow
 def test_the_value_is_in_a_file_or_on_stdin(tool: Any, tmp_path: Path) -> None:
     program = tool("secretive.py")
     file = tmp_path / "token"

@@ -3,10 +3,13 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from shotclock import testing
 from tests.app.programs.shadowing import app
 
 
+@pytest.mark.slow
 def test_behind_the_command_the_name_is_the_parameters_and_before_it_ours(tool: Any) -> None:
     program = tool("shadowing.py")
     calls = [

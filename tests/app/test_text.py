@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from shotclock.cli.app_text import draw_bar, render_value
 from tests.app.test_signals import on_terminal
 
@@ -30,6 +32,7 @@ def test_other_results_stay_json() -> None:
     assert render_value("text") == "text"
 
 
+@pytest.mark.slow
 def test_progress_is_a_bar_on_the_terminal_that_is_gone_at_the_end(tool: Any) -> None:
     program = tool("rows.py")
     code, screen = on_terminal(program, "load", env={"TERM": "xterm"})

@@ -44,6 +44,7 @@ def test_arguments_are_texts_json_or_one_object(ask: Callable[..., dict[str, Any
     assert ask("call", "echo", *words, "--", *SERVER)["data"]["content"][0]["text"] == "[1, True]"
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_is_answered_at_its_timeout(ask: Callable[..., dict[str, Any]]) -> None:
     envelope = ask("call", "hang", "--timeout", "3s", "--", *SERVER)
     assert envelope["error"]["code"] == "TIMEOUT" and envelope["meta"]["ending"] == "killed"
@@ -64,6 +65,7 @@ def test_a_signal_stops_the_call_and_the_server(start: Callable[..., Running], t
     assert running.envelope()["error"]["code"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_failures_have_their_codes(ask: Callable[..., dict[str, Any]]) -> None:
     table = {
         ("call", "missing", "--", *SERVER): "UNKNOWN_OPERATION",
@@ -83,6 +85,7 @@ def test_tools_are_listed_whole(ask: Callable[..., dict[str, Any]]) -> None:
     assert tools[0] == {"name": "echo", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
 
 
+@pytest.mark.slow
 def test_a_server_is_found_by_its_name_in_a_configuration(
     ask: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

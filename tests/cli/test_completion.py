@@ -86,6 +86,7 @@ def complete(shell: str, tmp_path: Path) -> Complete:
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
 
 
+@pytest.mark.slow
 def test_commands_and_options_of_shotclock_are_offered(complete: Complete) -> None:
     assert complete(SHOTCLOCK, "shotclock", "in") == ["inbox"]
     assert complete(SHOTCLOCK, "shotclock", "inbox", "wit") == ["withdraw"]
@@ -104,6 +105,7 @@ def tool(tmp_path: Path) -> list[str]:
     return [str(file)]
 
 
+@pytest.mark.slow
 def test_commands_parameters_and_their_values_of_an_app_are_offered(complete: Complete, tool: list[str]) -> None:
     assert complete(tool, "my-tool", "pa") == ["paint-wall"]
     assert complete(tool, "my-tool", "paint-wall", "--co") == ["--coats", "--colour"]

@@ -89,6 +89,7 @@ def test_large_output_passes_through_untouched(way: list[str], tmp_path: Path, s
     assert ran.stderr.startswith(large)
 
 
+@pytest.mark.slow
 def test_the_commands_exit_code_is_ours_and_the_envelopes(shotclock: Any, validate_envelope: Any):
     for code in (0, 1, 2, 10, 124, 137, 255):
         ran = shotclock("exec", "--", "sh", "-c", f"exit {code}")
@@ -521,6 +522,7 @@ HOLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [["--report", "json"], ["--json"], ["--idle", "20s"]], ids=["inherited", "json", "relayed"]
 )

@@ -85,6 +85,7 @@ def test_the_timeout_bounds_the_work_within_the_budget(shotclock: Any) -> None:
     assert ran.code == 124 and b"stopped after 300ms, the limit of --timeout" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_signal_within_the_budget_stops_the_command_and_ends_exec(start: Any, shotclock: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         running = start("exec", "--budget", LONG, "--", "sh", "-c", "echo up; sleep 60")

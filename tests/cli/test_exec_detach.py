@@ -99,6 +99,7 @@ def test_a_server_survives_the_call_answers_on_its_port_and_is_gone_after_job_st
     assert not is_alive(shown["pid"]) and not answers(port)
 
 
+@pytest.mark.slow
 def test_a_line_of_the_output_and_a_url_are_signs_of_readiness_too(shotclock: Any, job: Any) -> None:
     script = "echo starting; sleep 0.3; printf 'listening on 3000' >&2; exec sleep 60"
     shown = start_job(shotclock, "--name", "line", "--ready-output", r"listening on \d+$", "--", "sh", "-c", script)
@@ -123,6 +124,7 @@ def test_a_pattern_that_backtracks_does_not_delay_the_stop(shotclock: Any) -> No
     assert ran.code == 124 and b"takes too long; write a simpler pattern" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_is_not_ready_in_time_is_stopped_and_explained_by_its_log(shotclock: Any, job: Any) -> None:
     words = ["--name", "slow", "--ready-port", str(free_port()), "--ready-within", "500ms"]
     ran = shotclock("exec", "--detach", *words, "--", "sh", "-c", "echo hello from it; exec sleep 60")
@@ -138,6 +140,7 @@ def test_a_command_that_is_not_ready_in_time_is_stopped_and_explained_by_its_log
     assert envelope["error"]["context"]["log_tail"] == "hello\n"
 
 
+@pytest.mark.slow
 def test_a_command_that_ends_before_it_is_ready_gives_its_exit_code_and_log(shotclock: Any) -> None:
     for own, code in ((3, 3), (0, 125)):
         script = f"echo no config; exit {own}"
@@ -149,6 +152,7 @@ def test_a_command_that_ends_before_it_is_ready_gives_its_exit_code_and_log(shot
     assert ran.stderr.endswith(b"before it was ready. It has written nothing\n")
 
 
+@pytest.mark.slow
 def test_without_a_sign_the_answer_comes_when_the_command_was_really_started(shotclock: Any, tmp_path: Path) -> None:
     ran = shotclock("exec", "--detach", "--", "no-such-command")
     assert (ran.code, ran.stdout) == (127, b"") and b"COMMAND_NOT_FOUND" in ran.stderr
@@ -196,6 +200,7 @@ def test_a_callers_deadline_ends_its_wait_and_not_the_job(shotclock: Any, job: A
     job("stop", "slow")
 
 
+@pytest.mark.slow
 def test_a_signal_before_it_is_ready_stops_the_command(start: Any, job: Any) -> None:
     running = start("exec", "--detach", "--name", "w", "--ready-output", "never", "--", "sleep", "60")
     wait_for(lambda: (job("status", "w", code=None) or {}).get("pid"), "the command")
@@ -223,6 +228,7 @@ def test_every_answer_keeps_the_contract(shotclock: Any, validate_envelope: Any)
 # --- names, lists, logs ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_name_is_of_one_running_job_and_resolves_to_the_latest(shotclock: Any, job: Any) -> None:
     first = start_job(shotclock, "--name", "web", "--", "sleep", "60")
     ran = shotclock("exec", "--detach", "--name", "web", "--", "sleep", "60")
@@ -370,6 +376,7 @@ def test_the_agent_that_runs_the_command_is_its_owner(shotclock: Any, tmp_path: 
     seconds_until_gone(shown["pid"])
 
 
+@pytest.mark.slow
 def test_an_owner_that_cannot_be_one_is_refused_and_none_is_none(shotclock: Any, job: Any) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait(SOON_S)
@@ -381,6 +388,7 @@ def test_an_owner_that_cannot_be_one_is_refused_and_none_is_none(shotclock: Any,
     job("stop", "free")
 
 
+@pytest.mark.slow
 def test_the_end_of_a_lifetime_is_reported_as_such(shotclock: Any) -> None:
     for words, env in ((["--lifetime", "300ms"], {}), ([], {"SHOTCLOCK_LIFETIME": "300ms"})):
         start_job(shotclock, "--name", "short", *words, "--", "sleep", "60", env=env)
@@ -392,6 +400,7 @@ def test_the_end_of_a_lifetime_is_reported_as_such(shotclock: Any) -> None:
     assert ran.code == 125 and b"SHOTCLOCK_LIFETIME" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_runner_takes_its_tree_along_and_the_job_is_lost(shotclock: Any, job: Any, home: Path) -> None:
     shown = start_job(shotclock, "--name", "web", "--", "sh", "-c", "setsid sleep 60 & sleep 60; true")
     [entry] = (home / "runners").iterdir()
@@ -460,6 +469,7 @@ def test_a_job_survives_the_sigkill_of_exec_and_nothing_else_does(start: Any, jo
     job("stop", "inner")
 
 
+@pytest.mark.slow
 def test_a_job_survives_two_commands_around_it(shotclock: Any, job: Any) -> None:
     script = f"{EXEC} -- sh -c '{DETACH} --name inner -- sleep 60'; {DETACH} --name other -- sleep 60"
     envelope = shotclock("exec", "--json", "--", "sh", "-c", script, timeout=RAN_WITHIN_S).json()
@@ -477,6 +487,7 @@ def test_a_job_started_by_a_job_survives_it(shotclock: Any, job: Any) -> None:
     job("stop", "inner")
 
 
+@pytest.mark.slow
 def test_only_exec_spares_jobs(shotclock: Any, job: Any) -> None:
     ran = shotclock("timeout", "50", *SHOTCLOCK, "exec", "--detach", "--name", "inner", "--", "sleep", "60")
     assert ran.code == 0
@@ -487,6 +498,7 @@ def test_only_exec_spares_jobs(shotclock: Any, job: Any) -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_options_that_make_no_sense_together_are_refused_in_words(shotclock: Any) -> None:
     for words, expected in (
         (["--detach", "--timeout", "1m"], "--lifetime instead of --timeout"),
@@ -507,6 +519,7 @@ def test_options_that_make_no_sense_together_are_refused_in_words(shotclock: Any
         assert ran.code == 125 and expected in ran.stderr.decode(), (words, ran)
 
 
+@pytest.mark.slow
 def test_of_many_starts_under_one_name_one_wins(start: Any, job: Any) -> None:
     running = [start("exec", "--detach", "--name", "one", "--", "sleep", "60") for _ in range(5)]
     codes = sorted(each.ends(RAN_WITHIN_S) for each in running)
@@ -544,6 +557,7 @@ def test_a_job_started_in_the_shell_of_an_agent_ends_with_the_agent_and_not_befo
     seconds_until_gone(shown["pid"])
 
 
+@pytest.mark.slow
 def test_a_start_that_was_killed_holds_no_name_and_is_not_listed_as_running(
     shotclock: Any, job: Any, home: Path
 ) -> None:
@@ -565,6 +579,7 @@ def test_a_start_that_was_killed_holds_no_name_and_is_not_listed_as_running(
     job("stop", "web")
 
 
+@pytest.mark.slow
 def test_no_running_job_is_missing_in_a_list_with_many_ended_ones(shotclock: Any, job: Any, home: Path) -> None:
     start_job(shotclock, "--name", "web", "--", "sleep", "60")
     code = (

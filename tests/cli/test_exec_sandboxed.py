@@ -44,6 +44,7 @@ def sandboxed(*words: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REFUSED, reason="the numbers of the system calls are known for two machines")
 @pytest.mark.parametrize("way", [(), ("--overtime", "progress")])
 def test_a_sandbox_that_refuses_send_and_socket_options_changes_nothing(way: tuple[str, ...]):

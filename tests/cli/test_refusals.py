@@ -165,7 +165,8 @@ def find_unanswered(largest: int, most_pairs: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("largest", "most_pairs"), [(2, 300), pytest.param(3, 20_000, marks=pytest.mark.soak, id="soak")]
+    ("largest", "most_pairs"),
+    [pytest.param(2, 300, marks=pytest.mark.slow), pytest.param(3, 20_000, marks=pytest.mark.soak, id="soak")],
 )
 def test_every_subset_of_options_is_answered_by_an_envelope_and_never_by_a_traceback(
     largest: int, most_pairs: int, tmp_path: Path

@@ -21,6 +21,7 @@ def install(shotclock: Any, tmp_path: Path, no_survivors: Any) -> Any:
     return lambda *words: shotclock("serve", *words, cwd=tmp_path, env=env)
 
 
+@pytest.mark.slow
 def test_the_file_of_each_client_gets_the_entry_and_a_second_time_nothing_changes(install: Any, tmp_path: Path) -> None:
     files = {
         "claude": (".claude.json", "mcpServers"),

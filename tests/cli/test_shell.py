@@ -115,12 +115,14 @@ SAME: Table = [
 ]
 
 
+@pytest.mark.slow
 def test_output_input_arguments_and_exit_codes_are_those_of_bash(sh: Shell):
     (sh.work / "script.sh").write_text('echo "$0|$1|$2|$#"; exit 6\n')
     for words, given in SAME:
         assert sh.run(*words, given=given) == sh.run(*words, given=given, program=BASH), words
 
 
+@pytest.mark.slow
 def test_the_locale_of_a_command_is_that_of_the_caller(sh: Shell):
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         sh.env.pop(name, None)
@@ -178,6 +180,7 @@ def test_as_a_link_named_bash_it_is_bash_with_limits(sh: Shell):
     assert (code, err.count(b"\n")) == (124, 1)
 
 
+@pytest.mark.slow
 def test_it_never_takes_itself_for_the_shell(sh: Shell, monkeypatch: pytest.MonkeyPatch):
     links = [sh.link(name) for name in ("bash", "zsh", "sh")]
     path = f"{sh.bin}{os.pathsep}{os.environ['PATH']}"
@@ -226,6 +229,7 @@ def test_a_command_that_hangs_is_stopped_with_its_tree_and_one_line_tells_what_t
     )
 
 
+@pytest.mark.slow
 def test_every_limit_has_a_line_without_options_that_cannot_be_given(sh: Shell):
     reads = {"stdin": os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)}
     cases: list[tuple[str, dict[str, str], dict[str, int], bytes]] = [
@@ -309,6 +313,7 @@ def test_a_table_of_another_form_in_pyproject_is_a_mistake(tmp_path: Path):
         assert limits["timeout"].ms == 5_000 and "tool.shotclock is not a table" in mistakes[0]
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_parsed_in_time_or_at_all_holds_no_command_up(sh: Shell):
     for text, why in (("a = " + "[" * 20_000, b"nested too deeply"), ("a." * 200_000 + "a = 1", b"too long to read")):
         (sh.work / "shotclock.toml").write_text(text)
@@ -317,6 +322,7 @@ def test_a_file_that_cannot_be_parsed_in_time_or_at_all_holds_no_command_up(sh: 
         assert why in err
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_project_is_told_and_ignored_one_of_the_user_is_refused(sh: Shell):
     (sh.work / "shotclock.toml").write_text('timout = "5s"\nidle = 30\ntimeout = "9m"\n')
     code, out, err = sh.run("-c", "echo ran")
@@ -377,6 +383,7 @@ def test_limits_without_a_command_are_refused(sh: Shell):
     assert (code, out) == (125, b"") and b"limits need a command" in err
 
 
+@pytest.mark.slow
 def test_limits_nest(sh: Shell):
     inner = f"{sh.path} -c 'echo deep; sleep 600'"
     code, out, err = sh.run("-c", f"SHOTCLOCK_TIMEOUT=1h {inner}; echo after $?", env={"SHOTCLOCK_TIMEOUT": "2s"})
@@ -388,6 +395,7 @@ def test_limits_nest(sh: Shell):
 # --- commands of an agent, its hooks and its servers --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_with_the_mark_of_claude_code_only_commands_have_limits(sh: Shell, tmp_path: Path):
     env = {"CLAUDECODE": "1", "SHOTCLOCK_TIMEOUT": "1s"}
     slow = "sleep 2; echo done; echo $PAGER"
@@ -471,6 +479,7 @@ def test_without_an_agent_the_parent_is_the_owner(sh: Shell):
     kill_and_await_the_end(sh, "", [str(sh.path), "-c"])
 
 
+@pytest.mark.slow
 def test_where_there_are_no_descriptors_of_processes_the_owner_is_looked_at(sh: Shell):
     sh.path.write_text(ENTRY.replace("import sys\n", "import os, sys\ndel os.pidfd_open\n"))
     kill_and_await_the_end(sh, "CLAUDECODE=1 CLAUDE_PID=PID", [str(sh.path), "-c"])
@@ -495,6 +504,7 @@ def kill_and_await_the_end(sh: Shell, marks: str, words: list[str]) -> None:
     assert took_s < GONE_WITHIN_S * 2, "grace of 1 s; the rest is the load of the machine"
 
 
+@pytest.mark.slow
 def test_a_server_of_an_agent_ends_with_it_as_well(sh: Shell):
     agent = sh.popen("-c", AGENT, "CLAUDECODE=1", str(sh.path), "echo $$; exec sleep 600", program=sys.executable)
     assert agent.stdout is not None and agent.stderr is not None
@@ -551,6 +561,7 @@ def on_pty(sh: Shell, words: list[str], typed: bytes, until: Callable[[bytes], b
     return screen.replace(str(pid).encode(), b"SAME")
 
 
+@pytest.mark.slow
 def test_without_arguments_it_becomes_the_interactive_shell_without_a_limit(sh: Shell):
     typed = b"sleep 1.5; echo me-$$-$((6*7)); [ -z $SHOTCLOCK_STOP_FILE ] && echo untouched; exit 5\n"
     screen = on_pty(sh, [], typed, lambda screen: False, {"SHOTCLOCK_TIMEOUT": "1s"})

@@ -98,6 +98,7 @@ def test_the_format_that_was_asked_for_is_given_on_a_terminal_and_off_one(
         assert validate_envelope(shotclock(*words).json())["ok"], f"{line}: JSON is the default off a terminal"
 
 
+@pytest.mark.slow
 def test_every_refusal_is_in_the_format_that_was_asked_for(
     on_terminal: Any, shotclock: Any, validate_envelope: Any
 ) -> None:
@@ -152,6 +153,7 @@ def test_every_subcommand_that_answers_in_our_form_takes_the_format_on_either_si
             assert "format" in {mistake["field"] for mistake in read_line([*words, *wrong]).mistakes}, (words, wrong)
 
 
+@pytest.mark.slow
 def test_the_format_of_exec_is_its_json_and_timeout_has_none(shotclock: Any, validate_envelope: Any) -> None:
     for words in (["--format", "json", "exec"], ["exec", "--format", "json"], ["exec", "--format=json"]):
         envelope = validate_envelope(shotclock(*words, "--", "sh", "-c", "echo hello; exit 3").json())
@@ -169,6 +171,7 @@ def test_the_format_of_exec_is_its_json_and_timeout_has_none(shotclock: Any, val
         assert ran.stderr.startswith(b"timeout: option --format not recognized\n")
 
 
+@pytest.mark.slow
 def test_help_goes_to_stdout_whatever_format_is_asked_for(shotclock: Any) -> None:
     for words, _ in leaves():
         ran = shotclock(*words, "--help")

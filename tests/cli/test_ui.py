@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.ui.pages import Session, session_in
 
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
@@ -44,6 +46,7 @@ def test_a_valid_execution_is_shown_as_it_would_be_sent(
     assert told["data"] == {"ok": True, "dryRun": True, "plan": plan}
 
 
+@pytest.mark.slow
 def test_a_payload_is_read_from_stdin(tmp_path: Path) -> None:
     words = [*SHOTCLOCK, "ui", "exec", "-", "--validate-only"]
     ran = subprocess.run(words, input=json.dumps(SNAPSHOT).encode(), capture_output=True, timeout=WITHIN_S)

@@ -47,6 +47,7 @@ def test_a_line_is_found_in_pieces_and_before_its_end() -> None:
     assert LineWatch("ready").finds(b"\xff" * 100_000 + b"ready")
 
 
+@pytest.mark.slow
 def test_a_url_answers_below_500() -> None:
     for status, is_ready in ((200, True), (404, True), (500, False), (503, False)):
         with server_with_status(status) as url:
@@ -60,6 +61,7 @@ def test_a_url_answers_below_500() -> None:
             read_url(text)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_backtracks_for_years_is_given_up_and_named() -> None:
     watch = LineWatch(r"^(a+)+$")
     assert not watch.finds(b"a" * 60 + b"b\n")
@@ -67,6 +69,7 @@ def test_a_pattern_that_backtracks_for_years_is_given_up_and_named() -> None:
     assert not watch.finds(b"aaa\n")
 
 
+@pytest.mark.slow
 def test_a_server_that_never_ends_its_answer_is_not_waited_for_and_holds_its_place() -> None:
     for answer in (b"HTTP/1.1 200 OK\r\nX: ", b"", b"HTTP/1.1 "):
         with dripping_server(answer) as url:
@@ -103,6 +106,7 @@ def dripping_server(answer: bytes) -> Iterator[str]:
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 def test_a_server_of_another_user_counts_only_if_the_command_has_a_process_of_that_user() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

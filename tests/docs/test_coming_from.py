@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from shotclock import App
 from shotclock.core.errors import error_entries, warning_entries
 
@@ -28,6 +30,7 @@ def help_of(*verb: str) -> str:
     return (ran.stdout + ran.stderr).decode()
 
 
+@pytest.mark.slow
 def test_every_command_and_option_of_ours_is_in_the_help() -> None:
     named = [span.split() for span in ours() if span.startswith("shotclock ")]
     assert len(named) > 12

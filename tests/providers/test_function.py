@@ -440,6 +440,7 @@ def test_a_call_leaves_room_for_two_thousand_steps_a_second(steps: Steps) -> Non
     assert best_s < 0.000_500, f"{best_s * 1e6:.0f} µs of 500 for each call"
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_step_runs_while_its_app_is_still_imported(steps: Steps) -> None:
     slow = "import time\ntime.sleep(3)\n" + APP.replace("async def add_async", "async def add_too")
     slow += "\n@app.command(mutates=False)\ndef hang() -> None:\n    time.sleep(60)\n"

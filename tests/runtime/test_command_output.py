@@ -5,6 +5,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_what_is_kept_is_the_beginning_and_the_end_and_never_more_than_the_limit
     assert kept.truncated == (len(written) > limit)
 
 
+@pytest.mark.slow
 @given(wide, limits, cuts)
 @example("😀😀", 2, [])
 @example("😀😀", 3, [])

@@ -72,6 +72,7 @@ def test_sockets_of_dead_processes_are_removed_and_those_of_others_stay(tmp_path
     assert {name: (tmp_path / "control" / name).exists() for name in names} == names
 
 
+@pytest.mark.slow
 def test_what_cannot_be_understood_is_refused_and_silence_is_cut_off(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Runtime() as runtime:

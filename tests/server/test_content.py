@@ -90,6 +90,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "mode"), SOME_TRANSPORTS)
 def test_content_arrives_as_blocks_of_the_protocol(program: Path, transport: str, mode: str) -> None:
     encoded = base64.b64encode(PNG).decode()
@@ -127,6 +128,7 @@ def test_content_arrives_as_blocks_of_the_protocol(program: Path, transport: str
     run(scenario())
 
 
+@pytest.mark.slow
 def test_content_that_cannot_be_sent_is_a_failure_that_says_why(program: Path) -> None:
     async def scenario() -> None:
         async with connected(target=f"{program}:app") as (client, _):
@@ -149,6 +151,7 @@ async def _failure(client: Client, tool: str) -> str:
     return str(result.content[0].text)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_person_sees_a_placeholder_and_a_program_the_blocks(program: Path) -> None:
     def answer(*words: str) -> str:
         argv = [sys.executable, str(program), "mixed", *words]

@@ -233,6 +233,7 @@ def test_resources_are_listed_and_read(library: str, transport: str, mode: str) 
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "mode"), [("stdio", MODERN), ("http", LEGACY), ("http", MODERN)])
 def test_a_read_that_hangs_crashes_or_fails_is_an_error_with_a_sentence(
     library: str, transport: str, mode: str
@@ -313,6 +314,7 @@ def test_a_read_is_answered_when_the_server_is_stopped(library: str, tmp_path: P
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_thousand_resources_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = write(tmp_path, monkeypatch, many=1000, page_size=100)
 
@@ -388,6 +390,7 @@ def test_a_stream_reports_the_changes_of_the_resources_that_it_names(changing: P
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:resources/")
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 def test_an_older_client_subscribes_to_single_resources(changing: Path, transport: str) -> None:

@@ -101,6 +101,7 @@ def texts(result: CallToolResult) -> list[str]:
     return [block.text for block in result.content if block.type == "text"]
 
 
+@pytest.mark.slow
 def test_a_success_is_the_value_as_text_and_as_structure_that_fits_the_schema(ask: Any) -> None:
     calls: list[tuple[str, dict[str, Any], list[str], Any]] = [
         ("add", {"a": 1, "b": 2}, ["3"], {"result": 3}),
@@ -126,6 +127,7 @@ def test_a_success_is_the_value_as_text_and_as_structure_that_fits_the_schema(as
     ask(scenario)
 
 
+@pytest.mark.slow
 def test_a_failure_is_readable_and_says_whether_a_repeat_is_safe(ask: Any) -> None:
     calls: list[tuple[str, dict[str, Any], list[str]]] = [
         ("add", {"a": 1}, ["ARG_ERROR: b: Field required. It changed nothing."]),
@@ -167,6 +169,7 @@ def test_a_failure_is_readable_and_says_whether_a_repeat_is_safe(ask: Any) -> No
     ask(scenario)
 
 
+@pytest.mark.slow
 def test_unfinished_work_names_the_tool_that_continues_it_and_fits_the_schema(ask: Any) -> None:
     async def scenario(client: Client) -> None:
         schemas = {tool.name: tool.output_schema for tool in (await client.list_tools()).tools}
@@ -185,6 +188,7 @@ def test_unfinished_work_names_the_tool_that_continues_it_and_fits_the_schema(as
     ask(scenario)
 
 
+@pytest.mark.slow
 def test_controls_are_listed_only_to_a_client_that_asks_for_them(ask: Any) -> None:
     async def names(client: Client) -> set[str]:
         return {tool.name for tool in (await client.list_tools()).tools}

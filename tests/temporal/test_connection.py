@@ -104,6 +104,7 @@ def test_what_cannot_open_anything_is_refused_before_anybody_is_asked(tmp_path: 
     assert set(found) == {"on"}, "a variable is named by the message"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [["run", "flow.yaml"], ["worker"], ["report", "r"], ["inbox", "list"], ["inbox", "serve"],
@@ -244,6 +245,7 @@ def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[TlsProxy]:
 API_KEY = "tmprl-sesame-open-0123456789"
 
 
+@pytest.mark.slow
 def test_a_run_and_its_worker_reach_an_engine_behind_mtls_with_a_key_that_no_step_sees(
     proxy: TlsProxy, cluster: Cluster, tmp_path: Path
 ) -> None:

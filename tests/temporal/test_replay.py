@@ -75,6 +75,7 @@ def fetch(cluster: Cluster, run_id: str) -> WorkflowHistory:
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", HISTORIES, ids=lambda file: file.stem)
 def test_a_history_of_before_is_replayed(file: Path) -> None:
     replay(WorkflowHistory.from_json(file.stem, file.read_text()))

@@ -51,6 +51,7 @@ def test_a_new_tool_passes_mypy_strict_and_ruff(run_installed: Run, tmp_path: Pa
     assert linted.returncode == 0, linted.stdout
 
 
+@pytest.mark.slow
 def test_other_names_and_folders_in_use_are_refused(run_installed: Run, tmp_path: Path) -> None:
     for name in ("My_Tool", "tests", "-x", "../up"):
         refused = run_installed("-m", "shotclock", "new", "tool", "--json", name)

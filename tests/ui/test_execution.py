@@ -71,6 +71,7 @@ def test_the_execution_ends_on_time_whatever_the_device_does() -> None:
     assert 900 <= result["durationMs"] < 1900 and ids(result) == [("x", False)]
 
 
+@pytest.mark.slow
 def test_a_frozen_page_is_told_and_replaced() -> None:
     device = MemoryDevice({"X": hang})
     device.answers, device.recovers_to = False, Place("about:blank", "d2")
@@ -81,6 +82,7 @@ def test_a_frozen_page_is_told_and_replaced() -> None:
     assert result["page"]["next"] == "recovered"
 
 
+@pytest.mark.slow
 def test_a_result_comes_before_the_daemon_gives_the_device_up_whatever_hangs() -> None:
     device, asked = MemoryDevice({"X": hang}), []
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.server.client import ROOT
 
 RUN_WITHIN_S = 60
@@ -14,6 +16,7 @@ FLOW = "steps:\n  one:\n    type: command\n    exec: echo done\n"
 MOST_FILES = 66
 
 
+@pytest.mark.slow
 def test_a_run_of_one_command_is_admitted_once_and_so_is_its_step_and_both_pass_few_files(tmp_path: Path) -> None:
     (tmp_path / "flow.yaml").write_text(FLOW)
     lines: list[str] = []

@@ -125,6 +125,7 @@ def test_a_run_killed_twenty_times_comes_to_the_same_result(tmp_path: Path) -> N
         assert f"+{name[1:]}" not in left[count:], f"{name} had finished and ran a second time"
 
 
+@pytest.mark.slow
 def test_a_step_that_was_cut_off_is_interrupted_unless_it_may_run_twice(tmp_path: Path) -> None:
     home, flow = tmp_path / "home", tmp_path / "flow.yaml"
     flow.write_text(

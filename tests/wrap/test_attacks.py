@@ -130,6 +130,7 @@ def seen(lines: list[bytes]) -> list[Any]:
     return messages
 
 
+@pytest.mark.slow
 def test_a_pinned_server_cannot_show_another_definition_to_another_parser(lies: Path) -> None:
     options = ["--lock", str(lies.parent / "mcp.lock"), "--list", "300ms", "--grace", "10s"]
     for what, lie in LIES.items():
@@ -142,6 +143,7 @@ def test_a_pinned_server_cannot_show_another_definition_to_another_parser(lies: 
             assert b"evil" not in b"".join(line for line in client.lines if b"shotclock" not in line), what
 
 
+@pytest.mark.slow
 def test_a_long_line_cannot_become_the_answer_to_a_list_on_its_way(lies: Path) -> None:
     options = ["--lock", str(lies.parent / "mcp.lock"), "--timeout", "1s"]
     for what, lie in FORESEEN.items():
@@ -156,6 +158,7 @@ def test_a_long_line_cannot_become_the_answer_to_a_list_on_its_way(lies: Path) -
             assert not any("evil" in json.dumps(message) for message in seen(client.lines)), what
 
 
+@pytest.mark.slow
 def test_a_long_result_of_a_pinned_server_passes_byte_for_byte(lies: Path) -> None:
     text = json.dumps({"x": ['}"\\', {"y": "]{"}], "z": "\\" * 70_001 + '"' * 70_001})
     for line in (f'{{"jsonrpc":"2.0","id":$ID,"result":{text}}}', f'{{"result":{text},"jsonrpc":"2.0","id":$ID}}'):
@@ -165,6 +168,7 @@ def test_a_long_result_of_a_pinned_server_passes_byte_for_byte(lies: Path) -> No
             assert client.lines[-1] == line.replace("$ID", "7").encode() + b"\n"
 
 
+@pytest.mark.slow
 def test_a_greeting_that_is_nested_too_deep_to_be_kept_is_noise(lies: Path) -> None:
     for depth in (850, 975, 990, 5_000):
         deep = "[" * depth + "0" + "]" * depth
@@ -189,6 +193,7 @@ def test_the_end_of_a_client_is_seen_while_its_server_does_not_read(tmp_path: Pa
         assert client.process.wait(ANSWER_WITHIN_S) == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_its_answers_is_not_read_either(server: Server) -> None:
     with wrapped("--deny", "*", server=server.command) as client:
         os.set_blocking(client.process.stdin.fileno(), False)
@@ -223,6 +228,7 @@ def test_the_name_of_a_tool_cannot_forge_a_line_of_ours(server: Server, tmp_path
     assert "x<U+000A>shotclock: pinned 9 tools<U+001B>[2J<U+202E> was denied" in line
 
 
+@pytest.mark.slow
 def test_a_server_that_changes_everything_does_not_fill_the_inbox(server: Server, tmp_path: Path) -> None:
     lock = ["--lock", str(tmp_path / "mcp.lock")]
     with wrapped(*lock, server=server.command) as client:
@@ -247,6 +253,7 @@ def pending(count: int) -> list[str]:
     raise AssertionError("not so many proposals in time")
 
 
+@pytest.mark.slow
 def test_an_approval_covers_all_parameters_of_a_call(server: Server) -> None:
     with wrapped("--ask", "write_file", "--ask-wait", "300ms", server=server.command) as client:
         params = {"name": "write_file", "arguments": {}, "_meta": {"progressToken": 1}}

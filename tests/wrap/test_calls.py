@@ -62,6 +62,7 @@ def logged(number: int, **changes: Any) -> LoggedCall:
     return LoggedCall(**{**fields, **changes})
 
 
+@pytest.mark.slow
 def test_every_call_is_logged_with_its_limits_outcome_sizes_and_digest() -> None:
     with wrapped("--name", "files", "--timeout", "1s", "--idle", "30s") as client:
         pid = client.process.pid
@@ -84,6 +85,7 @@ def test_every_call_is_logged_with_its_limits_outcome_sizes_and_digest() -> None
     assert missing["generation"] == 2
 
 
+@pytest.mark.slow
 def test_a_long_result_of_a_tool_that_failed_is_logged_as_one() -> None:
     for style in ([], ["--id-last"]):
         with wrapped(server=[*SERVER, *style]) as client:
@@ -144,6 +146,7 @@ def test_a_store_that_cannot_be_used_fails_no_call_and_is_named_at_the_end(home:
     assert "3 calls were not logged: this is not a Shotclock store" in (tmp_path / "err").read_text()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_locked_delays_no_call_and_gets_the_calls_later(home: Path) -> None:
     Store.open(home).close()
     other = sqlite3.connect(home / "shotclock.db", isolation_level=None)

@@ -92,6 +92,7 @@ def test_a_result_of_60_mb_passes_without_being_gathered() -> None:
         assert peak_kb <= PEAK_LIMIT_KB
 
 
+@pytest.mark.slow
 def test_a_flood_reaches_a_slow_client_whole() -> None:
     with wrapped() as client:
         id = client.call("flood", count=20_000)
@@ -112,6 +113,7 @@ def test_the_answers_equal_those_of_a_direct_connection() -> None:
     assert seen[0] == seen[1]
 
 
+@pytest.mark.slow
 def test_large_answers_are_cut_with_a_link_to_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path))
     for style in ([], ["--id-last"]):

@@ -110,6 +110,7 @@ MUTATIONS: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_each_mutation_is_caught_on_the_next_start(pinned: Pinned, mutation: str) -> None:
     pinned.pin()
@@ -151,6 +152,7 @@ def test_a_change_that_is_not_announced_is_seen_in_the_next_list_of_the_client(p
         assert failure(client.ask("add"))[1]["error"]["code"] == "ACTION_CHANGED"
 
 
+@pytest.mark.slow
 def test_the_first_start_pins_every_page_and_an_unchanged_server_passes_byte_for_byte(pinned: Pinned) -> None:
     for server_options in (("--page", "1"), ("--page", "2", "--id-last"), ()):
         pinned.pin(*server_options)
@@ -229,6 +231,7 @@ def test_completions_of_a_blocked_prompt_or_template_are_refused(pinned: Pinned)
     assert len(pinned.received("completion/")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["initialize", "server/discover"])
 def test_changed_instructions_are_left_out_of_the_greeting(pinned: Pinned, method: str) -> None:
     pinned.publish({**CATALOGUE, "instructions": "Add numbers."})
@@ -247,6 +250,7 @@ def test_changed_instructions_are_left_out_of_the_greeting(pinned: Pinned, metho
     assert pinned.greeting(method=method)["instructions"] == "Add."
 
 
+@pytest.mark.slow
 def test_new_instructions_are_blocked_and_an_approval_pins_them(pinned: Pinned) -> None:
     pinned.pin()
     pinned.publish({**CATALOGUE, "instructions": "Be kind."})
@@ -273,6 +277,7 @@ def test_a_lock_file_without_a_pin_of_the_instructions_lets_them_pass_and_says_s
     assert "greeting" not in json.loads(pinned.lock.read_text())
 
 
+@pytest.mark.slow
 def test_long_lists_are_checked_whole_wherever_their_id_is(pinned: Pinned) -> None:
     many = [{"name": f"tool_{number}", "description": "x" * 1_000} for number in range(200)]
     pinned.publish({"tools": [*CATALOGUE["tools"], *many]})
@@ -286,6 +291,7 @@ def test_long_lists_are_checked_whole_wherever_their_id_is(pinned: Pinned) -> No
             assert failure(client.ask("tool_150")) and client.text("tool_151")
 
 
+@pytest.mark.slow
 def test_a_list_that_is_too_long_to_be_checked_is_refused(pinned: Pinned) -> None:
     pinned.pin()
     pinned.publish({"tools": [*CATALOGUE["tools"], {"name": "huge", "description": "x" * 1_500_000}]})
@@ -294,6 +300,7 @@ def test_a_list_that_is_too_long_to_be_checked_is_refused(pinned: Pinned) -> Non
         assert "cannot be checked" in failure(client.ask("add"))[0]
 
 
+@pytest.mark.slow
 def test_a_change_is_accepted_with_update_lock_or_by_deleting_the_file(pinned: Pinned) -> None:
     pinned.pin()
     for change, options in (("title", ("--update-lock",)), ("icons", ())):
@@ -307,6 +314,7 @@ def test_a_change_is_accepted_with_update_lock_or_by_deleting_the_file(pinned: P
             assert client.text("add")
 
 
+@pytest.mark.slow
 def test_an_approved_change_is_pinned_and_shown(pinned: Pinned) -> None:
     pinned.pin()
     pinned.publish(MUTATIONS["description"][0])
@@ -331,6 +339,7 @@ def test_a_lock_file_that_cannot_be_read_is_refused_at_the_start(pinned: Pinned)
     assert "is no lock file" in pinned.log
 
 
+@pytest.mark.slow
 def test_a_restarted_server_is_checked_again(pinned: Pinned) -> None:
     pinned.pin()
     with pinned.run("--idle-shutdown", "200ms") as client:
@@ -363,6 +372,7 @@ def test_a_lock_file_that_cannot_be_written_is_reported(pinned: Pinned) -> None:
     assert "cannot write" in pinned.log and "the pins end with this process" in pinned.log
 
 
+@pytest.mark.slow
 def test_a_list_from_the_cached_catalogue_is_checked_too(
     pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +386,7 @@ def test_a_list_from_the_cached_catalogue_is_checked_too(
             assert client.text("other")
 
 
+@pytest.mark.slow
 def test_a_wrap_behind_a_wrap_keeps_its_requests_apart(pinned: Pinned, tmp_path: Path) -> None:
     inner = [sys.executable, "-m", "shotclock", "wrap", "--lock", str(tmp_path / "inner.json"), "--", *pinned.command]
     for _ in range(2):

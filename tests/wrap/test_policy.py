@@ -191,6 +191,7 @@ def test_a_rule_that_matches_no_tool_is_reported(server: Server, tmp_path: Path)
 # --- approvals ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_approved_call_runs_exactly_once(server: Server) -> None:
     with wrapped("--ask", "destructive", server=server.command) as client:
         assert answer_to(client, "read_file") == "allowed"
@@ -213,6 +214,7 @@ def test_an_approved_call_runs_exactly_once(server: Server) -> None:
     assert inbox("show", proposal)["run"]["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_up(
     server: Server, validate_envelope: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
@@ -236,6 +238,7 @@ def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_
     assert server.calls_of("write_file") == [{"path": "/tmp/a"}]
 
 
+@pytest.mark.slow
 def test_an_approval_is_void_when_the_tool_has_changed(server: Server) -> None:
     with wrapped("--ask", "write_*", server=server.command) as client:
         id = client.call("write_file", path="/tmp/a")
@@ -249,6 +252,7 @@ def test_an_approval_is_void_when_the_tool_has_changed(server: Server) -> None:
     assert not server.calls_of("write_file")
 
 
+@pytest.mark.slow
 def test_a_cancelled_call_does_not_use_its_approval(server: Server) -> None:
     with wrapped("--ask", "write_*", server=server.command) as client:
         id = client.call("write_file", path="/tmp/a")
@@ -268,6 +272,7 @@ def test_other_calls_pass_while_one_waits_for_a_person(server: Server) -> None:
     assert not server.calls_of("write_file")
 
 
+@pytest.mark.slow
 def test_a_modified_call_runs_with_the_arguments_of_the_operator(server: Server, tmp_path: Path) -> None:
     edited = tmp_path / "edited.json"
     edited.write_text('{"path": "/tmp/safe"}')
@@ -323,6 +328,7 @@ def test_arguments_that_cannot_be_checked_or_shown_are_denied(server: Server) ->
     assert not server.calls_of("write_file")
 
 
+@pytest.mark.slow
 def test_one_approval_lets_one_of_two_identical_calls_run(server: Server) -> None:
     with wrapped("--ask", "write_*", server=server.command) as client:
         ids = [client.call("write_file", path="/tmp/a"), client.call("write_file", path="/tmp/a")]
@@ -336,6 +342,7 @@ def test_one_approval_lets_one_of_two_identical_calls_run(server: Server) -> Non
     assert server.calls_of("write_file") == [{"path": "/tmp/a"}]
 
 
+@pytest.mark.slow
 def test_an_approved_call_is_not_repeated_after_a_crash(server: Server, tmp_path: Path) -> None:
     command = [*SCRIPTED, "--die-once", str(tmp_path / "died")]  # the tool is idempotent
     with wrapped("--ask", "die_once", server=command) as client:

@@ -54,6 +54,7 @@ def test_the_first_call_says_that_it_was_answered_and_the_next_is_not_sent() -> 
         assert client.text("echo", text="y") == "y"
 
 
+@pytest.mark.slow
 def test_a_client_that_asks_with_discovery_gets_the_error_unchanged_and_falls_back() -> None:
     for options in ([], ["--strict"]):
         with wrapped(greets=False, server=[*SERVER, *options]) as client, connected([*SERVER, *options]) as direct:

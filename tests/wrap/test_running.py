@@ -88,6 +88,7 @@ def open_row(number: int, **changes: Any) -> OpenCall:
     return OpenCall(**{**fields, **changes})
 
 
+@pytest.mark.slow
 def test_a_call_that_lasts_is_listed_as_running_and_as_ended_when_it_has_ended(home: Path) -> None:
     with wrapped("--name", "files", "--timeout", "10m", "--idle", "5m") as client:
         client.text("echo", text="short")
@@ -108,6 +109,7 @@ def test_a_call_that_lasts_is_listed_as_running_and_as_ended_when_it_has_ended(h
     assert listed("--running") == []
 
 
+@pytest.mark.slow
 def test_the_next_limit_moves_with_the_progress_of_the_server(home: Path) -> None:
     with wrapped("--idle", "5m") as client:
         client.call("progress", meta={"progressToken": "t"}, count=4, every=1.5)
@@ -117,6 +119,7 @@ def test_the_next_limit_moves_with_the_progress_of_the_server(home: Path) -> Non
         wait_for_open(home, lambda calls: bool(calls and calls[0].due_at and calls[0].due_at.ms >= due_ms))
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_for_its_server_is_not_called_running(home: Path, tmp_path: Path) -> None:
     server = [sys.executable, str(Path(__file__).with_name("scripted_server.py"))]
     with wrapped(server=[*server, "--started", str(tmp_path / "s"), "--delay-later", "20"]) as client:
@@ -162,6 +165,7 @@ def test_a_process_that_ends_between_two_looks_has_recorded_its_calls(home: Path
         assert [call.number for call in found.lost] == [2] and found.open == ()
 
 
+@pytest.mark.slow
 def test_an_ended_call_does_not_stay_open_when_the_store_was_locked(home: Path) -> None:
     Store.open(home).close()
     other = sqlite3.connect(home / "shotclock.db", isolation_level=None)

@@ -9,7 +9,7 @@ from shotclock.wrap.failures import WrapFailure
 from shotclock.wrap.gate import Gate, GateSettings
 from shotclock.wrap.limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
 from shotclock.wrap.lines import LinePart, LineSplitter
-from shotclock.wrap.messages import Message, encode
+from shotclock.wrap.messages import RpcMessage, encode
 from shotclock.wrap.requests import EndedRequest
 from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
 from shotclock.wrap.rules import CallVerdict, Rules, rule_reader
@@ -56,7 +56,7 @@ class ReadyServer:
 
     def greet(self) -> None: ...
 
-    def heard(self, message: Message) -> None: ...
+    def heard(self, message: RpcMessage) -> None: ...
 
     def kill(self, why: str) -> None: ...
 

@@ -48,6 +48,7 @@ def wait_until_gone(pid: int) -> None:
 # --- one server made of several ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_greetings_of_all_servers_become_one(tmp_path: Path) -> None:
     with several(tmp_path, greets=False, a=named("new"), b=named("old"), c=scripted()) as client:
         result = client.greet()["result"]
@@ -66,6 +67,7 @@ def test_the_greetings_of_all_servers_become_one(tmp_path: Path) -> None:
         assert again["code"] == -32600
 
 
+@pytest.mark.slow
 def test_lists_have_all_pages_of_all_servers_under_prefixes(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with open(log, "wb") as stderr, several(tmp_path, stderr=stderr, a=named("x"), b=named("y", prefix="")) as client:
@@ -78,6 +80,7 @@ def test_lists_have_all_pages_of_all_servers_under_prefixes(tmp_path: Path) -> N
     assert log.read_text().count("shared://one of the server b is left out: it belongs to a") == 1
 
 
+@pytest.mark.slow
 def test_requests_reach_the_server_that_has_the_object(tmp_path: Path) -> None:
     with several(tmp_path, a=named("x"), b=named("y"), c=named("z", prefix="")) as client:
         assert seen(client, "tools/call", name="b_same", arguments={"name": "b_same"}) == (
@@ -102,6 +105,7 @@ def test_requests_reach_the_server_that_has_the_object(tmp_path: Path) -> None:
         assert client.receive(client.request("ping"))["result"] == {}
 
 
+@pytest.mark.slow
 def test_tasks_belong_to_the_server_that_began_them(tmp_path: Path) -> None:
     with several(tmp_path, a=named("x"), b=named("y")) as client:
         for name in ("a_same", "b_same"):
@@ -111,6 +115,7 @@ def test_tasks_belong_to_the_server_that_began_them(tmp_path: Path) -> None:
         assert "no server is known" in client.receive(client.request("tasks/get", {"taskId": "z"}))["error"]["message"]
 
 
+@pytest.mark.slow
 def test_bytes_other_than_the_name_pass_unchanged(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted("--id-last")) as client:
         client.write(
@@ -123,12 +128,14 @@ def test_bytes_other_than_the_name_pass_unchanged(tmp_path: Path) -> None:
         assert [client.receive(None)["error"]["code"] for _ in range(2)] == [-32700, -32600]
 
 
+@pytest.mark.slow
 def test_log_levels_reach_every_server_with_a_log(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=named("x"), c=scripted()) as client:
         assert client.receive(client.request("logging/setLevel", {"level": "debug"}))["result"] == {}
         assert [client.text(f"{name}_levels") for name in "ac"] == ['["debug"]'] * 2
 
 
+@pytest.mark.slow
 def test_questions_of_two_servers_with_equal_ids_are_told_apart(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         calls = [client.call("a_ask"), client.call("b_ask")]
@@ -142,6 +149,7 @@ def test_questions_of_two_servers_with_equal_ids_are_told_apart(tmp_path: Path) 
         assert client.text("a_echo", text="fine") == "fine"
 
 
+@pytest.mark.slow
 def test_requests_that_come_before_the_greeting_is_answered_wait_for_it(tmp_path: Path) -> None:
     with several(tmp_path, greets=False, a=scripted(), b=scripted()) as client:
         greeting, cancelled = client.request("initialize", GREETING), client.call("a_crash")
@@ -152,6 +160,7 @@ def test_requests_that_come_before_the_greeting_is_answered_wait_for_it(tmp_path
         assert client.text("a_echo", text="alive") == "alive" and not client.others
 
 
+@pytest.mark.slow
 def test_a_client_may_give_up_a_discovery_and_initialize(tmp_path: Path) -> None:
     with several(tmp_path, greets=False, a=scripted("--mute", "server/discover"), b=named("x")) as client:
         probe = client.request("server/discover", {})
@@ -163,6 +172,7 @@ def test_a_client_may_give_up_a_discovery_and_initialize(tmp_path: Path) -> None
         assert again["code"] == -32601
 
 
+@pytest.mark.slow
 def test_cancellation_and_progress_reach_the_right_side(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         id = client.call("b_hang")
@@ -175,6 +185,7 @@ def test_cancellation_and_progress_reach_the_right_side(tmp_path: Path) -> None:
 # --- limits and policy ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_server_has_limits_and_rules_of_its_own(tmp_path: Path) -> None:
     short = scripted(timeout="500ms", grace="500ms")
     strict = scripted(rules=[{"allow": "echo"}, {"deny": "*"}], tools={"hang": {"timeout": "300ms"}})
@@ -188,6 +199,7 @@ def test_each_server_has_limits_and_rules_of_its_own(tmp_path: Path) -> None:
         assert int(client.text("c_pid"))
 
 
+@pytest.mark.slow
 def test_options_under_defaults_count_for_every_server(tmp_path: Path) -> None:
     servers = {"a": scripted(), "b": scripted(timeout="1m")}
     argv = wrap_of(tmp_path / "wrap.yaml", servers, defaults={"timeout": "400ms", "grace": "300ms"})
@@ -199,6 +211,7 @@ def test_options_under_defaults_count_for_every_server(tmp_path: Path) -> None:
         client.send(method="notifications/cancelled", params={"requestId": waits})
 
 
+@pytest.mark.slow
 def test_an_approval_before_a_tool_of_one_server_waits_for_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +245,7 @@ def test_without_any_server_the_exit_code_is_that_of_the_first(tmp_path: Path) -
         assert client.process.wait(ENDED_WITHIN_S) == 127
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_at_its_start_does_not_stop_the_others(tmp_path: Path) -> None:
     mute = scripted("--mute", "initialize", **{"start-up": "1s"})
     with several(tmp_path, greets=False, a=scripted(), b=mute) as client:
@@ -241,6 +255,7 @@ def test_a_server_that_hangs_at_its_start_does_not_stop_the_others(tmp_path: Pat
         assert "the server b " in text
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_later_is_announced(tmp_path: Path) -> None:
     (tmp_path / "once").touch()
     later = scripted("--started", str(tmp_path / "once"), "--mute-later", "initialize", **{"start-up": "1s"})
@@ -254,6 +269,7 @@ def test_a_server_that_comes_later_is_announced(tmp_path: Path) -> None:
         assert client.text("b_echo", text="late") == "late"
 
 
+@pytest.mark.slow
 def test_a_server_whose_list_fails_is_left_out(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with (
@@ -279,6 +295,7 @@ def wrap_above(pid: int) -> int:
     return psutil.Process(psutil.Process(pid).ppid()).ppid()
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_replaced_by_its_wrap(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         pid, other = int(client.text("a_pid")), int(client.text("b_pid"))
@@ -289,6 +306,7 @@ def test_a_killed_server_is_replaced_by_its_wrap(tmp_path: Path) -> None:
         assert int(client.text("a_pid")) != pid and int(client.text("b_pid")) == other
 
 
+@pytest.mark.slow
 def test_a_killed_wrap_is_started_again_with_the_state_of_the_client(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         client.receive(client.request("logging/setLevel", {"level": "debug"}))
@@ -308,6 +326,7 @@ def test_a_killed_wrap_is_started_again_with_the_state_of_the_client(tmp_path: P
         wait_until_gone(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", ["stdin", "client", "wrapper", "term", "interrupt"])
 def test_nothing_outlives_any_death(death: str, tmp_path: Path, no_survivors: Watch) -> None:
     with several(tmp_path, a=scripted(shutdown="300ms"), b=scripted(shutdown="300ms")) as client:
@@ -349,6 +368,7 @@ def test_a_result_of_60_mb_passes_without_being_gathered(tmp_path: Path) -> None
         assert int(status.split("VmHWM:")[1].split()[0]) <= PEAK_LIMIT_KB
 
 
+@pytest.mark.slow
 def test_long_requests_reach_the_server_that_they_name_at_either_end(tmp_path: Path) -> None:
     long = "é" * 500_000
     with several(tmp_path, a=scripted(), b=scripted("--id-last")) as client:
@@ -371,6 +391,7 @@ def test_long_requests_reach_the_server_that_they_name_at_either_end(tmp_path: P
         assert len(client.receive(id)["result"]["content"][0]["text"]) == 100_002
 
 
+@pytest.mark.slow
 def test_a_flood_of_one_server_does_not_mix_with_the_long_lines_of_another(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         flood, big = client.call("a_flood", count=5_000), client.call("b_big", size=5_000_000)
@@ -379,6 +400,7 @@ def test_a_flood_of_one_server_does_not_mix_with_the_long_lines_of_another(tmp_p
         assert [each["params"]["data"] for each in client.others] == list(range(5_000))
 
 
+@pytest.mark.slow
 def test_a_call_whose_answer_breaks_off_is_answered_after_it(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         text, _ = failure(client.ask("a_half"))

@@ -74,6 +74,7 @@ def wraps_of(client: RawClient) -> dict[str, psutil.Process]:
 # --- names and URIs of other servers -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_cannot_take_the_calls_of_another_by_the_names_that_it_lists(tmp_path: Path, rogue: Rogue) -> None:
     with several(tmp_path, a=rogue.entry(prefix=""), b=named("y"), b_c=named("z")) as client:
         for _ in range(2):  # before and after a change of its list
@@ -85,6 +86,7 @@ def test_a_server_cannot_take_the_calls_of_another_by_the_names_that_it_lists(tm
         assert tools(client) == ["honest", "b_same", "b_only_y", "b_c_same", "b_c_only_z"]
 
 
+@pytest.mark.slow
 def test_a_uri_stays_with_the_first_server_of_the_file(tmp_path: Path, rogue: Rogue) -> None:
     rogue.answer("resources/templates/list", {"resourceTemplates": [{"name": "all", "uriTemplate": "{+all}"}]})
     with several(tmp_path, a=named("x"), b=rogue.entry()) as client:
@@ -110,6 +112,7 @@ def test_a_uri_stays_with_the_first_server_of_the_file(tmp_path: Path, rogue: Ro
         assert "error" in again or again["result"]["server"] == "x"
 
 
+@pytest.mark.slow
 def test_rules_see_the_name_that_the_server_knows(tmp_path: Path, rogue: Rogue) -> None:
     denied = rogue.entry(rules=[{"deny": "drop*"}])
     with several(tmp_path, a=scripted(), b=denied) as client:
@@ -125,6 +128,7 @@ def test_rules_see_the_name_that_the_server_knows(tmp_path: Path, rogue: Rogue) 
             assert "error" in answer or "denied by the rule" in failure(answer["result"])[0], answer
 
 
+@pytest.mark.slow
 def test_a_call_without_an_id_reaches_no_server(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         client.send(method="tools/call", params={"name": "crash", "arguments": {}})
@@ -132,6 +136,7 @@ def test_a_call_without_an_id_reaches_no_server(tmp_path: Path) -> None:
         assert [client.text(f"{name}_pid") for name in "ab"] == pids
 
 
+@pytest.mark.slow
 def test_a_second_request_with_an_open_id_is_refused(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         client.call("a_ask", id="same")
@@ -145,6 +150,7 @@ def test_a_second_request_with_an_open_id_is_refused(tmp_path: Path) -> None:
 # --- answers that cannot be merged ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_list_that_cannot_be_written_anew_is_left_out_alone(tmp_path: Path, rogue: Rogue) -> None:
     with several(tmp_path, a=rogue.entry(), b=named("y")) as client:
         for schema in ("NaN", "-Infinity", nested(300), nested(880), json.dumps("x" * 4_200_000)):
@@ -164,6 +170,7 @@ def receive_beside_others(client: RawClient, id: Any) -> Any:
     return json.loads(line)
 
 
+@pytest.mark.slow
 def test_messages_that_are_nested_deep_do_not_end_the_process(
     tmp_path: Path, rogue: Rogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +244,7 @@ def test_a_slow_client_does_not_make_a_server_seem_to_hang(tmp_path: Path) -> No
         assert client.text("a_pid") == pid
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_does_not_fill_the_memory(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(), b=scripted()) as client:
         assert client.process.stdin is not None
@@ -255,11 +263,13 @@ def test_a_client_that_reads_nothing_does_not_fill_the_memory(tmp_path: Path) ->
         client.process.terminate()
 
 
+@pytest.mark.slow
 def test_a_stopped_wrap_does_not_outlive_the_client(tmp_path: Path) -> None:
     with several(tmp_path, a=scripted(shutdown="200ms", grace="200ms"), b=scripted()) as client:
         wraps_of(client)["a"].suspend()
 
 
+@pytest.mark.slow
 def test_a_server_cannot_take_the_task_of_another(tmp_path: Path, rogue: Rogue) -> None:
     rogue.answer("tools/call", {"task": {"taskId": "task-of-y"}})
     with several(tmp_path, a=rogue.entry(), b=named("y")) as client:
@@ -268,6 +278,7 @@ def test_a_server_cannot_take_the_task_of_another(tmp_path: Path, rogue: Rogue) 
         assert server_of(client, "tasks/get", taskId="task-of-y") == "y"
 
 
+@pytest.mark.slow
 def test_a_greeting_or_an_object_that_clients_refuse_does_not_spoil_those_of_others(
     tmp_path: Path, rogue: Rogue
 ) -> None:

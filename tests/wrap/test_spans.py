@@ -65,6 +65,7 @@ def test_every_call_is_a_span_below_the_one_that_the_client_names(sent: Collecto
     assert (other.parent_id, len(sent.spans)) == ("", 2)
 
 
+@pytest.mark.slow
 def test_a_failed_call_has_its_code_and_the_id_in_the_answer(sent: Collector) -> None:
     with wrapped("--timeout", "300ms") as client:
         _, envelope = failure(client.ask("hang"))
@@ -96,6 +97,7 @@ def test_a_trace_that_the_client_does_not_sample_is_not_sent(sent: Collector) ->
     assert span.trace_id != TRACE_ID
 
 
+@pytest.mark.slow
 def test_spans_are_sent_after_a_restart_of_the_server_and_without_a_log(sent: Collector, home: Path) -> None:
     with wrapped("--no-log") as client:
         client.text("echo", text="first")
@@ -119,6 +121,7 @@ def test_a_collector_that_never_answers_delays_no_call_and_the_end_by_a_bounded_
     assert "spans are missing: the collector" in (tmp_path / "err").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wanted", [False, True])
 def test_the_sdk_is_loaded_only_where_spans_are_wanted(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_wanted: bool

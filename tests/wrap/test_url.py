@@ -224,6 +224,7 @@ def test_a_call_is_sent_with_the_headers_of_its_tool_before_the_client_has_read_
         assert all(json.loads(line)["id"] in (1, 2) for line in client.lines)
 
 
+@pytest.mark.slow
 def test_a_lost_session_is_replaced_and_the_call_is_sent_in_the_new_one(bad: str, tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, wrapped_url(bad, stderr=log) as client:
         client.text("forget")
@@ -236,6 +237,7 @@ def test_a_lost_session_is_replaced_and_the_call_is_sent_in_the_new_one(bad: str
     assert "exit code" not in text and "killed" not in text
 
 
+@pytest.mark.slow
 def test_calls_in_flight_are_lost_with_their_session(bad: str) -> None:
     with wrapped_url(bad) as client:
         hung = client.call("hang")
@@ -248,6 +250,7 @@ def test_calls_in_flight_are_lost_with_their_session(bad: str) -> None:
         assert envelope["meta"]["ending"] == "abandoned" and envelope["error"]["code"] == "CONNECTION_LOST"
 
 
+@pytest.mark.slow
 def test_the_session_is_deleted_at_the_end(bad: str) -> None:
     with wrapped_url(bad) as client:
         client.text("echo", text="x")
@@ -257,6 +260,7 @@ def test_the_session_is_deleted_at_the_end(bad: str) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_an_idle_session_is_closed_and_another_is_opened_when_it_is_needed(bad: str) -> None:
     with wrapped_url(bad, "--idle-shutdown", "1s") as client:
         wait_until_gone(adapter_of(client).pid)
@@ -265,6 +269,7 @@ def test_an_idle_session_is_closed_and_another_is_opened_when_it_is_needed(bad: 
     assert [each["message"]["method"] for each in seen if each["message"]].count("initialize") == 2
 
 
+@pytest.mark.slow
 def test_policy_pins_and_the_log_apply(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     lock = tmp_path / "lock.json"
@@ -313,6 +318,7 @@ def test_each_failure_names_its_cause(bad: str, validate_envelope: Callable[[Any
         assert client.text("echo", text="alive") == "alive"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -335,6 +341,7 @@ def test_a_server_that_wants_credentials_is_named_without_repeating_them(bad: st
     assert "wrong-token" not in message
 
 
+@pytest.mark.slow
 def test_tls_is_checked_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = tmp_path / "certificate.pem"
     certificate.write_bytes(self_signed("localhost"))
@@ -349,6 +356,7 @@ def test_tls_is_checked_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert client.text("size", text="y" * 300_000) == "300000"
 
 
+@pytest.mark.slow
 def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = tmp_path / "certificate.pem"
     certificate.write_bytes(self_signed("localhost"))
@@ -423,6 +431,7 @@ def self_signed(host: str) -> bytes:
     return text + signed.public_bytes(serialization.Encoding.PEM)
 
 
+@pytest.mark.slow
 def test_redirects_stay_on_the_origin(bad: str) -> None:
     with wrapped_url(bad.replace("/mcp", "/slash")) as client:
         assert client.text("echo", text="x") == "x"
@@ -444,6 +453,7 @@ def test_a_stream_that_ends_early_is_resumed(bad: str) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_the_stream_of_a_cancelled_call_is_not_resumed(bad: str) -> None:
     with wrapped_url(bad, "--tool", "poll=timeout:1s") as client:
         failure(client.ask("poll"))
@@ -459,6 +469,7 @@ def polls_seen(client: RawClient) -> int:
     return sum(each["headers"].get("Last-Event-ID", "").startswith("poll-") for each in requests_seen(client))
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_answered_on_time(bad: str) -> None:
     with wrapped_url(bad, "--tool", "hang=timeout:300ms") as client:
         ids = [client.call("hang") for _ in range(HUNG_AT_ONCE)]
@@ -471,6 +482,7 @@ def test_a_call_that_hangs_is_answered_on_time(bad: str) -> None:
         assert set(ids) >= set(cancelled)
 
 
+@pytest.mark.slow
 def test_too_many_open_calls_are_refused_and_a_ping_is_not(bad: str) -> None:
     with wrapped_url(bad) as client:
         ids = [client.call("hang") for _ in range(MOST_OPEN + 2)]
@@ -485,6 +497,7 @@ def is_cancellation(request: dict[str, Any]) -> bool:
     return bool(request["message"]) and request["message"].get("method") == "notifications/cancelled"
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_a_large_request_early_is_quoted(bad: str) -> None:
     with wrapped_url(bad.replace("/mcp", "/small")) as client:
         text, envelope = failure(client.ask("size", text="y" * 30_000_000))
@@ -504,6 +517,7 @@ def test_a_server_that_answers_nothing_is_given_up_and_greeted_again() -> None:
     assert "did not answer initialize, so its session was given up" in message and "killed" not in message
 
 
+@pytest.mark.slow
 def test_a_deaf_session_is_replaced(bad: str) -> None:
     with wrapped_url(bad, "--tool", "echo=timeout:1s", "--grace", "300ms") as client:
         client.text("deafen")
@@ -525,6 +539,7 @@ def test_a_large_result_passes_without_being_gathered(bad: str) -> None:
         assert adapter.memory_info().rss / 1e6 < MOST_MB
 
 
+@pytest.mark.slow
 def test_notifications_for_a_deaf_server_are_not_collected_without_end(bad: str) -> None:
     line = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"text": "y" * 1000}}) + "\n"
     flood, written = line.encode() * 64, 0
@@ -540,6 +555,7 @@ def test_notifications_for_a_deaf_server_are_not_collected_without_end(bad: str)
     assert written < MOST_ACCEPTED
 
 
+@pytest.mark.slow
 def test_a_slow_answer_blocks_no_other(bad: str) -> None:
     with wrapped_url(bad, "--tool", "slow=timeout:2s") as client:
         slow = client.call("slow")
@@ -551,6 +567,7 @@ def test_a_slow_answer_blocks_no_other(bad: str) -> None:
 # --- the end -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stopped_adapter_is_replaced_and_not_taken_for_the_server(bad: str) -> None:
     with wrapped_url(bad) as client:
         os.kill(adapter_of(client).pid, signal.SIGSTOP)
@@ -559,6 +576,7 @@ def test_a_stopped_adapter_is_replaced_and_not_taken_for_the_server(bad: str) ->
         assert client.text("echo", text="back") == "back"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["wrapper", "adapter"])
 def test_nothing_is_left_after_a_kill(bad: str, victim: str) -> None:
     with wrapped_url(bad) as client:
@@ -576,6 +594,7 @@ def test_nothing_is_left_after_a_kill(bad: str, victim: str) -> None:
         wait_until_gone(adapter.pid)
 
 
+@pytest.mark.slow
 def test_a_server_of_a_configuration_is_called_from_the_shell(bad: str, tmp_path: Path) -> None:
     entry = {"type": "http", "url": bad, "headers": {"Authorization": "Bearer ${URL_TEST_TOKEN:-none}"}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"remote": entry}}))
@@ -587,6 +606,7 @@ def test_a_server_of_a_configuration_is_called_from_the_shell(bad: str, tmp_path
     assert json.loads(ran.stdout)[-1]["headers"]["Authorization"] == "Bearer none"
 
 
+@pytest.mark.slow
 def test_wrong_options_are_named() -> None:
     def run(*options: str) -> str:
         ran = subprocess.run([*WRAP, *options], capture_output=True, text=True, timeout=ANSWER_WITHIN_S)

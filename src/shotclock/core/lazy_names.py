@@ -1,9 +1,26 @@
-"""Import of single modules of a large package."""
+"""Imports that wait for the first use of a name."""
 
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec, module_from_spec
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def names_on_first_use(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package. `homes` gives the module of each name."""
+    namespace = vars(sys.modules[package])
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found: object = getattr(import_module(f"{package}.{homes[name]}"), name)
+        namespace[name] = found
+        return found
+
+    return find, lambda: [*namespace, *homes]
 
 
 def import_lazily(package: str) -> None:
@@ -13,6 +30,8 @@ def import_lazily(package: str) -> None:
     """
     if package in sys.modules:
         return
+    from importlib.util import find_spec, module_from_spec  # here: `exec` imports this module and needs neither
+
     spec = find_spec(package)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)

@@ -1,7 +1,10 @@
-"""URI templates of resources: `notes://{id}`, `files://{+path}` for several segments, and `{?a,b}` for a query.
+"""URI templates of resources, all compared with a URI in linear time.
 
-Matching takes linear time: a value ends at the character that follows its expression. A decoded value never leads out
-of a folder: without `+` it holds no slash, and it never holds `..` as a segment.
+Ours are `notes://{id}`, `files://{+path}` for several segments, and `{?a,b}` for a query. A decoded value never leads
+out of a folder: without `+` it holds no slash, and it never holds `..` as a segment.
+
+Those of wrapped servers may be any of RFC 6570. One that is trusted matches strictly, one that is not trusted matches
+every URI it might be expanded to: servers differ in the characters they accept.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from urllib.parse import parse_qsl, unquote
 
 LONGEST_URI = 8_192
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_EXPRESSION = re.compile(r"\{([^{}]*)\}")
+_EXPRESSION = re.compile(r"\{([^{}]*)\}?")
+# The characters at which the value of an expression ends, by its operator. Some operators begin the value themselves.
+_END = {"": "/?#", "+": "", "#": "", ".": "/?#", "/": "?#", ";": "/?#", "?": "#", "&": "#"}
+_BEGINS = ".#/;?&"
 _FORMS = "an expression is {name}, {+name} for several segments, or {?name,name} at the end"
 
 
@@ -59,18 +65,24 @@ def check_uri(uri: str) -> None:
         raise ValueError(f"a URI begins with a scheme, as in 'docs://readme': {uri!r} does not")
 
 
+def _split(template: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text before the first expression, and each expression with the text behind it."""
+    parts = _EXPRESSION.split(template)
+    return parts[0], list(zip(parts[1::2], parts[2::2], strict=True))
+
+
 @lru_cache(maxsize=4096)
 def parse_template(text: str) -> UriTemplate:
     """Read a template. `{name*}` is `{+name}`, as in FastMCP. Raises ValueError."""
     check_uri(text)
-    parts = _EXPRESSION.split(text)  # literal, expression, literal, …
-    if any("{" in literal or "}" in literal for literal in parts[::2]):
+    first, parts = _split(text)
+    if text.count("{") != text.count("}") or any("}" in literal for literal in (first, *(part[1] for part in parts))):
         raise ValueError(f"{text!r}: a brace has no partner; {_FORMS}")
-    written, pattern = parts[0], re.escape(parts[0])
+    written, pattern = first, re.escape(first)
     names: list[str] = []
     deep: set[str] = set()
     query: tuple[str, ...] = ()
-    for expression, literal in zip(parts[1::2], parts[2::2], strict=True):
+    for expression, literal in parts:
         if deep and not expression.startswith("?"):
             raise ValueError(f"{text!r}: only a query may follow {{+name}}")
         if expression.startswith("?"):
@@ -112,3 +124,42 @@ def check_parameters(template: UriTemplate, parameters: Mapping[str, bool]) -> N
     if missing:
         place = "is optional in the URI: give it a default" if missing[0] in template.query else "is not in the URI"
         raise ValueError(f"{template.text!r}: the parameter {missing[0]!r} {place}")
+
+
+def matches_strictly(template: str, uri: str) -> bool:
+    """Return whether a URI is an expansion of a template, as nearly every server understands it.
+
+    A value never holds the character that follows its expression, so some expansions are not found.
+    """
+    first, parts = _split(template)
+    pattern = re.escape(first)
+    for expression, literal in parts:
+        operator = expression[:1] if expression[:1] in _END else ""
+        ends = re.escape(_END[operator] + literal[:1])
+        value = f"[^{ends}]*+" if ends else ".*+"
+        pattern += f"(?:{re.escape(operator)}{value})?+" if operator and operator in _BEGINS else value
+        pattern += re.escape(literal)
+    return re.fullmatch(pattern, uri, re.DOTALL) is not None
+
+
+def may_match(template: str, uri: str) -> bool:
+    """Return whether any server might take a URI for an expansion of a template."""
+    first, parts = _split(template)
+    literals = [first.casefold(), *(literal.casefold() for _, literal in parts)]
+    return any(_has_in_order(literals, text.casefold()) for text in (uri, unquote(uri)))
+
+
+def _has_in_order(literals: list[str], text: str) -> bool:
+    first, last = literals[0], literals[-1]
+    if len(literals) == 1:
+        return text == first
+    end = len(text) - len(last)
+    if not text.startswith(first) or not text.endswith(last):
+        return False
+    at = len(first)
+    for literal in literals[1:-1]:
+        found = text.find(literal, at, end)
+        if found < 0:
+            return False
+        at = found + len(literal)
+    return at <= end

@@ -10,8 +10,9 @@ names of this package are imported on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..core.lazy_names import names_on_first_use
 
 if TYPE_CHECKING:
     from .answers import assert_failed as assert_failed
@@ -32,15 +33,4 @@ _HOME = {
     "client": "connections",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+__getattr__, __dir__ = names_on_first_use(__name__, _HOME)

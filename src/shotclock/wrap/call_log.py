@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Sequence
 
 from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.value_types import record
-from ..process.clock import monotonic_ns, pause, wall_ns, wall_time
+from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.kernel import is_alive, this_process
+from .batch_thread import BatchThread, importing
 from .requests import EndedRequest, OpenRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..store.calls import LoggedCall, OpenCall
 
-BATCH_S = 1.0
 # So many waiting calls are written at once, without waiting for more.
 LARGE_BATCH = 2_000
 # A store that others keep locked for long exhausts this.
 MOST_WAITING = 4_000
-BUSY_PAUSE_S = 0.1
 # The last calls, at the end of the process.
 CLOSE_LIMIT_S = 1.0
 LAST_ATTEMPT_S = 0.5
@@ -36,10 +34,6 @@ LONGEST_NAME = 200
 
 _STARTERS = re.compile(r"npx|bunx?|pnpm|yarn|dlx|exec|run|tool|uvx?|pipx|python[\d.]*|node|deno|docker|sh|bash|env")
 _ENDINGS = re.compile(r"\.(py|m?js|c?ts|sh)$|(?<=.)@[^@]*$")
-
-# A process that is forked during an import could never import the same module.
-importing = threading.Lock()
-os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
 
 
 def server_name(argv: Sequence[str]) -> str:
@@ -63,14 +57,11 @@ class CallLog:
 
     def __init__(self, server: str) -> None:
         self._server = server[:LONGEST_NAME]
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._is_closing = False
-        self._gives_up = False
+        self._thread = BatchThread("call-log", self._write, self._has_more)
         self._waiting: deque[tuple[WallTime, EndedRequest]] = deque()
         self._opened: dict[int, OpenRequest] = {}
         self._closed: set[int] = set()  # open calls that have ended and are not in `_waiting`
-        self._writer: threading.Thread | None = None
+        self._tried: set[int] = set()  # those of the last batch; a failed one is tried again with the next
         self._dropped = 0
         self._problem = ""
 
@@ -78,67 +69,43 @@ class CallLog:
         """Record a call that has ended now. Never waits for the store."""
         if ended.method != "tools/call":
             return
-        with self._lock:
+        with self._thread.lock:
             self._opened.pop(ended.number, None)
             if len(self._waiting) >= MOST_WAITING:
                 self._dropped += 1
                 self._closed |= {ended.number} - {0}
                 return
             self._waiting.append((wall_time(), ended))
-            if len(self._waiting) == LARGE_BATCH or ended.number:  # one that is recorded as open must not seem to be
-                self._wake.set()
-            if self._writer is None:
-                self._start()
+            # A call that is recorded as open must not seem to be open.
+            self._thread.ensure_started(is_urgent=len(self._waiting) == LARGE_BATCH or ended.number != 0)
 
     def note_open(self, requests: list[OpenRequest]) -> None:
         """Record calls that are open, or that have changed since they were recorded. Never waits for the store."""
-        with self._lock:
+        with self._thread.lock:
             self._opened |= {request.number: request for request in requests}
-            self._wake.set()
-            if self._writer is None:
-                self._start()
-
-    def _start(self) -> None:
-        writer = threading.Thread(target=self._write_all, name="call-log", daemon=True)
-        try:
-            writer.start()
-        except RuntimeError as error:  # no more threads; the next call tries again
-            self._problem = str(error)
-        else:
-            self._writer = writer
+            self._thread.ensure_started(is_urgent=True)
 
     def close(self) -> str:
         """Write the last calls, and return a note about those that were not recorded."""
-        with self._lock:
-            self._is_closing = True
-            writer = self._writer
-        self._wake.set()
-        if writer is not None:
-            writer.join(CLOSE_LIMIT_S)
-            self._gives_up = True
-            writer.join(LAST_ATTEMPT_S)
+        self._thread.begin_closing()
+        self._thread.join(CLOSE_LIMIT_S) or self._thread.join(LAST_ATTEMPT_S)
         lost = self._dropped + len(self._waiting)
-        why = f": {self._problem}" if self._problem else ""
+        problem = self._problem or self._thread.problem
+        why = f": {problem}" if problem else ""
         return f"{lost} calls were not logged{why}" if lost else ""
 
-    def _write_all(self) -> None:
-        while True:
-            if not self._is_closing:
-                self._wake.wait(BATCH_S)
-                self._wake.clear()
-            with self._lock:
-                batch = Batch(list(self._waiting), dict(self._opened), set(self._closed))
-            is_done_with = self._try_to_write(batch)
-            with self._lock:
-                if is_done_with:
-                    self._forget(batch)
-                if not (self._waiting or self._opened or self._closed - batch.closed):
-                    self._writer = None
-                    return
-            if self._gives_up:
-                return
-            if not is_done_with:
-                pause(BUSY_PAUSE_S)
+    def _write(self) -> bool:
+        with self._thread.lock:
+            batch = Batch(list(self._waiting), dict(self._opened), set(self._closed))
+        is_done_with = self._try_to_write(batch)
+        with self._thread.lock:
+            self._tried = batch.closed
+            if is_done_with:
+                self._forget(batch)
+        return is_done_with
+
+    def _has_more(self) -> bool:
+        return bool(self._waiting or self._opened or self._closed - self._tried)
 
     def _forget(self, batch: Batch) -> None:
         for _ in batch.ended:
@@ -158,7 +125,7 @@ class CallLog:
             closed = [(this_process(), number) for number in numbers]
             with Store.open() as store:
                 store.calls.add(calls, read_retention(os.environ).calls, opened, closed)
-                with self._lock:
+                with self._thread.lock:
                     self._closed -= batch.closed
                 prune_in_passing(store, os.environ, wall_time(), is_alive)
             return True
@@ -168,7 +135,7 @@ class CallLog:
                 return False
         except Exception as error:  # a bug of ours must not end the log
             self._problem = f"{type(error).__name__}: {error}"
-        with self._lock:
+        with self._thread.lock:
             self._dropped += len(batch.ended)
             self._closed |= {ended.number for _, ended in batch.ended} - {0}
         return True

@@ -7,21 +7,20 @@ would be started again in every process that is forked from here.
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 
 from ..core.clocks import NS_PER_MS
 from ..core.trace import TraceContext
 from ..process.clock import wall_ns
 from ..process.spans import Attribute, Span
-from .call_log import LONGEST_NAME, importing
+from .batch_thread import BatchThread, importing
+from .call_log import LONGEST_NAME
 from .requests import EndedRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..runtime.otel import Writer
 
-BATCH_S = 1.0
 # A collector that hangs exhausts this; further spans are dropped.
 MOST_WAITING = 4_000
 # At the end of the process. A collector that does not answer exhausts it.
@@ -34,11 +33,8 @@ class CallSpans:
 
     def __init__(self, server: str) -> None:
         self._server = server[:LONGEST_NAME]
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._is_closing = False
+        self._thread = BatchThread("call-spans", self._send, lambda: bool(self._waiting))
         self._waiting: deque[tuple[int, EndedRequest]] = deque()
-        self._sender: threading.Thread | None = None
         self._writer: Writer | None = None
         self._dropped = 0
         self._problem = ""
@@ -47,61 +43,42 @@ class CallSpans:
         """Send the span of a call that has ended now."""
         if ended.method != "tools/call":
             return
-        with self._lock:
+        with self._thread.lock:
             if len(self._waiting) >= MOST_WAITING:
                 self._dropped += 1
                 return
             self._waiting.append((wall_ns(), ended))
-            if self._sender is None:
-                self._start()
-
-    def _start(self) -> None:
-        sender = threading.Thread(target=self._send_all, name="call-spans", daemon=True)
-        try:
-            sender.start()
-        except RuntimeError as error:  # no more threads; the next call tries again
-            self._problem = str(error)
-        else:
-            self._sender = sender
+            self._thread.ensure_started()
 
     def close(self) -> str:
         """Send the last spans within FLUSH_LIMIT_S, and return a note about missing ones."""
-        with self._lock:
-            self._is_closing = True
-            sender, writer = self._sender, self._writer
-        self._wake.set()
-        if sender is not None:
-            if writer is not None:
-                writer.hurry()
-            sender.join(FLUSH_LIMIT_S)
-            if sender.is_alive():
-                self._note_problem(f"the collector has not answered within {FLUSH_LIMIT_S:g} s")
+        self._thread.begin_closing()
+        if self._writer is not None:
+            self._writer.hurry()
+        if not self._thread.join(FLUSH_LIMIT_S):
+            self._note_problem(f"the collector has not answered within {FLUSH_LIMIT_S:g} s")
         if self._dropped:
             self._note_problem(f"{self._dropped} came faster than they could be sent")
-        return f"spans are missing: {self._problem}" if self._problem else ""
+        problem = self._problem or self._thread.problem
+        return f"spans are missing: {problem}" if problem else ""
 
-    def _send_all(self) -> None:
-        while True:
-            self._wake.wait(BATCH_S)
-            with self._lock:
-                batch = list(self._waiting)
-                self._waiting.clear()
-            try:
-                self._send(batch)
-            except Exception as error:  # a problem of the SDK must not end the sender
-                self._note_problem(f"{type(error).__name__}: {error}")
-            with self._lock:
-                if not self._waiting:
-                    self._sender = None
-                    return
+    def _send(self) -> bool:
+        with self._thread.lock:
+            batch = list(self._waiting)
+            self._waiting.clear()
+        try:
+            self._send_batch(batch)
+        except Exception as error:  # a problem of the SDK must not end the sender
+            self._note_problem(f"{type(error).__name__}: {error}")
+        return True
 
-    def _send(self, batch: list[tuple[int, EndedRequest]]) -> None:
+    def _send_batch(self, batch: list[tuple[int, EndedRequest]]) -> None:
         if self._writer is None:
             with importing:  # here: the SDK takes time and memory
                 from ..runtime.otel import Writer
 
                 self._writer = Writer(self._note_problem, most=MOST_WAITING, has_thread=False)
-        if self._is_closing:
+        if self._thread.is_closing:
             self._writer.hurry()
         for at_ns, ended in batch:
             self._writer.write(call_span(self._server, ended, at_ns))

@@ -8,7 +8,7 @@ import os
 import zlib
 
 from ..process.command_task import make_private_directory, state_directory
-from .messages import JsonObject, Message, envelope_of_protocol, read_line
+from .messages import JsonObject, RpcMessage, envelope_of_protocol, read_line
 from .server_process import ServerCommand
 
 METHODS = ("initialize", "server/discover", "tools/list")
@@ -40,13 +40,13 @@ class LastCatalogue:
         answers = content.get("answers")
         return answers if isinstance(answers, dict) else {}
 
-    def find(self, message: Message) -> JsonObject | None:
+    def find(self, message: RpcMessage) -> JsonObject | None:
         """Return the `result` or `error` of the last answer to such a request."""
         key = self._key(message)
         answer = None if key is None else self._answers.get(key)
         return answer if isinstance(answer, dict) else None
 
-    def _key(self, message: Message) -> str | None:
+    def _key(self, message: RpcMessage) -> str | None:
         """Return the key of an answer; None if it is not kept. Notes the client, which greets before it lists."""
         if message.method not in METHODS or message.is_long or "cursor" in message.params:
             return None
@@ -58,7 +58,7 @@ class LastCatalogue:
             self._client = json.dumps(envelope, sort_keys=True)
         return f"{message.method} {self._client}"
 
-    def keep(self, request_line: bytes, answer: Message) -> None:
+    def keep(self, request_line: bytes, answer: RpcMessage) -> None:
         """Keep an answer, if it is of use for the next start."""
         request = read_line(request_line)
         key = None if request is None else self._key(request)

@@ -20,7 +20,7 @@ from .failures import WrapFailure
 from .guard import RequestGuard
 from .links import ClientLink, Note, ServerLink
 from .listing import DEPTH_LIMIT, KnownLists, OwnLists
-from .messages import LIST_CHANGES, JsonObject, Message, notification_line, read_line
+from .messages import LIST_CHANGES, JsonObject, RpcMessage, notification_line, read_line
 from .pin_check import GUARDED, SCREENED, PinCheck
 from .pins import KINDS, TOOLS, ListKind, LockFile, digest_of
 from .replay import ReplayMemory
@@ -104,7 +104,7 @@ class Gate:
     def guards(self, method: str | None) -> bool:
         return method in self._methods
 
-    def take(self, request: ClientRequest, message: Message | None = None) -> bool:
+    def take(self, request: ClientRequest, message: RpcMessage | None = None) -> bool:
         """Return whether a request may be sent now. Otherwise it is answered, or forwarded later."""
         if request.method not in self._methods:
             return True
@@ -124,12 +124,12 @@ class Gate:
         if self.take(request):
             self._forward(request)
 
-    def _refuse(self, message: Message) -> WrapFailure | None:
+    def _refuse(self, message: RpcMessage) -> WrapFailure | None:
         if message.method == "tools/call" and not isinstance(message.params.get("name"), str):
             return _denied("was denied: it has no name, or one behind long arguments, so it cannot be checked")
         return None if self._pins is None else self._pins.refuse(message)
 
-    def _take_call(self, request: ClientRequest, message: Message) -> bool:
+    def _take_call(self, request: ClientRequest, message: RpcMessage) -> bool:
         """Return whether a call may be sent now, by the rules or by its approval."""
         arguments = message.params.get("arguments")
         arguments = {} if arguments is None else arguments
@@ -198,7 +198,7 @@ class Gate:
     def list_if_stale(self) -> None:
         self._lists.read_if_stale()
 
-    def take_own_answer(self, message: Message) -> None:
+    def take_own_answer(self, message: RpcMessage) -> None:
         self._lists.take_answer(message)
 
     def fail_list(self, id: object, problem: str) -> None:
@@ -232,7 +232,7 @@ class Gate:
         for request in unchecked:
             self._take_again(request)
 
-    def must_see(self, message: Message) -> bool:
+    def must_see(self, message: RpcMessage) -> bool:
         """Return whether a long line has to be read whole: it may turn out to be a list."""
         if self.checks_answers and any(self.screens(each) for each in self._guard.requests):
             return True
@@ -248,7 +248,7 @@ class Gate:
     def screens(self, request: ClientRequest) -> bool:
         return self._lock is not None and request.method in SCREENED
 
-    def screen(self, request: ClientRequest, message: Message) -> bytes:
+    def screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
         """Return the line of an answer for the client."""
         return message.line if self._pins is None else self._pins.screen(request.method, message)
 

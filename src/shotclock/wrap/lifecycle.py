@@ -21,7 +21,7 @@ from ..process.foreground import TerminalSignals
 from .failures import CONNECTION_CLOSED, WrapFailure, reported_failure
 from .limits import ServerLimits
 from .lines import READ_SIZE, LinePart, LineSplitter
-from .messages import Message, encode, key_of
+from .messages import RpcMessage, encode, key_of
 from .remote.endpoint import AdapterReport
 from .replay import OWN_PREFIX, Greeting
 from .requests import NEVER_NS, RequestState
@@ -146,7 +146,7 @@ class ServerLife:
             self.send(memory.probe_line(memory.own_id("ping")))
         return memory.can_probe
 
-    def heard(self, message: Message) -> None:
+    def heard(self, message: RpcMessage) -> None:
         self._heard_ns = self._active_ns = monotonic_ns()
         self.has_spoken = True
         if not message.is_answer:
@@ -206,7 +206,7 @@ class ServerLife:
         self._phase, self._phase_due_ns = Phase.READY, NEVER_NS
         self._session.send_held()
 
-    def _finish_replay(self, message: Message) -> None:
+    def _finish_replay(self, message: RpcMessage) -> None:
         memory = self._session.memory
         if message.is_error or memory.greeting is None:
             self.kill("refused the greeting of the client")

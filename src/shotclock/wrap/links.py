@@ -7,7 +7,7 @@ from typing import Protocol
 
 from .failures import WrapFailure
 from .lines import LinePart
-from .messages import Message
+from .messages import RpcMessage
 
 Note = Callable[[str], None]
 
@@ -48,7 +48,7 @@ class ServerLink(Protocol):
         """Send a request that a living server answers at once. Return False where none is possible."""
         ...
 
-    def heard(self, message: Message) -> None:
+    def heard(self, message: RpcMessage) -> None:
         """Note a sign of life, and the answers to requests of our own."""
         ...
 

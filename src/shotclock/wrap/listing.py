@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from ..core.clocks import NS_PER_MS, format_duration
 from ..core.json_values import is_deeper_than
 from ..process.clock import monotonic_ns
-from .messages import JsonObject, Message, request_line
+from .messages import JsonObject, RpcMessage, request_line
 from .pins import TOOLS, ListKind, Objects, digest_of
 from .replay import ReplayMemory
 from .requests import NEVER_NS
@@ -82,7 +82,7 @@ class OwnLists:
         self.due_ns = monotonic_ns() + self._list_ms * NS_PER_MS if self._list_ms else NEVER_NS
         self._send(request_line(self._own_id, kind.method, params))
 
-    def take_answer(self, message: Message) -> None:
+    def take_answer(self, message: RpcMessage) -> None:
         """Note a page, and ask for the next one. `is_under_way` is false after the last."""
         kind = self._kinds[len(self.listed) - 1]
         if message.is_error:
@@ -183,7 +183,7 @@ class KnownLists:
         self._reading.begin()
         self._finish_if_done()
 
-    def take_answer(self, message: Message) -> None:
+    def take_answer(self, message: RpcMessage) -> None:
         if self._reading.note_answer(message.id):
             self._reading.take_answer(message)
             self._finish_if_done()
@@ -223,7 +223,7 @@ def name_of(kind: ListKind, definition: object) -> str | None:
     return name if isinstance(name, str) and not is_deeper_than(DEPTH_LIMIT, definition) else None
 
 
-def _error_of(message: Message) -> tuple[object, str]:
+def _error_of(message: RpcMessage) -> tuple[object, str]:
     content = json.loads(message.line)
     error = content.get("error") if isinstance(content, dict) else None
     return (error.get("code"), str(error.get("message"))[:200]) if isinstance(error, dict) else (None, str(error)[:200])

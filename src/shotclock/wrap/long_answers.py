@@ -19,7 +19,7 @@ from .guard import RequestGuard
 from .large_results import LargeResult
 from .lines import LinePart, Outline, error_flag_in_tail, id_in_tail, replace_id_in_tail
 from .links import ClientLink, ServerLink
-from .messages import Message, key_of, read_line, read_long_line, read_strictly
+from .messages import RpcMessage, key_of, read_line, read_long_line, read_strictly
 from .questions import ServerQuestions
 from .replay import ReplayMemory
 from .requests import NEVER_NS, ClientRequest, RequestState
@@ -40,17 +40,17 @@ class AnswerTaker(Protocol):
 
     def take_noise(self, line: bytes) -> None: ...
 
-    def refuse_answer(self, message: Message, line: bytes) -> None:
+    def refuse_answer(self, message: RpcMessage, line: bytes) -> None:
         """Refuse a message that the client may read differently."""
         ...
 
     def take_from_server(self, part: LinePart, piece: bytes) -> None: ...
 
-    def write_large(self, request: ClientRequest, message: Message, large: LargeResult) -> None:
+    def write_large(self, request: ClientRequest, message: RpcMessage, large: LargeResult) -> None:
         """Write a result for the client that may have to be cut."""
         ...
 
-    def finish(self, request: ClientRequest, message: Message, size: int) -> None:
+    def finish(self, request: ClientRequest, message: RpcMessage, size: int) -> None:
         """Note that a request is answered."""
         ...
 
@@ -68,7 +68,7 @@ class LineWay(Enum):
 class LongLine:
     """A line that the server is sending. `message` is None if it is no message."""
 
-    message: Message | None
+    message: RpcMessage | None
     way: LineWay
     begun_ns: int
     piece_ns: int
@@ -136,19 +136,19 @@ class LongAnswers:
         elif line.way is LineWay.PASS:
             self._pass_piece(line, message, LinePart.START, head)
 
-    def _pass_piece(self, line: LongLine, message: Message, part: LinePart, piece: bytes) -> None:
+    def _pass_piece(self, line: LongLine, message: RpcMessage, part: LinePart, piece: bytes) -> None:
         if line.outline is not None and line.outline.is_closed:  # a message of its own, with more behind it
             self._refuse(line, message)
         else:
             self._client.write_piece(part, piece)
 
-    def _refuse(self, line: LongLine, message: Message) -> None:
+    def _refuse(self, line: LongLine, message: RpcMessage) -> None:
         """Spoil a line that the client could take for another message than the one it began as."""
         line.message, line.way = None, LineWay.DROP
         self._client.break_line()
         self._session.refuse_answer(message, message.line[:LONGEST_NOISE])
 
-    def _is_same(self, outline: Outline, message: Message) -> bool:
+    def _is_same(self, outline: Outline, message: RpcMessage) -> bool:
         whole = read_strictly(outline.text)
         request = None if whole is None else self._requests.find(whole.key)
         if whole is None or (whole.is_answer and (request is None or self._is_screened(request))):
@@ -158,7 +158,7 @@ class LongAnswers:
     def _is_screened(self, request: ClientRequest | None) -> bool:
         return request is not None and self._gate is not None and self._gate.screens(request)
 
-    def _choose_way(self, message: Message) -> LineWay:
+    def _choose_way(self, message: RpcMessage) -> LineWay:
         if self._gate is not None and self._gate.must_see(message):
             return LineWay.CHECK
         if not message.is_answer:
@@ -173,7 +173,7 @@ class LongAnswers:
         is_call = all(each.is_call for each in self._requests) if request is None else request.is_call
         return LineWay.CUT if self._result_bytes and is_call and not message.is_error else LineWay.PASS
 
-    def _may_list_tools(self, message: Message) -> bool:
+    def _may_list_tools(self, message: RpcMessage) -> bool:
         return message.is_answer and any(each.method == "tools/list" for each in self._requests)
 
     def _continue(self, line: LongLine, part: LinePart, piece: bytes) -> None:
@@ -224,7 +224,7 @@ class LongAnswers:
             what = f"was answered with more than {most} bytes, which cannot be checked, while lists are pinned"
             self._guard.fail(request, WrapFailure("RESULT_TOO_LARGE", what, Ending.FINISHED))
 
-    def _end(self, line: LongLine, message: Message, piece: bytes) -> None:
+    def _end(self, line: LongLine, message: RpcMessage, piece: bytes) -> None:
         if message.key is None:
             id = id_in_tail(piece)
             message = replace(message, id=id, key=key_of(id))

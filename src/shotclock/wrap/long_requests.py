@@ -15,7 +15,7 @@ from .failures import WrapFailure
 from .guard import RequestGuard
 from .lines import LinePart, id_in_tail, replace_id_in_tail
 from .links import ServerLink
-from .messages import Message, key_of, read_long_line
+from .messages import RpcMessage, key_of, read_long_line
 from .questions import ServerQuestions
 from .replay import OWN_PREFIX
 from .requests import NEVER_NS, ClientRequest
@@ -31,7 +31,7 @@ class RequestTaker(Protocol):
         """Return whether earlier messages wait for the server."""
         ...
 
-    def open_request(self, message: Message, size: int) -> ClientRequest | None:
+    def open_request(self, message: RpcMessage, size: int) -> ClientRequest | None:
         """Open a request; None if it is answered at once."""
         ...
 
@@ -52,7 +52,7 @@ class LongRequests:
         self._questions = questions
         self._is_checked = is_checked
         self._queue_ms = queue_ms
-        self._message: Message | None = None
+        self._message: RpcMessage | None = None
         self._size = 0
         self._is_dropped = False
         self._parked: list[tuple[LinePart, bytes]] = []
@@ -122,7 +122,7 @@ class LongRequests:
         elif message is not None and message.is_answer:
             self._questions.close(message.key)
 
-    def _open(self, message: Message) -> None:
+    def _open(self, message: RpcMessage) -> None:
         request = self._session.open_request(message, self._size)
         if request is None:
             return

@@ -69,7 +69,7 @@ REVISION_KEY = _ENVELOPE_PREFIX + "protocolVersion"
 
 
 @record
-class Message:
+class RpcMessage:
     """A message of either side. `line` is its bytes, or the first piece of a long line."""
 
     line: bytes
@@ -105,7 +105,7 @@ class Message:
         return changed
 
 
-def read_line(line: bytes) -> Message | None:
+def read_line(line: bytes) -> RpcMessage | None:
     """Return the message of a whole line; None for any other text, also for JSON that is no message."""
     try:
         content = json.loads(line.decode())
@@ -119,7 +119,7 @@ def read_line(line: bytes) -> Message | None:
     return _message(line, content, is_long=False)
 
 
-def read_strictly(line: bytes) -> Message | None:
+def read_strictly(line: bytes) -> RpcMessage | None:
     """Return the message of a whole line that every parser reads alike; None for any other line."""
     message = read_line(line)
     if message is None or b"\r" in line.rstrip(b"\r\n"):  # some readers end a line at \r
@@ -145,7 +145,7 @@ def _is_disguised(word: str) -> bool:
     return word not in _DECISIVE and word.casefold().partition("\0")[0].strip() in _DECISIVE
 
 
-def read_long_line(head: bytes) -> Message | None:
+def read_long_line(head: bytes) -> RpcMessage | None:
     """Return the message that a long line begins. Its id is missing where it follows behind the large part."""
     content = read_head(head)
     first = next(iter(content), None)
@@ -154,9 +154,9 @@ def read_long_line(head: bytes) -> Message | None:
     return _message(head, content, is_long=True)
 
 
-def _message(line: bytes, content: JsonObject, *, is_long: bool) -> Message:
+def _message(line: bytes, content: JsonObject, *, is_long: bool) -> RpcMessage:
     method, params, id = content.get("method"), content.get("params"), content.get("id")
-    return Message(
+    return RpcMessage(
         line=line,
         id=id,
         key=key_of(id),
@@ -169,7 +169,7 @@ def _message(line: bytes, content: JsonObject, *, is_long: bool) -> Message:
     )
 
 
-def error_of(message: Message) -> JsonObject:
+def error_of(message: RpcMessage) -> JsonObject:
     """Return the error of a message; an empty one if there is none, or if the line is too long to be read."""
     content = {} if message.is_long or not message.is_error else json.loads(message.line)
     error = content.get("error")

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..core.errors import Ending
+from ..core.uri_template import matches_strictly, may_match
 from .failures import WrapFailure
 from .links import Note
 from .listing import KnownLists, name_of
-from .messages import DISCOVER, JsonObject, Message, encode
+from .messages import DISCOVER, JsonObject, RpcMessage, encode
 from .pins import GREETING, KINDS, PROMPTS, TEMPLATES, TOOLS, Change, ListKind, LockFile, Objects, digest_of
-from .uri_templates import matches_strictly, may_match
 
 if TYPE_CHECKING:
     from .approvals import InboxQuestion, InboxThread, QuestionEnd
@@ -55,7 +55,7 @@ class PinCheck:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def refuse(self, message: Message) -> WrapFailure | None:
+    def refuse(self, message: RpcMessage) -> WrapFailure | None:
         """Return why a request may not be sent: it uses an object that is not the pinned one."""
         params, kind, key = message.params, TOOLS, "name"
         if message.method == "completion/complete":
@@ -124,7 +124,7 @@ class PinCheck:
             self._note(f"shotclock: accepted: {change}")
         self._note(f"shotclock: pinned {lock.describe()} in {lock.path}")
 
-    def screen(self, method: str, message: Message) -> bytes:
+    def screen(self, method: str, message: RpcMessage) -> bytes:
         """Return the line of a list or greeting for the client, without the objects that are not pinned."""
         kind, result = KINDS.get(method), message.result
         if not isinstance(result, dict):
@@ -152,7 +152,7 @@ class PinCheck:
         self._lists.read_if_stale()
         return encode({**json.loads(message.line), "result": {**result, kind.name: kept}})
 
-    def _screen_greeting(self, message: Message, result: JsonObject) -> bytes:
+    def _screen_greeting(self, message: RpcMessage, result: JsonObject) -> bytes:
         text = result.get(GREETING.key)
         definition = None if text is None else {GREETING.key: text if isinstance(text, str) else None}
         self._greeting = {} if definition is None else {GREETING.key: definition}

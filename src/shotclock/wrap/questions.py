@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .guard import RequestGuard
 from .links import ClientLink, ServerLink
-from .messages import Key, Message, cancellation_line, key_of, notification_line
+from .messages import Key, RpcMessage, cancellation_line, key_of, notification_line
 from .replay import ReplayMemory
 
 
@@ -50,7 +50,7 @@ class ServerQuestions:
         self._guard.restart_idle_limits()
         return server_id
 
-    def take_answer(self, message: Message) -> None:
+    def take_answer(self, message: RpcMessage) -> None:
         """Pass an answer of the client. One to a process that is gone is dropped."""
         server_id = self.close(message.key)
         if server_id is None and self.has_fresh_ids:
@@ -61,7 +61,7 @@ class ServerQuestions:
         if line is not None:
             self._server.send(line)
 
-    def take_cancellation(self, message: Message) -> None:
+    def take_cancellation(self, message: RpcMessage) -> None:
         """Pass `notifications/cancelled` of the server, with the id that the client knows."""
         cancelled = key_of(message.params.get("requestId"))
         found = next((key for key, own in self._open.items() if key_of(own) == cancelled), None)

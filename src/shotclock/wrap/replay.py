@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..core.value_types import value
-from .messages import DISCOVER, REVISION_KEY, JsonObject, Message, envelope_of_protocol, read_line, request_line
+from .messages import DISCOVER, REVISION_KEY, JsonObject, RpcMessage, envelope_of_protocol, read_line, request_line
 from .requests import ClientRequest
 
 OWN_PREFIX = "shotclock-"
@@ -74,7 +74,7 @@ class ReplayMemory:
     def is_own(self, id: object) -> bool:
         return isinstance(id, str) and id.startswith(OWN_PREFIX) and id.endswith(self._own_suffix)
 
-    def note_client_message(self, message: Message) -> None:
+    def note_client_message(self, message: RpcMessage) -> None:
         if message.method == "notifications/initialized":
             self._initialized = message.line
         elif not self.envelope and REVISION_KEY in message.meta and message.method != DISCOVER:

@@ -12,7 +12,7 @@ from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..core.value_types import record, value
 from ..runtime.call import Effects
 from .limits import CallLimits
-from .messages import HARMLESS, LONGEST_REPEATED, Key, Message, key_of
+from .messages import HARMLESS, LONGEST_REPEATED, Key, RpcMessage, key_of
 
 # The answer to a request that the client cancelled, or that we answered, may come this late without being strange.
 REMEMBERED_MS = 60_000
@@ -200,7 +200,7 @@ OnEnded = Callable[[EndedRequest], None]
 OnOpen = Callable[[list[OpenRequest]], None]
 
 
-def outcome_of(answer: Message) -> str:
+def outcome_of(answer: RpcMessage) -> str:
     """Return the outcome of a request that the server has answered. A long answer may have `isError` out of sight."""
     if answer.is_error:
         return "error"
@@ -209,7 +209,7 @@ def outcome_of(answer: Message) -> str:
     return "tool_error" if answer.is_tool_error else "ok"
 
 
-def digest_of_arguments(call: Message) -> str | None:
+def digest_of_arguments(call: RpcMessage) -> str | None:
     """Return the SHA-256 of the arguments as canonical JSON; None if they are too long to be read."""
     if call.is_long:
         return None
@@ -219,7 +219,7 @@ def digest_of_arguments(call: Message) -> str | None:
         return None
 
 
-def new_request(message: Message, now_ns: int) -> ClientRequest:
+def new_request(message: RpcMessage, now_ns: int) -> ClientRequest:
     """Return the open request of a message that is one."""
     if message.key is None or message.method is None:
         raise ValueError("the message is no request")

@@ -17,7 +17,7 @@ from ..process.clock import monotonic_ns
 from .failures import WrapFailure
 from .guard import RequestGuard
 from .links import ServerLink
-from .messages import DISCOVER, REVISION_KEY, JsonObject, Message, encode
+from .messages import DISCOVER, REVISION_KEY, JsonObject, RpcMessage, encode
 from .replay import ReplayMemory
 from .requests import NEVER_NS, ClientRequest
 
@@ -31,7 +31,7 @@ class RevisionCheck:
     """The revision of the server, as far as its answers show it."""
 
     def __init__(
-        self, guard: RequestGuard, memory: ReplayMemory, pass_on: Callable[[ClientRequest, Message], None]
+        self, guard: RequestGuard, memory: ReplayMemory, pass_on: Callable[[ClientRequest, RpcMessage], None]
     ) -> None:
         """`pass_on` writes an answer for the client."""
         self.next_due_ns = NEVER_NS
@@ -40,12 +40,12 @@ class RevisionCheck:
         self._pass_on = pass_on
         self._is_older: bool | None = None  # None: not known yet
         self._own_id = ""
-        self._waiting: list[tuple[ClientRequest, Message]] = []
+        self._waiting: list[tuple[ClientRequest, RpcMessage]] = []
 
     def connect(self, server: ServerLink) -> None:
         self._server = server
 
-    def refuse(self, message: Message) -> WrapFailure | None:
+    def refuse(self, message: RpcMessage) -> WrapFailure | None:
         """Return why a request is not sent: a server that cannot answer it might still act on it."""
         if not self._is_older or REVISION_KEY not in message.meta or message.method == DISCOVER:
             return None
@@ -55,7 +55,7 @@ class RevisionCheck:
         revision = self._memory.envelope.get(REVISION_KEY)
         return f"the client speaks only the revision {revision} of the protocol, which the server does not have"
 
-    def take(self, request: ClientRequest, message: Message) -> bool:
+    def take(self, request: ClientRequest, message: RpcMessage) -> bool:
         """Return whether an answer is replaced, or passed on later."""
         if self._is_older is False or self._memory.greeting is not None:
             return False
@@ -80,7 +80,7 @@ class RevisionCheck:
             self._server.send(self._memory.discovery_line(self._own_id))
         return True
 
-    def take_own_answer(self, message: Message) -> None:
+    def take_own_answer(self, message: RpcMessage) -> None:
         if message.id == self._own_id:
             is_unclear = message.is_error and _error_of(message).get("code") == _INTERNAL_ERROR
             self._is_older = None if is_unclear else message.is_error
@@ -93,7 +93,7 @@ class RevisionCheck:
             if self._guard.requests.find(request.key) is request:
                 self._pass_on(request, self._with_reason(message) if self._is_older else message)
 
-    def _with_reason(self, message: Message) -> Message:
+    def _with_reason(self, message: RpcMessage) -> RpcMessage:
         error = _error_of(message)
         text = f"{error.get('message', 'the server refused the request')}. shotclock: {self._explain()}. {_ADVICE}."
         return replace(message, line=encode({**json.loads(message.line), "error": {**error, "message": text}}))
@@ -108,6 +108,6 @@ class RevisionCheck:
             self._settle_waiting()
 
 
-def _error_of(message: Message) -> JsonObject:
+def _error_of(message: RpcMessage) -> JsonObject:
     error = json.loads(message.line)["error"]
     return error if isinstance(error, dict) else {}

@@ -21,7 +21,7 @@ from .lines import LinePart
 from .links import ClientLink, Note, ServerLink
 from .long_answers import LongAnswers
 from .long_requests import LongRequests
-from .messages import LIST_CHANGES, LISTEN, Message, encode, key_of, notification_line, read_line, read_strictly
+from .messages import LIST_CHANGES, LISTEN, RpcMessage, encode, key_of, notification_line, read_line, read_strictly
 from .questions import ServerQuestions
 from .replay import ReplayMemory
 from .requests import (
@@ -70,7 +70,7 @@ class ClientSession:
         self._gate = gate
         self._read = read_line if gate is None else read_strictly
         self._catalogue = catalogue
-        self._held: list[Message | ClientRequest] = []
+        self._held: list[RpcMessage | ClientRequest] = []
         self._held_size = 0
         self._tools = KnownTools()
         self._changes: set[str] = set()
@@ -137,7 +137,7 @@ class ClientSession:
         error = {"code": -32600, "message": f"shotclock: {why}"}
         self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "error": error}))
 
-    def _take_request(self, message: Message) -> None:
+    def _take_request(self, message: RpcMessage) -> None:
         if self.requests.find(message.key) is not None or self.memory.is_own(message.id):
             self._refuse_line(None, "a request with the id of an open request was not passed on")
             return
@@ -153,7 +153,7 @@ class ClientSession:
         else:
             self._hold(request)
 
-    def _answer_from_catalogue(self, message: Message) -> bool:
+    def _answer_from_catalogue(self, message: RpcMessage) -> bool:
         """Answer a request as the server did the last time, as long as it has not spoken this time."""
         if self._catalogue is None or self._server.has_spoken or self._server.generation > 1:
             return False
@@ -173,12 +173,12 @@ class ClientSession:
             self._tools.learn(result)
         return True
 
-    def keep_greeting(self, answer: Message) -> None:
+    def keep_greeting(self, answer: RpcMessage) -> None:
         """Keep the answer to a greeting that we have sent."""
         if self._catalogue is not None and not answer.is_long:
             self._catalogue.keep(self.memory.initialize_line, answer)
 
-    def open_request(self, message: Message, size: int) -> ClientRequest | None:
+    def open_request(self, message: RpcMessage, size: int) -> ClientRequest | None:
         """Open a request; None if it is answered at once."""
         self.memory.note_client_message(message)
         request = new_request(message, monotonic_ns())
@@ -195,7 +195,7 @@ class ClientSession:
             self.guard.fail(request, unusable)
         return request if self._is_open(request) else None  # the start may have failed already
 
-    def _hold(self, waiting: Message | ClientRequest) -> None:
+    def _hold(self, waiting: RpcMessage | ClientRequest) -> None:
         self._held.append(waiting)
         self._held_size += len(waiting.line)
 
@@ -207,7 +207,7 @@ class ClientSession:
         if not request.may_be_repeated:
             request.line = b""  # it is not needed again, and hundreds of open calls would keep theirs
 
-    def _take_client_notification(self, message: Message) -> None:
+    def _take_client_notification(self, message: RpcMessage) -> None:
         if self._gate is not None and self._gate.guards(message.method):
             self.refuse_unread(None)  # a call without an id
             return
@@ -240,7 +240,7 @@ class ClientSession:
         elif piece.strip():
             self.take_noise(piece)
 
-    def refuse_answer(self, message: Message, line: bytes) -> None:
+    def refuse_answer(self, message: RpcMessage, line: bytes) -> None:
         """Refuse a message that the client may read differently, while definitions are pinned."""
         self._server.heard(message)
         why = "a message that is ambiguous in its keys, which cannot be checked"
@@ -256,7 +256,7 @@ class ClientSession:
         self.noise_lines += 1
         self._note(line.decode("utf-8", "replace").rstrip("\r\n"))
 
-    def _take_server_message(self, message: Message) -> None:
+    def _take_server_message(self, message: RpcMessage) -> None:
         self._server.heard(message)
         if message.is_answer:
             self._take_server_answer(message)
@@ -267,7 +267,7 @@ class ClientSession:
         else:
             self._take_server_notification(message)
 
-    def _take_server_answer(self, message: Message) -> None:
+    def _take_server_answer(self, message: RpcMessage) -> None:
         request = self.requests.find(message.key)
         if message.id is None and message.is_error:  # about a line that could not be read
             self._client.write_line(message.line)
@@ -289,24 +289,24 @@ class ClientSession:
             self._pass_answer(request, message)
         self.guard.answer_stopping()
 
-    def _pass_answer(self, request: ClientRequest, message: Message) -> None:
+    def _pass_answer(self, request: ClientRequest, message: RpcMessage) -> None:
         self._client.write_line(self._screen(request, message))  # first: the client can work while we note the end
         self.finish(request, message, len(message.line))
 
-    def _screen(self, request: ClientRequest, message: Message) -> bytes:
+    def _screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
         return message.line if self._gate is None else self._gate.screen(request, message)
 
     def _list_if_stale(self) -> None:
         if self._gate is not None:
             self._gate.list_if_stale()
 
-    def write_large(self, request: ClientRequest, message: Message, large: LargeResult) -> None:
+    def write_large(self, request: ClientRequest, message: RpcMessage, large: LargeResult) -> None:
         # Clients refuse a success without the structured content that the tool declares.
         has_schema = self._tools.find(request.tool).has_output_schema
         is_error = message.is_tool_error or (large.is_structured if has_schema is None else has_schema)
         self._client.write_line(large.finish(request, is_error=is_error, is_modern=self.memory.is_modern))
 
-    def finish(self, request: ClientRequest, message: Message, size: int) -> None:
+    def finish(self, request: ClientRequest, message: RpcMessage, size: int) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
         if self._gate is not None and request.approval:
@@ -321,7 +321,7 @@ class ClientSession:
                 self._tools.learn(message.result)
         self.guard.report(request, outcome_of(message), answer_bytes=size)
 
-    def _take_server_notification(self, message: Message) -> None:
+    def _take_server_notification(self, message: RpcMessage) -> None:
         if message.method == "notifications/cancelled":
             self._questions.take_cancellation(message)
             return
@@ -350,7 +350,7 @@ class ClientSession:
         if self._gate is not None:
             self._gate.check(now_ns)
         if self._held:
-            self._keep_held([each for each in self._held if isinstance(each, Message) or self._is_open(each)])
+            self._keep_held([each for each in self._held if isinstance(each, RpcMessage) or self._is_open(each)])
         self._long_requests.check(now_ns)
         if now_ns >= self._changes_ns:
             self._announce_changes()
@@ -359,7 +359,7 @@ class ClientSession:
     def _is_open(self, request: ClientRequest) -> bool:
         return self.requests.find(request.key) is request
 
-    def _keep_held(self, held: list[Message | ClientRequest]) -> None:
+    def _keep_held(self, held: list[RpcMessage | ClientRequest]) -> None:
         self._held, self._held_size = held, sum(len(each.line) for each in held)
 
     # --- processes of the server ---------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ class ClientSession:
         self._revisions.note_lost_server()
         if self._gate is not None:
             self._gate.note_lost_server()
-        again: list[Message | ClientRequest] = []
+        again: list[RpcMessage | ClientRequest] = []
         for request in self.requests:
             match request.state:
                 case RequestState.CANCELLED:

@@ -12,7 +12,7 @@ from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ...process.piped_child import READ_SIZE, PipedChild
 from ..lines import LinePart, LineSplitter
-from ..messages import Message
+from ..messages import RpcMessage
 from ..writers import NoteWriter
 from .outbox import Parcel
 
@@ -27,7 +27,7 @@ KEPT_STDERR = 2 * 1024
 class Receiver(Protocol):
     """The session of a child. Both methods are called on the thread of the child."""
 
-    def take(self, parcel: Parcel, message: Message) -> None: ...
+    def take(self, parcel: Parcel, message: RpcMessage) -> None: ...
 
     def child_ended(self, code: int, stderr: str) -> None: ...
 

@@ -11,7 +11,7 @@ import json
 from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, REVISION, SESSION
-from ..messages import LISTEN, REVISION_KEY, Message, read_line
+from ..messages import LISTEN, REVISION_KEY, RpcMessage, read_line
 from .connection import HttpConnection
 from .outbox import Outbox, Parcel
 from .request_check import (
@@ -77,7 +77,7 @@ class McpConnection(HttpConnection):
             session.send(message)
             return None
 
-    def _has_no_session(self, message: Message | None = None) -> bool:
+    def _has_no_session(self, message: RpcMessage | None = None) -> bool:
         """Return whether a request is of a revision without sessions."""
         if message is not None and REVISION_KEY in message.meta and SESSION not in self.headers:
             return True
@@ -94,7 +94,7 @@ class McpConnection(HttpConnection):
         return session
 
     def _pass_to_shared(
-        self, message: Message, takes_events: bool, owner: str
+        self, message: RpcMessage, takes_events: bool, owner: str
     ) -> tuple[HttpSession, PostedRequest] | None:
         check_message(self.headers, message)
         if not message.is_request:
@@ -205,7 +205,7 @@ class McpConnection(HttpConnection):
                 raise ConnectionError("the client has gone")
 
 
-def _read_message(body: bytes) -> Message:
+def _read_message(body: bytes) -> RpcMessage:
     """Return the message of a body. Raises HttpRefusal."""
     message = read_line(body)
     if message is None:

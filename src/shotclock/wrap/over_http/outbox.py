@@ -10,7 +10,7 @@ from typing import IO
 
 from ...core.value_types import replace
 from ..lines import READ_SIZE, id_in_tail, replace_id_in_tail, replace_value
-from ..messages import Message, encode, key_of, read_line, read_long_line
+from ..messages import RpcMessage, encode, key_of, read_line, read_long_line
 
 # Of messages that wait for their reader, in memory and in files.
 MOST_WAITING_IN_MEMORY = 1024 * 1024
@@ -32,7 +32,7 @@ class Parcel:
         self.end = b""
         self.is_long = is_long
         self.number = 0  # in its outbox
-        self.message: Message | None = read_long_line(self.begin) if is_long else read_line(self.begin)
+        self.message: RpcMessage | None = read_long_line(self.begin) if is_long else read_line(self.begin)
         self.is_last = False
         """Whether it is the answer to the request, so that nothing follows."""
         self.error_code: int | None = None  # of such an answer

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from email.message import Message as Headers
 
 from ..mcp_headers import EVENT_TYPE, JSON_TYPE, METHOD, NAME, NAMED_BY, REVISION, decode_value
-from ..messages import REVISION_KEY, Message
+from ..messages import REVISION_KEY, RpcMessage
 
 REVISIONS_WITH_SESSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 FIRST_RESUMABLE = "2025-11-25"  # from this one on a client can read an event without data
@@ -66,7 +66,7 @@ def is_json(headers: Headers) -> bool:
     return str(headers.get("content-type", "")).partition(";")[0].strip().lower() == JSON_TYPE
 
 
-def check_message(headers: Headers, message: Message) -> None:
+def check_message(headers: Headers, message: RpcMessage) -> None:
     """Check a message of 2026-07-28 and its headers. Raises HttpRefusal."""
     if message.method is None:
         raise HttpRefusal(400, "the body must be one request or notification")
@@ -83,7 +83,7 @@ def check_message(headers: Headers, message: Message) -> None:
         raise HttpRefusal(STATUS_OF_ERROR[code], text, code=code, id=message.id, data=data)
 
 
-def _problem_with_headers(headers: Headers, message: Message) -> tuple[int, str] | None:
+def _problem_with_headers(headers: Headers, message: RpcMessage) -> tuple[int, str] | None:
     """Return code and text of the first mistake in the headers of a request."""
     for name in (REVISION, METHOD, NAME):
         if len(headers.get_all(name, [])) > 1:

@@ -15,7 +15,7 @@ from ...core.value_types import entity, value
 from ...process.clock import monotonic_ns
 from ..lines import replace_value
 from ..mcp_headers import DeclaredHeaders
-from ..messages import LIST_CHANGES, LISTEN, Key, Message, cancellation_line, error_of, key_of, read_line
+from ..messages import LIST_CHANGES, LISTEN, Key, RpcMessage, cancellation_line, error_of, key_of, read_line
 from .children import Notes, WrapChild
 from .outbox import Outbox, Parcel, error_parcel
 from .request_check import METHOD_NOT_FOUND, HttpRefusal
@@ -75,7 +75,7 @@ class HttpSession:
     def is_idle(self) -> bool:
         return not self._open
 
-    def request(self, message: Message, *, only_answer: bool) -> PostedRequest:
+    def request(self, message: RpcMessage, *, only_answer: bool) -> PostedRequest:
         """Send a request to the server. Raises HttpRefusal."""
         with self._lock:
             if message.key is None or message.key in self._open:
@@ -106,7 +106,7 @@ class HttpSession:
         with self._lock:
             return self._outboxes.get(number)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RpcMessage) -> None:
         """Send a notification or an answer to the server."""
         self.child.send(message.line)
         if message.method == "notifications/cancelled":
@@ -114,7 +114,7 @@ class HttpSession:
             if request is not None:  # the server does not answer it any more
                 request.outbox.put(error_parcel(request.id, REQUEST_CANCELLED, "Request cancelled"), is_last=True)
 
-    def take(self, parcel: Parcel, message: Message) -> None:
+    def take(self, parcel: Parcel, message: RpcMessage) -> None:
         if message.method is not None:
             self._outbox_of(message).put(parcel)
         elif message.key is None:
@@ -125,7 +125,7 @@ class HttpSession:
         else:
             parcel.close()
 
-    def _outbox_of(self, message: Message) -> Outbox:
+    def _outbox_of(self, message: RpcMessage) -> Outbox:
         """Return the place for a request or notification of the server."""
         with self._lock:
             requests = list(self._open.values())
@@ -171,13 +171,13 @@ class HttpSession:
             request.outbox.put(failure, is_last=True)
 
 
-def _posted(message: Message, only_answer: bool, number: str = "") -> PostedRequest:
+def _posted(message: RpcMessage, only_answer: bool, number: str = "") -> PostedRequest:
     outbox = Outbox(number)
     token = message.meta.get("progressToken")
     return PostedRequest(message.id, message.method or "", only_answer, token, outbox, outbox.attach())
 
 
-def _error_code(message: Message) -> int | None:
+def _error_code(message: RpcMessage) -> int | None:
     """Return the code of an error answer; None for a result."""
     code = error_of(message).get("code")
     return code if isinstance(code, int) else None
@@ -194,7 +194,7 @@ class SharedSession(HttpSession):
         super().__init__(key, owner, registry)
         self.id = ""
 
-    def request(self, message: Message, *, only_answer: bool) -> PostedRequest:
+    def request(self, message: RpcMessage, *, only_answer: bool) -> PostedRequest:
         request = _posted(message, only_answer)
         with self._lock:
             self._count += 1
@@ -213,7 +213,7 @@ class SharedSession(HttpSession):
         if key is not None and self._close(key) is not None:
             self.child.send(cancellation_line(key[1], "the client has closed the connection").rstrip())
 
-    def take(self, parcel: Parcel, message: Message) -> None:
+    def take(self, parcel: Parcel, message: RpcMessage) -> None:
         if message.method is None:
             self._take_answer(parcel, message)
         elif message.key is not None:
@@ -228,7 +228,7 @@ class SharedSession(HttpSession):
             parcel.close()
             self.other_messages.lost += 1
 
-    def _take_answer(self, parcel: Parcel, message: Message) -> None:
+    def _take_answer(self, parcel: Parcel, message: RpcMessage) -> None:
         request = self._close(message.key)
         if request is None:
             parcel.close()
@@ -240,7 +240,7 @@ class SharedSession(HttpSession):
         parcel.error_code = _error_code(message)
         request.outbox.put(parcel, is_last=True)
 
-    def _request_of(self, message: Message) -> PostedRequest | None:
+    def _request_of(self, message: RpcMessage) -> PostedRequest | None:
         meta = message.params.get("_meta")
         number = message.params.get("progressToken")
         if number is None and isinstance(meta, dict):
@@ -253,7 +253,7 @@ class SharedSession(HttpSession):
         return calls[0] if len(calls) == 1 else None
 
 
-def _with_number(message: Message, number: int) -> bytes:
+def _with_number(message: RpcMessage, number: int) -> bytes:
     """Return a request with a number in place of its id and its token. Raises HttpRefusal."""
     line = message.with_id(number)
     if line is not None and "progressToken" in message.meta:

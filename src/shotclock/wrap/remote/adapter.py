@@ -19,7 +19,7 @@ from collections.abc import Callable
 from ...core.value_types import value
 from ...process.clock import monotonic_ns
 from ..lines import READ_SIZE
-from ..messages import LONGEST_REPEATED, Key, Message, encode, key_of
+from ..messages import LONGEST_REPEATED, Key, RpcMessage, encode, key_of
 from .connections import Exchange, HttpLink, NoAnswer, OutgoingRequest
 from .endpoint import AdapterReport, Endpoint, Fate
 from .events import CollectedMessage, MessageTooLarge
@@ -85,7 +85,7 @@ class HttpClient:
 
     # --- from the client -----------------------------------------------------------------------------------------
 
-    def _dispatch(self, message: Message | None, body: CollectedMessage) -> None:
+    def _dispatch(self, message: RpcMessage | None, body: CollectedMessage) -> None:
         if message is None:
             error = {"code": PARSE_ERROR, "message": "shotclock: the line is no message and was not sent"}
             self._output.write_line(encode({"jsonrpc": "2.0", "id": None, "error": error}))
@@ -117,7 +117,7 @@ class HttpClient:
         else:
             _start(self._run, exchange)
 
-    def _cancel(self, message: Message, body: CollectedMessage) -> None:
+    def _cancel(self, message: RpcMessage, body: CollectedMessage) -> None:
         """Cancel a request: in 2026-07-28 by closing its stream, before by a notification."""
         exchange = self._open.get(key_of(message.params.get("requestId")))
         if not self._headers.is_modern:
@@ -132,7 +132,7 @@ class HttpClient:
         if len(cancelled) > MOST_CANCELLED:
             cancelled[0].abort()
 
-    def _posting(self, message: Message, body: CollectedMessage, after: Exchange | None = None) -> Posting:
+    def _posting(self, message: RpcMessage, body: CollectedMessage, after: Exchange | None = None) -> Posting:
         return Posting(message.method or "an answer of the client", body, self._headers.of_message(message), after)
 
     def _send_postings(self) -> None:

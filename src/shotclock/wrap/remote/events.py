@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 
 from ..lines import LONGEST_PARSED, READ_SIZE, TAIL_SIZE, id_in_tail
-from ..messages import Message, key_of, read_line, read_long_line
+from ..messages import RpcMessage, key_of, read_line, read_long_line
 
 LARGEST_MESSAGE = 1024 * 1024 * 1024
 # A longer message is read at both ends only.
@@ -51,7 +51,7 @@ class CollectedMessage:
         self._file.seek(start)
         return self._file.read(most)
 
-    def parse(self) -> Message | None:
+    def parse(self) -> RpcMessage | None:
         """Return the message; None for any other text."""
         if self.size <= LONGEST_READ:
             return read_line(self.read())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION
-from ..messages import JsonObject, Message, encode, error_of, read_line, request_line
+from ..messages import JsonObject, RpcMessage, encode, error_of, read_line, request_line
 from .connections import Exchange, HttpLink, HttpResponse, NoAnswer, OutgoingRequest
 from .endpoint import Fate
 from .events import CollectedMessage, EventReader, MessageTooLarge
@@ -35,7 +35,7 @@ HEADER_MISMATCH = -32020
 class RequestExchange(Exchange):
     """A request that waits for its answer."""
 
-    def __init__(self, message: Message, body: CollectedMessage, headers: HeaderTexts, *, is_modern: bool) -> None:
+    def __init__(self, message: RpcMessage, body: CollectedMessage, headers: HeaderTexts, *, is_modern: bool) -> None:
         super().__init__()
         self.id, self.key, self.method = message.id, message.key, message.method
         self.body, self.headers = body, headers
@@ -273,7 +273,7 @@ class HttpRequests:
             self._output.write(text)
         text.close()
 
-    def _learn(self, exchange: RequestExchange, message: Message, text: CollectedMessage) -> None:
+    def _learn(self, exchange: RequestExchange, message: RpcMessage, text: CollectedMessage) -> None:
         """Note the parts of an answer that later requests need."""
         if exchange.method == "initialize":
             self._headers.note_greeting(message.result)
@@ -293,13 +293,13 @@ def _retry_s(reader: EventReader, failed: int) -> float:
     return min(LONGEST_RETRY_MS, max(SHORTEST_RETRY_MS, reader.retry_ms) << min(failed, 10)) / 1000
 
 
-def _read_refusal(response: HttpResponse, text: CollectedMessage) -> Message | None:
+def _read_refusal(response: HttpResponse, text: CollectedMessage) -> RpcMessage | None:
     """Return the JSON-RPC error in a body, if it has one."""
     message = text.parse() if response.kind == JSON_TYPE else None
     return message if message is not None and error_of(message) else None
 
 
-def _names_lost_session(status: int, refusal: Message | None) -> bool:
+def _names_lost_session(status: int, refusal: RpcMessage | None) -> bool:
     """Return whether an answer to a request with a session id means that the server does not know the session."""
     error = {} if refusal is None else error_of(refusal)
     if status == 404:

@@ -13,7 +13,7 @@ from ..mcp_headers import (
     DeclaredHeaders,
     encode_value,
 )
-from ..messages import REVISION_KEY, Message
+from ..messages import REVISION_KEY, RpcMessage
 
 HeaderTexts = dict[str, str]
 
@@ -31,7 +31,7 @@ class ConversationHeaders:
     def is_modern(self) -> bool:
         return bool(self._modern)
 
-    def note_request(self, message: Message) -> None:
+    def note_request(self, message: RpcMessage) -> None:
         """Note the revision of a client. It may ask `server/discover` first and greet when that is refused."""
         revision = message.meta.get(REVISION_KEY)
         if message.method == "initialize":
@@ -48,7 +48,7 @@ class ConversationHeaders:
         texts = {"Accept": EVENT_TYPE, SESSION: self.session, REVISION: self._negotiated}
         return {name: text for name, text in texts.items() if text}
 
-    def of_message(self, message: Message) -> HeaderTexts:
+    def of_message(self, message: RpcMessage) -> HeaderTexts:
         texts = {"Accept": f"{JSON_TYPE}, {EVENT_TYPE}", "Content-Type": JSON_TYPE}
         if not self._modern:
             return self.of_stream() | texts

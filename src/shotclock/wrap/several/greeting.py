@@ -16,7 +16,7 @@ from ...core.envelope import ENVELOPE_KEY
 from ...process.clock import monotonic_ns
 from ..failures import CONNECTION_CLOSED
 from ..links import ClientLink, Note
-from ..messages import JsonObject, Message, encode, error_of
+from ..messages import JsonObject, RpcMessage, encode, error_of
 from ..requests import NEVER_NS
 from .lists import is_plain
 from .server import MergedPhase, MergedServer
@@ -61,7 +61,7 @@ class MergedGreeting:
 
     # --- from the client -----------------------------------------------------------------------------------------
 
-    def take_discover(self, message: Message) -> None:
+    def take_discover(self, message: RpcMessage) -> None:
         if self._discovered:  # a probe; the servers have probes of their own
             self._client.write_line(encode({"jsonrpc": "2.0", "id": message.id, "result": self._discovered}))
         elif self.is_pending or self._initialize is not None:
@@ -73,7 +73,7 @@ class MergedGreeting:
                 if server.is_running:
                     self._discover(server)
 
-    def take_initialize(self, message: Message) -> None:
+    def take_initialize(self, message: RpcMessage) -> None:
         if self._initialize is not None or self.is_modern:
             self._refuse(message.id, _INVALID_REQUEST, "the client has sent a greeting before")
             return
@@ -86,7 +86,7 @@ class MergedGreeting:
             elif server.phase in (MergedPhase.UP, MergedPhase.DISCOVERING):  # some never answer what they do not know
                 self._greet(server)
 
-    def _begin(self, message: Message, servers: set[MergedServer]) -> None:
+    def _begin(self, message: RpcMessage, servers: set[MergedServer]) -> None:
         self._client_id, self._due_ns = message.id, monotonic_ns() + GREETING_WAIT_MS * NS_PER_MS
         self._waiting = {each for each in servers if each.exit_code is None}
         self._finish_if_complete()
@@ -111,7 +111,7 @@ class MergedGreeting:
     def keep_level(self, params: JsonObject) -> None:
         self._level = params
 
-    def keep_subscription(self, server: MergedServer, message: Message) -> None:
+    def keep_subscription(self, server: MergedServer, message: RpcMessage) -> None:
         uri = str(message.params.get("uri"))
         self._subscriptions.pop(uri, None)
         if message.method == "resources/subscribe":
@@ -138,7 +138,7 @@ class MergedGreeting:
             server.phase = MergedPhase.DISCOVERING
         server.ask("server/discover", self._discovery or {}, lambda answer: self._take_discovery(server, answer))
 
-    def _take_discovery(self, server: MergedServer, answer: Message | None) -> None:
+    def _take_discovery(self, server: MergedServer, answer: RpcMessage | None) -> None:
         if answer is None or _is_unstartable(answer):  # the end of its wrap decides
             return
         if self._initialize is not None:  # which the server has got meanwhile
@@ -164,7 +164,7 @@ class MergedGreeting:
         server.phase = MergedPhase.GREETING
         server.ask("initialize", self._initialize or {}, lambda answer: self._take_greeting(server, answer))
 
-    def _take_greeting(self, server: MergedServer, answer: Message | None) -> None:
+    def _take_greeting(self, server: MergedServer, answer: RpcMessage | None) -> None:
         if answer is None or _is_unstartable(answer):
             return
         if self._keep_answer(server, answer):
@@ -178,12 +178,12 @@ class MergedGreeting:
             server.restart(server.why)  # later each time
         self._settle(server)
 
-    def _explain(self, server: MergedServer, answer: Message) -> None:
+    def _explain(self, server: MergedServer, answer: RpcMessage) -> None:
         text = str((_failure_of_wrap(answer) or error_of(answer)).get("message", "it cannot be read"))
         server.why = f"did not accept the greeting: {text.partition(chr(10))[0][:300]}"
         self._note(f"shotclock: the server {server.name} {server.why}")
 
-    def _keep_answer(self, server: MergedServer, answer: Message) -> bool:
+    def _keep_answer(self, server: MergedServer, answer: RpcMessage) -> bool:
         """Keep the answer to a greeting. Return whether it is one."""
         if not isinstance(answer.result, dict) or not is_plain(answer.result):
             return False
@@ -307,7 +307,7 @@ def merged_caching(results: Sequence[JsonObject]) -> JsonObject:
     return {"ttlMs": min(times, default=0), "cacheScope": "public" if is_public else "private"}
 
 
-def _drop(answer: Message | None) -> None:
+def _drop(answer: RpcMessage | None) -> None:
     """Drop the answer to a request that is repeated."""
 
 
@@ -331,7 +331,7 @@ def _common(lists: Sequence[object]) -> list[str]:
     return [version for version in first if all(version in other for other in others)]
 
 
-def _failure_of_wrap(answer: Message) -> JsonObject:
+def _failure_of_wrap(answer: RpcMessage) -> JsonObject:
     """Return the error that the wrap reports in place of its server; an empty one if the server itself has refused."""
     data = error_of(answer).get("data")
     envelope = data.get(ENVELOPE_KEY) if isinstance(data, dict) else None
@@ -339,6 +339,6 @@ def _failure_of_wrap(answer: Message) -> JsonObject:
     return error if isinstance(error, dict) else {}
 
 
-def _is_unstartable(answer: Message) -> bool:
+def _is_unstartable(answer: RpcMessage) -> bool:
     """Return whether the wrap is about to end, because its server cannot be started."""
     return _failure_of_wrap(answer).get("code") == "CONNECT_FAILED"

@@ -10,7 +10,7 @@ from ...core.json_values import DEPTH_LIMIT, is_deeper_than
 from ...core.value_types import value
 from ...process.clock import monotonic_ns
 from ..links import Note
-from ..messages import JsonObject, Message, error_of
+from ..messages import JsonObject, RpcMessage, error_of
 from .server import MergedServer
 
 # Each page has the list limit of its server; this one is for all pages of all servers together.
@@ -75,7 +75,7 @@ class ListReading:
         params = {**cursor, **self._meta}
         server.ask(self.kind.method, params, lambda answer: self._take(server, before, size, answer))
 
-    def _take(self, server: MergedServer, before: list[JsonObject], size: int, answer: Message | None) -> None:
+    def _take(self, server: MergedServer, before: list[JsonObject], size: int, answer: RpcMessage | None) -> None:
         if self.is_over or server not in self._waiting:
             return
         if answer is None or not isinstance(answer.result, dict):
@@ -97,7 +97,7 @@ class ListReading:
         self.results.append(result)
         self._finish(server, before)
 
-    def _take_failure(self, server: MergedServer, answer: Message | None) -> None:
+    def _take_failure(self, server: MergedServer, answer: RpcMessage | None) -> None:
         error = {} if answer is None else error_of(answer)
         if error.get("code") in _NO_SUCH_METHOD and server.capabilities is None:
             self._finish(server, [])

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ...core.value_types import replace
 from ..lines import LinePart, id_in_tail, replace_id_in_tail
-from ..messages import Message, key_of, read_line, read_long_line
+from ..messages import RpcMessage, key_of, read_line, read_long_line
 from .lists import MOST_LISTED
 from .routes import Route
 from .server import MergedServer
@@ -18,13 +18,13 @@ MOST_GATHERED = 2 * 1024 * 1024
 class MessageTaker(Protocol):
     """The merger, as long lines see it."""
 
-    def find_route(self, message: Message) -> Route | None:
+    def find_route(self, message: RpcMessage) -> Route | None:
         """Return the route of a long message, as far as its head tells."""
         ...
 
-    def take_client_message(self, message: Message | None) -> None: ...
+    def take_client_message(self, message: RpcMessage | None) -> None: ...
 
-    def note_sent(self, server: MergedServer, message: Message, *, is_sent: bool) -> None:
+    def note_sent(self, server: MergedServer, message: RpcMessage, *, is_sent: bool) -> None:
         """Note a long request that has ended, and whether the server has got it."""
         ...
 
@@ -32,18 +32,18 @@ class MessageTaker(Protocol):
 
     def pass_piece(self, server: MergedServer, part: LinePart, piece: bytes) -> None: ...
 
-    def take_server_message(self, server: MergedServer, message: Message) -> None: ...
+    def take_server_message(self, server: MergedServer, message: RpcMessage) -> None: ...
 
-    def note_answered(self, server: MergedServer, message: Message) -> bool: ...
+    def note_answered(self, server: MergedServer, message: RpcMessage) -> bool: ...
 
-    def open_question(self, server: MergedServer, message: Message) -> bytes:
+    def open_question(self, server: MergedServer, message: RpcMessage) -> bytes:
         """Return the line of a request of a server, with an id and a progress token of ours."""
         ...
 
     def new_question(self, server: MergedServer, id: object, token: object) -> str: ...
 
 
-def _with_id_of_tail(message: Message, tail: bytes) -> Message:
+def _with_id_of_tail(message: RpcMessage, tail: bytes) -> RpcMessage:
     if message.key is not None:
         return message
     id = id_in_tail(tail)
@@ -115,7 +115,7 @@ class ServerLongLine:
         elif self._gathered is None:
             self._pass(part, piece)
 
-    def _end(self, message: Message, piece: bytes) -> None:
+    def _end(self, message: RpcMessage, piece: bytes) -> None:
         if self._gathered is not None:
             whole = read_line(bytes(self._gathered))  # None if it was too long to be gathered
             self._merger.take_server_message(self._server, whole or message)

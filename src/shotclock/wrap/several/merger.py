@@ -23,7 +23,7 @@ from ..messages import (
     REVISION_KEY,
     JsonObject,
     Key,
-    Message,
+    RpcMessage,
     cancellation_line,
     encode,
     envelope_of_protocol,
@@ -65,7 +65,7 @@ class Merger:
         self._greeting = MergedGreeting(servers, client, note, self._announce)
         self._routes = MergedRoutes(servers, note)
         self._subscriptions = MergedSubscriptions(client)
-        self._early: list[Message] = []  # requests of a client that does not wait for the answer to its greeting
+        self._early: list[RpcMessage] = []  # requests of a client that does not wait for the answer to its greeting
         self._open: dict[Key, tuple[MergedServer, ClientRequest]] = {}
         self._readings: dict[Key | None, ListReading] = {}
         self._asked: dict[str, ServerQuestion] = {}
@@ -90,7 +90,7 @@ class Merger:
         elif piece.strip():
             self.take_client_message(read_line(piece))
 
-    def take_client_message(self, message: Message | None) -> None:
+    def take_client_message(self, message: RpcMessage | None) -> None:
         if message is None:
             self._refuse(None, _PARSE_ERROR, "a line that is no valid message was not passed on")
         elif message.is_request:
@@ -103,7 +103,7 @@ class Merger:
         else:
             self._take_client_notification(message)
 
-    def _take_request(self, message: Message) -> None:
+    def _take_request(self, message: RpcMessage) -> None:
         if REVISION_KEY in message.meta and message.method != "server/discover":
             self._greeting.take_envelope()
         match message.method:
@@ -137,12 +137,12 @@ class Merger:
         text = f"a message of more than {MOST_GATHERED} bytes does not name its server near its start"
         self._refuse(id, _INVALID_REQUEST, text)
 
-    def _set_level(self, message: Message) -> None:
+    def _set_level(self, message: RpcMessage) -> None:
         """Set the log level of every server that has one, and answer when all have answered."""
         self._greeting.keep_level(message.params)
         waiting = {each for each in self._servers if each.is_ready and each.has("logging")}
 
-        def finish(server: MergedServer, answer: Message | None) -> None:
+        def finish(server: MergedServer, answer: RpcMessage | None) -> None:
             waiting.discard(server)
             if not waiting:
                 self._answer(message.id, {})
@@ -152,7 +152,7 @@ class Merger:
         if not waiting:
             self._answer(message.id, {})
 
-    def _list(self, message: Message, kind: MergedKind) -> None:
+    def _list(self, message: RpcMessage, kind: MergedKind) -> None:
         def answer(reading: ListReading, objects: list[JsonObject]) -> None:
             caching = {"resultType": "complete", **merged_caching(reading.results)} if self._greeting.is_modern else {}
             self._answer(message.id, {kind.name: objects, **caching})
@@ -163,7 +163,7 @@ class Merger:
             self._read_list(kind, message, answer)
 
     def _read_list(
-        self, kind: MergedKind, message: Message, then: Callable[[ListReading, list[JsonObject]], None]
+        self, kind: MergedKind, message: RpcMessage, then: Callable[[ListReading, list[JsonObject]], None]
     ) -> None:
         def finish(reading: ListReading) -> None:
             del self._readings[message.key]
@@ -175,7 +175,7 @@ class Merger:
         self._readings[message.key] = reading
         reading.begin()
 
-    def _route_request(self, message: Message, *, has_read_lists: bool = False) -> None:
+    def _route_request(self, message: RpcMessage, *, has_read_lists: bool = False) -> None:
         def route_again(reading: ListReading, objects: list[JsonObject]) -> None:
             self._route_request(message, has_read_lists=True)
 
@@ -190,7 +190,7 @@ class Merger:
         else:
             self._refuse(message.id, _INVALID_PARAMS, route.why)
 
-    def find_route(self, message: Message) -> Route | None:
+    def find_route(self, message: RpcMessage) -> Route | None:
         if message.is_answer:
             question = self._asked.pop(message.id, None) if isinstance(message.id, str) else None
             line = None if question is None else message.with_id(question.id)
@@ -198,7 +198,7 @@ class Merger:
         found = self._routes.find(message) if message.method in ROUTED_BY_HEAD else None
         return found if isinstance(found, Route) else None
 
-    def note_sent(self, server: MergedServer, message: Message, *, is_sent: bool) -> None:
+    def note_sent(self, server: MergedServer, message: RpcMessage, *, is_sent: bool) -> None:
         """Open a request, or answer one that could not be sent."""
         request = new_request(message, monotonic_ns())
         request.line = b""  # the wrap of the server repeats what may be repeated
@@ -224,7 +224,7 @@ class Merger:
         _, line = failure_answer(request, failure, is_modern=self._greeting.is_modern)
         self._client.write_line(line)
 
-    def _take_client_notification(self, message: Message) -> None:
+    def _take_client_notification(self, message: RpcMessage) -> None:
         match message.method:
             case "notifications/initialized":
                 self._greeting.take_initialized(message.line)
@@ -241,7 +241,7 @@ class Merger:
                     if server.is_ready:
                         server.send(message.line)
 
-    def _cancel(self, message: Message) -> None:
+    def _cancel(self, message: RpcMessage) -> None:
         key = key_of(message.params.get("requestId"))
         if key is None:
             return
@@ -265,7 +265,7 @@ class Merger:
         elif (message := read_line(piece)) is not None:
             self.take_server_message(server, message)
 
-    def take_server_message(self, server: MergedServer, message: Message) -> None:
+    def take_server_message(self, server: MergedServer, message: RpcMessage) -> None:
         if message.is_answer:
             if server.is_own(message.id):
                 server.take_own_answer(message)
@@ -278,7 +278,7 @@ class Merger:
         else:
             self._take_server_notification(server, message)
 
-    def note_answered(self, server: MergedServer, message: Message) -> bool:
+    def note_answered(self, server: MergedServer, message: RpcMessage) -> bool:
         """Close a request. Return False if the client does not wait for its answer by this server."""
         if message.key is None or self._open.get(message.key, (None,))[0] is not server:
             return False
@@ -287,7 +287,7 @@ class Merger:
         self._routes.note_task(server, message.result)
         return True
 
-    def open_question(self, server: MergedServer, message: Message) -> bytes:
+    def open_question(self, server: MergedServer, message: RpcMessage) -> bytes:
         """Return the line of a request of a server, with an id and a progress token of ours."""
         new_id = self.new_question(server, message.id, message.meta.get("progressToken"))
         line = message.with_id(new_id) or message.line
@@ -304,7 +304,7 @@ class Merger:
                 del self._asked[next(iter(self._asked))]
         return new_id
 
-    def _take_server_notification(self, server: MergedServer, message: Message) -> None:
+    def _take_server_notification(self, server: MergedServer, message: RpcMessage) -> None:
         line = message.line
         if message.method == ACKNOWLEDGED:
             self._subscriptions.take_acknowledgement(server, message)

@@ -11,11 +11,11 @@ import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from ...core.uri_template import matches_strictly, may_match
 from ...core.value_types import record
 from ..lines import replace_value
 from ..links import Note
-from ..messages import JsonObject, Message
-from ..uri_templates import matches_strictly, may_match
+from ..messages import JsonObject, RpcMessage
 from .lists import PROMPTS, RESOURCES, TOOLS, ListReading
 from .server import MergedServer
 
@@ -83,7 +83,7 @@ class MergedRoutes:
             if len(self._tasks) > MOST_TASKS:
                 self._tasks.popitem(last=False)
 
-    def find(self, message: Message) -> Route | NoRoute:
+    def find(self, message: RpcMessage) -> Route | NoRoute:
         """Return the server of a request. Only the name of a tool or prompt is changed in its line."""
         method, params = message.method or "", message.params
         ref = params.get("ref") if method == "completion/complete" else None
@@ -104,7 +104,7 @@ class MergedRoutes:
             return Route(self._servers[0], message.line)
         return NoRoute(f"{method} does not name one of the {len(self._servers)} servers, so it was not passed on")
 
-    def _route_name(self, message: Message, path: Sequence[str], name: object) -> Route | NoRoute:
+    def _route_name(self, message: RpcMessage, path: Sequence[str], name: object) -> Route | NoRoute:
         server = self._by_prefix(name) if isinstance(name, str) else None
         if server is None or not isinstance(name, str):
             return NoRoute(f"no server has {name!r}: the names of its tools and prompts begin with its prefix")

@@ -20,7 +20,7 @@ from ...process.piped_child import PipedChild
 from ...runtime.commands import signal_name
 from ..limits import CallLimits, ServerLimits
 from ..lines import LinePart, LineSplitter
-from ..messages import LISTEN, JsonObject, Key, Message, key_of, request_line
+from ..messages import LISTEN, JsonObject, Key, RpcMessage, key_of, request_line
 from ..requests import NEVER_NS
 from ..restarts import Restarts
 from ..writers import LineWriter, NoteWriter, read_some
@@ -39,7 +39,7 @@ BACKSTOP_MS = 10_000
 # Exit codes of `shotclock wrap` for a server that cannot be started.
 _UNSTARTABLE = (125, 126, 127)
 
-OnAnswer = Callable[[Message | None], None]
+OnAnswer = Callable[[RpcMessage | None], None]
 
 
 @value
@@ -161,7 +161,7 @@ class MergedServer:
     def has_own_open(self) -> bool:
         return bool(self._own)
 
-    def take_own_answer(self, answer: Message) -> None:
+    def take_own_answer(self, answer: RpcMessage) -> None:
         self.expect_no_more(key_of(answer.id))
         on_answer = self._own.pop(str(answer.id), None)
         if on_answer is not None:

@@ -12,7 +12,7 @@ from ...core.clocks import NS_PER_MS
 from ...core.value_types import field, record
 from ...process.clock import monotonic_ns
 from ..links import ClientLink
-from ..messages import JsonObject, Key, Message, key_of, notification_line
+from ..messages import JsonObject, Key, RpcMessage, key_of, notification_line
 from ..requests import NEVER_NS
 from .server import MergedServer
 
@@ -43,7 +43,7 @@ class MergedSubscriptions:
         self._client = client
         self._open: dict[Key, Subscription] = {}
 
-    def begin(self, message: Message, servers: Sequence[MergedServer]) -> None:
+    def begin(self, message: RpcMessage, servers: Sequence[MergedServer]) -> None:
         key = key_of(message.id)
         if key is None:
             return
@@ -72,7 +72,7 @@ class MergedSubscriptions:
         for server in () if subscription is None else subscription.open:
             server.send(line)
 
-    def take_acknowledgement(self, server: MergedServer, message: Message) -> None:
+    def take_acknowledgement(self, server: MergedServer, message: RpcMessage) -> None:
         key = key_of(message.meta.get(SUBSCRIPTION_KEY))
         subscription = None if key is None else self._open.get(key)
         if subscription is None or subscription.is_acknowledged:
@@ -93,7 +93,7 @@ class MergedSubscriptions:
             params = {"notifications": subscription.honored, "_meta": {SUBSCRIPTION_KEY: subscription.id}}
             self._client.write_line(notification_line(ACKNOWLEDGED, params))
 
-    def take_answer(self, server: MergedServer, message: Message) -> None:
+    def take_answer(self, server: MergedServer, message: RpcMessage) -> None:
         """Note the end of a subscription at one server. The last one ends that of the client."""
         if self.end(server, message.key):
             self._client.write_line(message.line)

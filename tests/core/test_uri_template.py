@@ -1,6 +1,6 @@
 """URI templates, compared strictly and leniently."""
 
-from shotclock.wrap.uri_templates import matches_strictly, may_match
+from shotclock.core.uri_template import matches_strictly, may_match
 
 
 def test_a_trusted_template_matches_the_expansions_that_servers_agree_on() -> None:
