@@ -24,8 +24,8 @@ NOTE = (
     "runs tools inside the process that speaks the protocol; ours speaks only, async tools run in a second process, "
     "sync ones in a third. *2026* is protocol revision 2026-07-28, *2025* a client that begins with a handshake. "
     "*Hanging sync tool*: it sleeps 3 s and has a timeout of 1 s on both sides; the figure is when the answer came. "
-    "*A model reads*: the content and structured content of one result, as the JSON that a client receives; metadata is "
-    "not shown to models."
+    "*A model reads*: the content and structured content of one result, as the JSON that a client receives, without "
+    "metadata."
 )
 TOOLS = {"async no-op": "noop_async", "sync no-op": "noop"}
 ERAS = {"2026": "auto", "2025": "legacy"}

@@ -1,5 +1,7 @@
 """A handler receives the subclass of Context that its `ctx` is annotated with."""
 
+import asyncio
+
 import pytest
 
 from shotclock import App, Context
@@ -29,11 +31,14 @@ async def on_this_loop(ctx: Greeting) -> str:
 
 
 @pytest.mark.slow
-async def test_the_declared_class_is_received_wherever_the_command_runs() -> None:
-    async with app:
-        for name in ("in_process", "in_shared", "on_this_loop"):
-            answer = await app.call(name)
-            assert answer.ok and answer.data == f"hello from {name}", answer
+def test_the_declared_class_is_received_wherever_the_command_runs() -> None:
+    async def call_each() -> None:
+        async with app:
+            for name in ("in_process", "in_shared", "on_this_loop"):
+                answer = await app.call(name)
+                assert answer.ok and answer.data == {"result": f"hello from {name}"}, answer
+
+    asyncio.run(call_each())
 
 
 def test_a_context_under_another_name_is_refused() -> None:
