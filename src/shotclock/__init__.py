@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .process.content import ResourceLink as ResourceLink
     from .process.context import Context as Context
     from .process.context import Stopped as Stopped
+    from .process.dependencies import Depends as Depends
     from .runtime.run_async import arun as arun
     from .runtime.run_function import run as run
     from .runtime.runtime import Runtime as Runtime
@@ -62,6 +63,7 @@ _HOME = {
     "Audio": "process.content",
     "Clocks": "core.clocks",
     "Context": "process.context",
+    "Depends": "process.dependencies",
     "DurationError": "core.clocks",
     "EmbeddedResource": "process.content",
     "Ending": "core.errors",

@@ -19,13 +19,10 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
-from string import Formatter
+from collections.abc import Callable, Mapping
 from types import TracebackType, UnionType
 from typing import (
     Any,
-    NamedTuple,
     Self,
     TypedDict,
     TypeVar,
@@ -38,41 +35,47 @@ from typing import (
 )
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
-from .core.arguments import (
-    CONTEXT_NAME,
-    HandlerParameter,
-    NotSerializable,
-    find_conversions,
-    misfit,
-    parameters_of,
-    plain_schema,
-    signature_of,
-    to_jsonable,
-)
+from .core.arguments import CONTEXT_NAME, HandlerParameter, parameters_of, signature_of, to_jsonable
 from .core.catalogue import (
     ApprovedFile,
     Catalogue,
     CommandSpec,
     HandlerReference,
-    Interruption,
-    Isolation,
     Operation,
     SecretParameter,
     hyphenate,
 )
-from .core.clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_duration_ms
-from .core.content import holds_content, mentions_content
+from .core.clocks import Clocks, parse_duration_ms
+from .core.command_function import (
+    argument_checker,
+    change_result,
+    check_result,
+    keep_exit_code,
+    output_schema,
+    refuse_questions,
+)
+from .core.declared import (
+    DEFAULT_OPTIONS,
+    Declared,
+    check_options,
+    check_placeholders,
+    read_approval,
+    read_clocks,
+    read_documentation,
+    read_interruption,
+    read_limit_ms,
+    read_min_time,
+    read_overtime,
+)
 from .core.envelope import Envelope
-from .core.errors import Failure, SideEffects, error_entry
-from .core.manifest import CONFIRM_FLAG, flag_name
-from .core.overtime import OvertimeError, OvertimePolicy
-from .core.proposal import Policy
+from .core.errors import Failure, error_entry
 from .core.served import ServedOptions, check_served_options, read_listing, served_spec
 from .core.streaming import collect_items, yields
 from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
+from .process.dependencies import supply_dependencies
 from .process.running_call import MAIN_ALIAS
 from .runtime.call import CallRequest
 from .runtime.executor import DEFAULT_WARM
@@ -81,8 +84,6 @@ from .runtime.runtime import Runtime
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESERVED = {CONFIRM_FLAG, "help"}
-"""Names that a parameter cannot have. The first is an argument over MCP as well; the second describes the command."""
 DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -90,44 +91,6 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}  # every App of this process by its key, the same in a worker that imports the program
-
-
-class Declared(TypedDict, total=False):
-    """Options of `@app.command`."""
-
-    name: str | None
-    timeout: object
-    soft: object
-    idle: object
-    queue: object
-    grace: object
-    wind_down: object
-    overtime: object
-    min_time: object
-    isolation: Isolation
-    mutates: bool
-    idempotent: bool
-    destructive: bool
-    steps: Iterable[str]
-    interruption: Interruption | Mapping[str, Any] | bool | None
-    exit_codes: Iterable[str]
-    requires_person: str | None
-    approval: Policy | Mapping[str, Any] | bool | None
-    single_flight: str | None
-    concurrency: int | None
-    stdin: bool
-    mcp: bool
-    title: str | None
-    description: str | None
-    icons: Iterable[Any] | None
-    open_world: bool | None
-    meta: Mapping[str, Any] | None
-
-
-DEFAULT_OPTIONS: Declared = {
-    **{"isolation": "auto", "mutates": True, "idempotent": False, "destructive": False},
-    **{"steps": (), "exit_codes": (), "stdin": False, "mcp": True},
-}
 
 
 class App:
@@ -159,9 +122,9 @@ class App:
         self.name = name
         self.version = version
         self.help = help
-        timeout_ms = _read_limit_ms("default_timeout", default_timeout, default_timeout_ms)
+        timeout_ms = read_limit_ms("default_timeout", default_timeout, default_timeout_ms)
         self.clocks = Clocks(timeout_ms=timeout_ms).over(Clocks.of(grace=grace))
-        self.operation_timeout_ms = _read_limit_ms("operation_timeout", operation_timeout, operation_timeout_ms)
+        self.operation_timeout_ms = read_limit_ms("operation_timeout", operation_timeout, operation_timeout_ms)
         self.workers = workers
         self.proposals = proposals
         self.debug = debug
@@ -214,19 +177,20 @@ class App:
         self._check_name(name)
         if is_streaming := yields(function):
             function = collect_items(function)
+        function = supply_dependencies(function)
         if secrets := _find_secrets(function, self.name):
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
             function = supply_secrets(function, secrets, os.environ)
         parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
         options["steps"] = tuple(options["steps"])
-        _check_options(name, options, parameters)
-        interruption = _read_interruption(options.get("interruption"))
+        check_options(name, options, parameters)
+        interruption = read_interruption(options.get("interruption"))
         approved_file = _read_approved_file(name, options.get("approval"), parameters)
         if approved_file is not None and interruption is not None:
             raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
-        clocks = _read_clocks(name, options, interruption, self.clocks)
-        documentation = _read_documentation(function)
+        clocks = read_clocks(name, options, interruption, self.clocks)
+        documentation = read_documentation(function)
         schema = to_jsonable(signature_of(function).json_schema())  # a default may be infinite, which JSON cannot hold
         for parameter_name, text in documentation.parameters.items():
             if parameter_name in schema["properties"]:
@@ -240,7 +204,7 @@ class App:
             summary=documentation.summary,
             description=options.get("description") or documentation.text,
             input_schema=schema,
-            output_schema=_output_schema(function),
+            output_schema=output_schema(function),
             positionals=tuple(p.name for p in parameters if p.kind == "by place or name" and p.name != decision),
             isolation=options["isolation"],
             clocks=clocks,
@@ -251,14 +215,14 @@ class App:
             interruption=interruption,
             error_codes=tuple(error_entry(code).code for code in options["exit_codes"]),
             requires_person=options.get("requires_person"),
-            approval=_read_approval(name, options.get("approval")),
+            approval=read_approval(name, options.get("approval")),
             approved_file=approved_file,
             single_flight=options.get("single_flight"),
             concurrency=options.get("concurrency"),
             reads_stdin=options["stdin"],
             on_mcp=options["mcp"] and options.get("requires_person") is None,
-            overtime=_read_overtime(name, options.get("overtime"), clocks),
-            min_time_ms=_read_min_time(name, options.get("min_time"), clocks),
+            overtime=read_overtime(name, options.get("overtime"), clocks),
+            min_time_ms=read_min_time(name, options.get("min_time"), clocks),
             open_world=options.get("open_world"),
             listing=read_listing(options),
             secrets=secrets,
@@ -267,8 +231,8 @@ class App:
         spec.operation()  # rejects an impossible isolation
         self._commands[name] = spec
         if not is_async and not options["stdin"]:
-            function = _refuse_questions(function, name)
-        self._functions[name] = _keep_exit_code(_check_result(function, spec), name)
+            function = refuse_questions(function, name)
+        self._functions[name] = keep_exit_code(check_result(function, spec), name)
 
     def _reference(self, name: str, is_async: bool) -> HandlerReference:
         return HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async)
@@ -321,16 +285,17 @@ class App:
 
         check_served_options(kind, options)
         written: Any = options
-        clocks = _read_clocks(f"{kind} {subject}", written, None, self.clocks)
-        documentation = _read_documentation(function)
-        spec = served_spec(kind, subject, function, options, clocks, self._reference, documentation)
+        clocks = read_clocks(f"{kind} {subject}", written, None, self.clocks)
+        documentation = read_documentation(function)
+        supplied = supply_dependencies(function)
+        spec = served_spec(kind, subject, supplied, options, clocks, self._reference, documentation)
         if spec.name in self._served:
             raise ValueError(f"{self.name} already has the {spec.name}")
-        _check_placeholders(spec.name, spec.single_flight or "", set(spec.input_schema["properties"]))
+        check_placeholders(spec.name, spec.single_flight or "", set(spec.input_schema["properties"]))
         spec.operation()
         self._served[spec.name] = spec
-        ready = function if inspect.iscoroutinefunction(function) else _refuse_questions(function, spec.name)
-        self._functions[spec.name] = _change_result(ready, conversion_of(kind, spec.listing.mime_type))
+        ready = supplied if inspect.iscoroutinefunction(supplied) else refuse_questions(supplied, spec.name)
+        self._functions[spec.name] = change_result(ready, conversion_of(kind, spec.listing.mime_type))
         return function
 
     def _check_name(self, name: str) -> None:
@@ -368,7 +333,7 @@ class App:
     def handler(self, name: str) -> Callable[..., Any]:
         """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
         if name.endswith("?") and name not in self._functions:
-            return _argument_checker(self._functions[name[:-1]])
+            return argument_checker(self._functions[name[:-1]])
         return self._functions[name]
 
     @property
@@ -546,122 +511,6 @@ def _is_secret(kind: Any) -> bool:
     return getattr(kind, "__qualname__", "") == "Secret" and kind.__module__ == "pydantic.types"
 
 
-def _check_options(name: str, options: Declared, parameters: list[HandlerParameter]) -> None:
-    flags: dict[str, str] = {}
-    for parameter in parameters:
-        flag = flag_name(parameter.name)
-        if flag in RESERVED:
-            raise ValueError(f"{name!r}: --{flag} has a meaning for every command; call the parameter something else")
-        if flags.setdefault(flag, parameter.name) != parameter.name:
-            raise ValueError(f"{name!r}: {flags[flag]!r} and {parameter.name!r} would both be --{flag}")
-        if parameter.name == "dry_run" and not options["destructive"]:
-            raise ValueError(f"{name!r}: only a destructive command has a dry run")
-    if options["destructive"] and not options["mutates"]:
-        raise ValueError(f"{name!r} cannot be destructive and not mutate anything")
-    if (concurrency := options.get("concurrency")) is not None and concurrency < 1:
-        raise ValueError(f"{name!r}: concurrency must be at least 1")
-    if len(set(options["steps"])) < len(tuple(options["steps"])):
-        raise ValueError(f"{name!r}: every step needs a name of its own")
-    for template in (options.get("single_flight"), options.get("requires_person")):
-        _check_placeholders(name, template or "", {parameter.name for parameter in parameters})
-
-
-def _check_placeholders(name: str, template: str, parameters: set[str]) -> None:
-    try:
-        fields = [(field, spec, conversion) for _, field, spec, conversion in Formatter().parse(template)]
-    except ValueError as error:
-        raise ValueError(f"{name!r}: {template!r}: {error}") from None
-    for field, spec, conversion in fields:
-        if field is not None and field not in parameters:
-            raise ValueError(f"{name!r}: {{{field}}} in {template!r} is not one of its parameters")
-        if spec or conversion:
-            raise ValueError(f"{name!r}: {{{field}}} in {template!r} takes no format and no conversion")
-
-
-def _read_clocks(name: str, options: Declared, interruption: Interruption | None, defaults: Clocks) -> Clocks:
-    clocks = Clocks.of(**{name: limit for name, limit in options.items() if name in CLOCK_NAMES})
-    if interruption is not None:  # the work of a job is bounded by its lifetime, not by the App's timeout
-        job = Clocks(timeout_ms=interruption.max_lifetime_ms, idle_ms=interruption.idle_timeout_ms)
-        clocks = clocks.over(job)
-    clocks = clocks.over(defaults)
-    if clocks.soft_ms and clocks.timeout_ms and clocks.soft_ms >= clocks.timeout_ms:
-        limit = format_duration(clocks.timeout_ms)
-        raise ValueError(f"{name!r}: soft must be shorter than the timeout of {limit}, or it has no effect")
-    return clocks
-
-
-class _Documentation(NamedTuple):
-    summary: str
-    text: str
-    parameters: dict[str, str]
-
-
-def _read_documentation(function: Callable[..., Any]) -> _Documentation:
-    written = (function.__doc__ or "").strip()
-    if "\n" not in written and ":" not in written:
-        return _Documentation(written, written, {})
-    import docstring_parser
-
-    parsed = docstring_parser.parse(inspect.cleandoc(written))
-    texts = [text for text in (parsed.short_description, parsed.long_description) if text]
-    parameters = {param.arg_name: " ".join((param.description or "").split()) for param in parsed.params}
-    return _Documentation(texts[0] if texts else "", "\n\n".join(texts), {k: v for k, v in parameters.items() if v})
-
-
-def _read_overtime(name: str, written: object, clocks: Clocks) -> dict[str, Any] | bool | str | None:
-    if written is None or written is False:
-        return None
-    plain: Any = dict(written) if isinstance(written, Mapping) else written
-    try:
-        OvertimePolicy.of(plain, clocks.timeout_ms or 0)
-    except OvertimeError as error:
-        raise ValueError(f"{name!r}: overtime: {error}") from None
-    return plain  # type: ignore[no-any-return]
-
-
-def _read_min_time(name: str, written: object, clocks: Clocks) -> int:
-    if written is None:
-        return 0
-    min_time_ms = parse_duration_ms(written)
-    if clocks.timeout_ms and min_time_ms > clocks.timeout_ms:
-        raise ValueError(f"{name!r}: min_time is longer than the timeout: it could never start")
-    return min_time_ms
-
-
-def _read_interruption(declared: Interruption | Mapping[str, Any] | bool | None) -> Interruption | None:
-    if declared is None or isinstance(declared, Interruption):
-        return declared
-    if isinstance(declared, bool):
-        return Interruption() if declared else None
-    return Interruption(**_in_ms(declared, "idle_timeout", "max_lifetime"))
-
-
-def _in_ms(declared: Mapping[str, Any], *durations: str) -> dict[str, Any]:
-    """Return a declaration with durations in milliseconds: `ttl` becomes `ttl_ms`."""
-    fields = dict(declared)
-    for name in durations:
-        if name in fields:
-            fields[f"{name}_ms"] = parse_duration_ms(fields.pop(name))
-    return fields
-
-
-def _read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None) -> Policy | None:
-    if declared is None or isinstance(declared, Policy):
-        return declared
-    if isinstance(declared, bool):
-        return Policy() if declared else None
-    fields = _in_ms(declared, "ttl", "remind")
-    fields["deciders"] = tuple(fields.get("deciders", ()))
-    fields.pop("file", None)
-    try:
-        policy = Policy(**fields)
-    except TypeError as error:
-        raise ValueError(f"{name!r}: approval: {error}") from None
-    if policy.when_expired not in ("expire", "reject", "default"):
-        raise ValueError(f"{name!r}: approval: when_expired is 'expire', 'reject' or 'default'")
-    return policy
-
-
 def _read_approved_file(name: str, declared: object, parameters: list[HandlerParameter]) -> ApprovedFile | None:
     """Read an approved file. Raises ValueError unless the operator sees every argument."""
     written = declared.get("file") if isinstance(declared, Mapping) else None
@@ -682,125 +531,3 @@ def _read_approved_file(name: str, declared: object, parameters: list[HandlerPar
         message = f"the operator sees the file, and would not see {', '.join(sorted(unseen))}"
         raise ValueError(f"{name!r}: approval: {message}")
     return file
-
-
-def _read_limit_ms(name: str, written: object, ms: int | None) -> int:
-    try:
-        return parse_duration_ms(written) if ms is None else parse_duration_ms(ms, bare="ms")
-    except DurationError as error:
-        raise DurationError(f"{name}: {error}") from None
-
-
-def _refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Make `input()` in a command the failure INPUT_REQUIRED: commands have no terminal."""
-
-    @wraps(function)
-    def run(*arguments: Any, **named: Any) -> Any:
-        try:
-            return function(*arguments, **named)
-        except EOFError as error:
-            if str(error) != "EOF when reading a line":  # not from `input`
-                raise
-            message = f"{name} asks a question, and there is no terminal to answer it"
-            raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
-
-    return run
-
-
-def _keep_exit_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Make `sys.exit(3)` in a command a failure with that exit code, and `sys.exit(text)` one with that message."""
-    if inspect.iscoroutinefunction(function):
-
-        @wraps(function)
-        async def run_async(*arguments: Any, **named: Any) -> Any:
-            try:
-                return await function(*arguments, **named)
-            except SystemExit as error:
-                raise _failure_of_exit(error, name) from None
-
-        return run_async
-
-    @wraps(function)
-    def run(*arguments: Any, **named: Any) -> Any:
-        try:
-            return function(*arguments, **named)
-        except SystemExit as error:
-            raise _failure_of_exit(error, name) from None
-
-    return run
-
-
-def _failure_of_exit(error: SystemExit, name: str) -> BaseException:
-    """Return the failure for an exit; the exit itself where it reports success, which is no answer."""
-    if error.code is None or error.code == 0:
-        return error
-    if not isinstance(error.code, int):
-        return Failure("GENERAL_ERROR", str(error.code))
-    exit_code = error.code & 0xFF or 1  # as the system cuts it
-    failure = Failure("GENERAL_ERROR", f"{name} left with exit code {exit_code}")
-    failure.exit_code = exit_code
-    return failure
-
-
-def _check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
-    """Make a result that does not fit the declared schema a failure: a client would discard it."""
-    schema = spec.output_schema
-    if schema is None:
-        return function
-
-    def check(result: object) -> object:
-        if holds_content(result):
-            how = "put its type into the return annotation, as in -> Image or -> list[str | Image]"
-            raise Failure("RESULT_INVALID", f"{spec.name} returned content and does not declare it: {how}")
-        try:
-            reason = misfit(result, schema)
-        except NotSerializable:  # reported when the result is sent
-            return result
-        if reason is None:
-            return result
-        raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
-
-    return _change_result(function, check)
-
-
-def _change_result(function: Callable[..., Any], change: Callable[[object], object]) -> Callable[..., Any]:
-    """Return the function with its result passed through another one."""
-    if inspect.iscoroutinefunction(function):
-
-        @wraps(function)
-        async def run_async(*arguments: Any, **named: Any) -> Any:
-            return change(await function(*arguments, **named))
-
-        return run_async
-
-    @wraps(function)
-    def run(*arguments: Any, **named: Any) -> Any:
-        return change(function(*arguments, **named))
-
-    return run
-
-
-def _argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that only checks the arguments."""
-
-    @wraps(function)
-    def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
-        return find_conversions(signature_of(function), given, converted)._asdict()
-
-    check.looks_at_arguments = True  # type: ignore[attr-defined]
-    return check
-
-
-def _output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the schema of the return type, if it has one. A list of anything has none: it may hold content."""
-    annotation = get_type_hints(function, include_extras=True).get("return")
-    if annotation in (None, Any, list, list[Any], tuple) or mentions_content(annotation):
-        return None
-    if (schema := plain_schema(annotation)) is not None:
-        return schema
-    from pydantic import TypeAdapter
-
-    try:
-        return TypeAdapter(annotation).json_schema(mode="serialization")
-    except Exception:  # pydantic knows no schema of this type
-        return None

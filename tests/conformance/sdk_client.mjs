@@ -48,7 +48,7 @@ client.fallbackNotificationHandler = async (notification) => {
   notices.push(notification);
 };
 
-function take([what, name, args]) {
+function take([what, name, args, value]) {
   const options = { onprogress: (progress) => notices.push(['progress', progress]) };
   switch (what) {
     case 'tools': return client.listTools();
@@ -62,6 +62,7 @@ function take([what, name, args]) {
     case 'prompt': return client.getPrompt({ name, arguments: args });
     case 'read': return client.readResource({ uri: name });
     case 'subscribe': return client.subscribeResource({ uri: name });
+    case 'complete': return client.complete({ ref: { type: 'ref/prompt', name }, argument: { name: args, value } });
     case 'level': return client.setLoggingLevel(name);
     default: throw new Error(`unknown step ${what}`);
   }

@@ -91,6 +91,9 @@ async def take(client: Any, step: list[Any]) -> Any:
             return await client.read_resource(uri)
         case ["subscribe", uri]:
             return await client.subscribe_resource(uri)
+        case ["complete", name, argument, value]:
+            reference = types.PromptReference(type="ref/prompt", name=name)
+            return await client.complete(reference, {"name": argument, "value": value})
         case ["level", level]:
             return await client.set_logging_level(level)
         case _:

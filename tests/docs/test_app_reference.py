@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from shotclock import Audio, EmbeddedResource, File, Image, Message, ResourceLink
-from shotclock.app import BUILT_IN, DEFAULT_OPTIONS, RESERVED, App, Declared
+from shotclock.app import BUILT_IN, App
 from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
+from shotclock.core.declared import DEFAULT_OPTIONS, RESERVED, Declared
 from shotclock.core.manifest import build_manifest, option_flags
 from shotclock.core.served import ServedOptions
 from shotclock.core.value_types import as_dict

@@ -44,19 +44,25 @@ def misspelt() -> None: ...
 """
 
 
-@pytest.mark.timeout(MYPY_WITHIN_S + 20)
-def test_examples_and_python_blocks_pass_mypy_strict_and_a_command_keeps_its_signature(tmp_path: Path) -> None:
-    written: dict[str, str] = {"typed.py": "typed.py"}
-    typed = TYPED.replace(": ...", ":\n    raise NotImplementedError")
-    (tmp_path / "typed.py").write_text(typed)
+def write_shown(folder: Path) -> dict[str, str]:
+    """Write every Python block of the pages and every example as a file; return where each comes from."""
+    written: dict[str, str] = {}
     for number, block in enumerate(block for block in BLOCKS if block.language == "python"):
         name = f"block_{number}.py"  # no two of them are one module, whatever the pages call them
-        (tmp_path / name).write_text(block.text)
+        (folder / name).write_text(block.text)
         written[name] = str(block)
     for example in sorted((ROOT / "examples").rglob("*.py")):
-        (tmp_path / example.name).write_text(example.read_text())  # by its own name, which a page may import
+        (folder / example.name).write_text(example.read_text())  # by its own name, which a page may import
         written[example.name] = str(example.relative_to(ROOT))
     assert len(written) > 20
+    return written
+
+
+@pytest.mark.timeout(MYPY_WITHIN_S + 20)
+def test_examples_and_python_blocks_pass_mypy_strict_and_a_command_keeps_its_signature(tmp_path: Path) -> None:
+    typed = TYPED.replace(": ...", ":\n    raise NotImplementedError")
+    (tmp_path / "typed.py").write_text(typed)
+    written = {"typed.py": "typed.py", **write_shown(tmp_path)}
     (tmp_path / "mypy.ini").write_text("[mypy]\n")  # not the project's own, which an author does not have
     ran = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file", "mypy.ini", *sorted(written)],

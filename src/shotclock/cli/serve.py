@@ -125,6 +125,18 @@ COMMANDS = {
             option("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),
             flag("--require-token", "With --http: require an access token, also from this machine."),
             option(
+                "--issuer",
+                "URL",
+                "With --http: also accept access tokens of this OAuth issuer, and require a token from every client.",
+            ),
+            option(
+                "--resource",
+                "URL",
+                "With --issuer: the URL by which clients reach /mcp. Default: the address of --http, on this machine.",
+            ),
+            option("--audience", "NAME", "With --issuer: the `aud` that tokens must have. Default: the resource."),
+            option("--require-scope", "NAME", "With --issuer: a scope that tokens must have.", repeats=True),
+            option(
                 "--operation-timeout",
                 "D",
                 "The limit above every tool's own timeout, instead of the app's; 0 means no limit.",

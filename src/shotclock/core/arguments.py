@@ -59,6 +59,12 @@ class Signature:
         except NameError as error:
             raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
         self.wants_context = any(parameter.name == CONTEXT_NAME for parameter in parameters)
+        self.context_hint: Any = hints.get(CONTEXT_NAME)
+        for name, hint in hints.items():
+            if getattr(hint, "is_call_context", False) and name not in (CONTEXT_NAME, "return"):
+                raise TypeError(
+                    f"{function.__qualname__}: rename the parameter {name!r} to 'ctx' to receive the context"
+                )
         self._title = f"Arguments of {function.__qualname__}"
         self._takes_more = any(each.kind == "rest" and each.name != CONTEXT_NAME for each in parameters)
         self._fields: dict[str, tuple[Any, Any]] = {

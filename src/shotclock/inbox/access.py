@@ -25,7 +25,8 @@ from ..store.store import Store
 from .audit_file import AuditFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
-_TOKEN = re.compile(r"shotclock_(?:agent|operator)_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
+TOKEN_PREFIX = "shotclock_"
+_TOKEN = re.compile(TOKEN_PREFIX + r"(?:agent|operator)_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _NO_DIGEST = "0" * 64
 
 
@@ -108,7 +109,7 @@ class Access:
         if problems:
             raise refusal(problems)
         id = make_id(8)
-        text = f"shotclock_{role}_{id}_{secrets.token_urlsafe(32)}"
+        text = f"{TOKEN_PREFIX}{role}_{id}_{secrets.token_urlsafe(32)}"
         token = Token(id, name, role, _digest(text), now, None if ttl_ms is None else now + ttl_ms)
         self._tokens.add(token, by.name)
         self._file.catch_up_if_possible()

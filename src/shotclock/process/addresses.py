@@ -85,8 +85,16 @@ class Site:
     wants_token: bool = False  # other machines can reach the server, by its address or through a proxy
 
     @classmethod
-    def at(cls, address: tuple[str, int], environ: Mapping[str, str], *, require_token: bool = False) -> Site:
-        declared = {name.lower() for name in re.split(r"[\s,]+", environ.get(HOSTS_VARIABLE, "")) if name}
+    def at(
+        cls,
+        address: tuple[str, int],
+        environ: Mapping[str, str],
+        *,
+        require_token: bool = False,
+        public_name: str | None = None,
+    ) -> Site:
+        written = [*re.split(r"[\s,]+", environ.get(HOSTS_VARIABLE, "")), public_name]
+        declared = {name.lower() for name in written if name}
         is_local = is_loopback(address[0])
         names = declared | ({"localhost"} if is_local else {"localhost", socket.gethostname().lower()})
         return cls(*address, frozenset(names), require_token or bool(declared) or not is_local)

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from ..core import client_forms
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
@@ -154,10 +154,12 @@ class CallLink(Protocol):
 
 
 class Context:
-    """The call as its handler sees it. A parameter named `ctx` receives it.
+    """The call as its handler sees it. A parameter named `ctx` receives it, as the subclass that it is annotated with.
 
     `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one.
     """
+
+    is_call_context = True  # known to core by this name, which imports nothing from here
 
     def __init__(
         self,
@@ -300,6 +302,14 @@ _SEVERITIES = {"notice": "INFO", "alert": "CRITICAL", "emergency": "CRITICAL"}
 
 async def _read_later(answer: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
     return read(await answer)
+
+
+def context_class(hint: Any) -> type[Context]:
+    """Return the class that the annotation of `ctx` names, alone or in a union: Context or a subclass of it."""
+    for each in (hint, *get_args(hint)):
+        if isinstance(each, type) and issubclass(each, Context):
+            return each
+    return Context
 
 
 def _number(name: str, given: Any) -> float:

@@ -19,7 +19,7 @@ from ..core.errors import Failure, code_of
 from ..core.trace import TraceContext, span_id_of
 from ..core.value_types import as_dict
 from . import ipc, messages
-from .context import Context, Stopped
+from .context import Context, Stopped, context_class
 from .messages import (
     Answer,
     Ask,
@@ -108,7 +108,7 @@ class RunningCall:
 
     def context(self, function: Callable[..., Any]) -> Context:
         request = self.request
-        self._context = Context(
+        self._context = context_class(signature_of(function).context_hint)(
             request.name, request.request_id, self.deadline, request.depth, self.trace, self, request.skipped_steps
         )
         return self._context

@@ -33,6 +33,7 @@ from ..process.context import (
     Scope,
     StartedProcesses,
     Survivors,
+    context_class,
     current_scope,
     give_up_started,
     run_beside,
@@ -214,7 +215,7 @@ class InlineCall(HandlerWork):
                 return invalid(problems)
             if signature.wants_context:
                 skipped = self.listener.skipped_steps
-                arguments["ctx"] = self._context = Context(
+                arguments["ctx"] = self._context = context_class(signature.context_hint)(
                     call.name, call.request_id, call.bound.bell, self._scope.depth, call, self, skipped
                 )
             return outcome_of_value(await self._handler(**arguments))

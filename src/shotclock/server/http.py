@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from ..temporal.front_end import FrontEnd
+    from .web.issuer import Issuer
 
 HEADERS_WITHIN_S = 10.0
 BODY_WITHIN_S = 30.0  # 4 MiB, over a line of a megabit a second
@@ -278,12 +279,15 @@ class HttpServer(uvicorn.Server):
         inbox: Callable[[], Inbox],
         engine: FrontEnd | None = None,
         require_token: bool,
+        issuer: Issuer | None = None,
         most_connections: int,
         say: Callable[[str], None],
     ) -> None:
         self._operators = Operators("" if mcp is None else mcp.name, inbox, store, engine)
         address: tuple[str, int] = sock.getsockname()[:2]
-        site = Site.at(address, os.environ, require_token=require_token)
+        self._issuer = issuer
+        public_name = None if issuer is None else issuer.wanted.host
+        site = Site.at(address, os.environ, require_token=require_token, public_name=public_name)
 
         def say_link(key: str) -> None:
             say(f"operators decide at {url_of(address, f'/?key={key}' if key else '/')}")
@@ -293,8 +297,9 @@ class HttpServer(uvicorn.Server):
 
         link = None if site.wants_token else Link(say_link)
         routes = [Route("/health", show_health, methods=["GET"]), *self._operators.routes()]
+        routes += [] if issuer is None else issuer.routes()
         app = Starlette(routes=routes) if mcp is None else _with_mcp(mcp, routes)
-        auth_middleware = AuthMiddleware(app, site, store, link, max(1, most_connections * 3 // 4))
+        auth_middleware = AuthMiddleware(app, site, store, link, max(1, most_connections * 3 // 4), issuer)
         self._operators.auth = auth_middleware
         say_link("" if link is None else link.key)
         self._connections = Connections(most_connections, say)
@@ -323,6 +328,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
+        if self._issuer is not None:
+            self._issuer.begin_fetch()  # so that a wrong issuer is reported now
         self._connections.listen(self._sock, self._connection)
 
     def _connection(self) -> Connection:

@@ -31,6 +31,7 @@ from ..runtime.executor import DEFAULT_WARM
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.store import Store
+from .authorisation import Authorisation, read_authorisation
 from .shell_jobs import ShellLimits
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
@@ -54,6 +55,7 @@ class Options:
     require_token: bool = False  # from clients on this machine as well
     elicitation: bool = False  # clients may ask their own person for approvals, even if the App does not allow it
     on: Address | None = None  # the engine whose runs the operators' page shows
+    authorisation: Authorisation | None = None  # the issuer whose tokens are accepted, from every client
 
 
 class ServedApp(Protocol):
@@ -73,18 +75,22 @@ def options_of(
     require_token: bool = False,
     elicitation: bool = False,
     on: Address | None = None,
+    **authorisation: Any,
 ) -> tuple[Options, list[dict[str, str]]]:
-    """Return the options, and every mistake in them."""
+    """Return the options, and every mistake in them. `authorisation` has those of read_authorisation."""
     mistakes: list[dict[str, str]] = []
     address = limit_ms = None
+    has_issuer = authorisation.get("issuer") is not None
     if http is not None:
         try:
             address = parse_address(http)
-            check_reach(address, _has_tokens, require_token=require_token)
+            check_reach(address, lambda: has_issuer or _has_tokens(), require_token=require_token)
         except ValueError as error:
             mistakes.append({"field": "http", "message": str(error)})
     elif require_token:
         mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
+    accepted, found = read_authorisation(address, **authorisation)
+    mistakes += found
     if on is not None and http is None:
         mistakes.append({"field": "on", "message": "goes with --http: the operators' page shows its runs"})
     if operation_timeout is not None and operation_timeout_ms is not None:
@@ -103,7 +109,7 @@ def options_of(
             mistakes.append(
                 {"field": "operation_timeout_ms", "message": f"{written!r} is not a number of milliseconds"}
             )
-    return Options(address, limit_ms, require_token, elicitation, on), mistakes
+    return Options(address, limit_ms, require_token or has_issuer, elicitation, on, accepted), mistakes
 
 
 def _has_tokens() -> bool:
@@ -166,6 +172,14 @@ async def _serve_http(
     """Serve the operators' page and, with a server, MCP, until this is left."""
     from .http import HttpServer
 
+    issuer = None
+    if options.authorisation is not None and server is not None:
+        from ..providers.http_message import Names
+        from .web.auth import MCP_PATH
+        from .web.issuer import Issuer
+
+        wanted = options.authorisation.at(sock.getsockname()[:2], MCP_PATH)
+        issuer = Issuer(wanted, Names(server.dispatcher.runtime), stderr.say)
     async with _look_at_engine(options.on, store) as engine:
         http = HttpServer(
             None if server is None else server.sdk,
@@ -175,6 +189,7 @@ async def _serve_http(
             inbox=inbox,
             engine=engine,
             require_token=options.require_token,
+            issuer=issuer,
             most_connections=share_descriptors(0 if server is None else MOST_WORKERS)[1],
             say=stderr.say,
         )

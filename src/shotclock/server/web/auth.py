@@ -4,6 +4,7 @@
     Host       one of the server's, else 421    against pages that make their name point here (DNS rebinding)
     Origin     none or the server's, else 403   against other pages in the operator's browser
     principal  by a token or an operator's session; directly from this machine the anonymous agent; else 401
+               a token is one of the store, or one of the configured issuer (issuer.py)
     rate       per principal, else 429          and per address for wrong tokens
     length     a body that is too large is refused before it is read: 413
 
@@ -32,7 +33,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -45,7 +46,7 @@ from ...core.clocks import Clocks, WallTime
 from ...core.envelope import Envelope
 from ...core.errors import Ending, Failure, error_entry
 from ...core.value_types import value
-from ...inbox.access import ANONYMOUS, Access, Principal, Role
+from ...inbox.access import ANONYMOUS, TOKEN_PREFIX, Access, Principal, Role
 from ...inbox.person_wait import refusal_outcome
 from ...inbox.proposal_json import mistake, parse_object
 from ...process.addresses import Site
@@ -54,7 +55,11 @@ from ...runtime.call import Call, Effects, Outcome, Tool, admit, answer
 from ...runtime.outcomes import outcome_of_error, timeout_problem
 from ...store.home import load_private_key, make_private_directory
 from ...store.store import Store
+from ..authorisation import METADATA_PATH
 from ..standard_streams import Allowance
+
+if TYPE_CHECKING:
+    from .issuer import Issuer
 
 KEY_FILE = "operators.key"
 LASTS_MS = 30 * 24 * 60 * 60 * 1000
@@ -162,8 +167,17 @@ async def is_still_known(request: HTTPConnection) -> bool:
 class AuthMiddleware:
     """ASGI middleware around all routes. `most_each` requests of one agent run at once."""
 
-    def __init__(self, app: ASGIApp, site: Site, store: Callable[[], Store], link: Link | None, most_each: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        site: Site,
+        store: Callable[[], Store],
+        link: Link | None,
+        most_each: int,
+        issuer: Issuer | None = None,
+    ) -> None:
         self._app = app
+        self._issuer = issuer
         self.site = site
         self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
         self._store = store
@@ -251,14 +265,28 @@ class AuthMiddleware:
         if credentials:
             kind, _, token = credentials[0].partition(" ")
             if len(credentials) > 1 or kind.lower() != "bearer":
-                raise Refused("TOKEN_INVALID", "send one header: Authorization: Bearer TOKEN", headers=_BEARER)
-            return (await self.authenticate(token.strip(), address))[0]
+                raise self._challenged(Failure("TOKEN_INVALID", "send one header: Authorization: Bearer TOKEN"))
+            token = token.strip()
+            if self._issuer is None or token.startswith(TOKEN_PREFIX):
+                return (await self.authenticate(token, address))[0]
+            try:
+                return await self._issuer.authenticate(token)
+            except Failure as failure:  # not counted as a guess: an expired token must get 401, to be renewed
+                raise self._challenged(failure, _OAUTH_ERRORS.get(failure.code, "")) from None
         if (session := await self._session(headers)) is not None:
             return session
         if self.site.is_direct(headers):
             return ANONYMOUS
         unless = "" if self.site.wants_token else " that does not come directly from its own machine"
-        raise Refused("TOKEN_INVALID", f"this server requires a token with every request{unless}", headers=_BEARER)
+        raise self._challenged(Failure("TOKEN_INVALID", f"this server requires a token with every request{unless}"))
+
+    def _challenged(self, failure: Failure, error: str = "") -> Refused:
+        """Return a refusal that says in its headers how to get a token."""
+        challenge = 'Bearer realm="shotclock"'
+        if self._issuer is not None:
+            challenge = self._issuer.challenge(error, str(failure) if error else "")
+        headers = {"WWW-Authenticate": challenge}
+        return Refused(failure.code, str(failure), headers=headers, retry_after_ms=failure.retry_after_ms)
 
     async def _is_still(self, principal: Principal, scope: Scope, headers: Headers) -> bool:
         try:
@@ -275,7 +303,8 @@ class AuthMiddleware:
         found = None if principal is None else await asyncio.to_thread(store.tokens.get, token.split("_")[2])
         if principal is None or found is None:
             _count(self._wrong(address))
-            raise Refused("TOKEN_INVALID", "this token is not known, or was revoked, or has expired", headers=_BEARER)
+            unknown = Failure("TOKEN_INVALID", "this token is not known, or was revoked, or has expired")
+            raise self._challenged(unknown, "invalid_token")
         return principal, found.id, found.expires_at
 
     async def _session(self, headers: Headers) -> Principal | None:
@@ -313,12 +342,12 @@ def _count(allowance: Allowance) -> None:
         raise Refused("RATE_LIMITED", "too many requests: try again in a moment", retry_after_ms=wait_ms)
 
 
-_BEARER = {"WWW-Authenticate": 'Bearer realm="shotclock"'}
+_OAUTH_ERRORS = {"TOKEN_INVALID": "invalid_token", "NOT_ALLOWED": "insufficient_scope"}  # RFC 6750
 
 
 def is_public(path: str) -> bool:
-    """Return whether a path needs no principal: the page's files, and signing in."""
-    return path in ("/", "/inbox", SESSION_PATH) or path.startswith("/page/")
+    """Return whether a path needs no principal: the page's files, signing in, and where to get a token."""
+    return path in ("/", "/inbox", SESSION_PATH) or path.startswith(("/page/", METADATA_PATH))
 
 
 def address_of(scope: Scope) -> str:

@@ -1,0 +1,150 @@
+"""Dependencies: a parameter that the framework fills for each call, and that no caller sees.
+
+def database(ctx: Context) -> Iterator[Db]: ...
+
+@app.command
+def find(name: str, db: Annotated[Db, Depends(database)]) -> list[str]: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import wraps
+from typing import Any, get_args, get_type_hints
+
+from ..core.arguments import CONTEXT_NAME
+from ..core.value_types import value
+from .running_call import event_loop
+
+
+@value
+class Dependency:
+    """A function whose result, or whose yielded value, fills a parameter."""
+
+    function: Callable[..., Any]
+
+
+def Depends(function: Callable[..., Any]) -> Any:
+    """Fill a parameter with the result of a function: `db: Annotated[Db, Depends(get_db)]`, or as its default."""
+    if not callable(function):
+        raise TypeError("Depends takes a function")
+    return Dependency(function)
+
+
+def find_dependencies(function: Callable[..., Any]) -> dict[str, Dependency]:
+    """Return the dependencies of a function by the names of their parameters."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # reported with the other mistakes of the signature
+        hints = {}
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        written = (parameter.default, *get_args(hints.get(parameter.name))[1:])
+        if (dependency := next((each for each in written if isinstance(each, Dependency)), None)) is not None:
+            found[parameter.name] = dependency
+    return found
+
+
+def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function without its dependencies: they are opened before each call and closed after it."""
+    dependencies = find_dependencies(function)
+    if not dependencies:
+        return function
+    every = [each for dependency in dependencies.values() for each in _check(dependency)]
+    is_async = any(_is_async(each.function) for each in every)
+    written = inspect.signature(function)
+    wants_context = CONTEXT_NAME in written.parameters
+    name = function.__name__
+
+    def split(named: dict[str, Any]) -> Any:
+        return named.get(CONTEXT_NAME) if wants_context else named.pop(CONTEXT_NAME)
+
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(**named: Any) -> Any:
+            context = split(named)
+            async with AsyncExitStack() as stack:
+                return await function(**named, **await _open(dependencies, context, stack, {}))
+            raise _swallowed(name)
+
+        run: Callable[..., Any] = run_async
+    else:
+
+        @wraps(function)
+        def run(**named: Any) -> Any:
+            context, stack = split(named), AsyncExitStack()
+
+            async def close(error: BaseException | None) -> bool:
+                return bool(await stack.__aexit__(type(error) if error else None, error, None))
+
+            try:
+                result = function(**named, **_finish(_open(dependencies, context, stack, {}), is_async))
+            except BaseException as error:
+                if _finish(close(error), is_async):
+                    raise _swallowed(name) from error
+                raise
+            _finish(close(None), is_async)
+            return result
+
+    kept = [parameter for parameter in written.parameters.values() if parameter.name not in dependencies]
+    if not wants_context:
+        place = next((at for at, each in enumerate(kept) if each.kind is each.VAR_KEYWORD), len(kept))
+        kept.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY))
+    run.__signature__ = written.replace(parameters=kept)  # type: ignore[attr-defined]
+    run.__annotations__ = {key: hint for key, hint in function.__annotations__.items() if key not in dependencies}
+    return run
+
+
+def _check(dependency: Dependency) -> list[Dependency]:
+    """Return a dependency and those that it needs. Raises TypeError for a parameter that nothing fills."""
+    inner = find_dependencies(dependency.function)
+    for parameter in inspect.signature(dependency.function).parameters.values():
+        is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.name not in (*inner, CONTEXT_NAME) and parameter.default is parameter.empty and not is_variable:
+            message = f"{parameter.name!r} has no value: it is neither ctx nor filled by Depends(…)"
+            raise TypeError(f"Depends({dependency.function.__qualname__}): {message}")
+    return [dependency, *(each for needed in inner.values() for each in _check(needed))]
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+async def _open(
+    dependencies: Mapping[str, Dependency], context: Any, stack: AsyncExitStack, opened: dict[Any, Any]
+) -> dict[str, Any]:
+    """Return the values of the parameters. A function that several of them name is called once."""
+    values = {}
+    for name, dependency in dependencies.items():
+        function = dependency.function
+        if function not in opened:
+            arguments = await _open(find_dependencies(function), context, stack, opened)
+            if CONTEXT_NAME in inspect.signature(function).parameters:
+                arguments[CONTEXT_NAME] = context
+            if inspect.isasyncgenfunction(function):
+                opened[function] = await stack.enter_async_context(asynccontextmanager(function)(**arguments))
+            elif inspect.isgeneratorfunction(function):
+                opened[function] = stack.enter_context(contextmanager(function)(**arguments))
+            else:
+                made = function(**arguments)
+                opened[function] = await made if inspect.iscoroutine(made) else made
+        values[name] = opened[function]
+    return values
+
+
+def _finish(coroutine: Coroutine[Any, Any, Any], is_async: bool) -> Any:
+    """Run a coroutine for a sync function; without a loop if nothing in it can wait."""
+    if is_async:
+        return event_loop().run_until_complete(coroutine)
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise RuntimeError("a sync dependency awaited something")
+
+
+def _swallowed(name: str) -> RuntimeError:
+    return RuntimeError(f"a dependency of {name} caught an exception of the command and did not raise it again")
