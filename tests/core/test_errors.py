@@ -126,6 +126,7 @@ def test_every_clock_that_runs_out_exits_10_except_the_callers_own_budget():
     clocks = {"TIMEOUT", "STALLED", "QUEUE_TIMEOUT", "NO_TIME_LEFT", "OPERATION_TIMEOUT", "TEMPLATE_TIMEOUT"}
     clocks |= {"WAIT_TIMEOUT", "EVAL_TIMEOUT", "RESULT_ENVELOPE_TIMEOUT"}  # of UI executions
     clocks |= {"INPUT_WANTED", "NOT_READY"}  # of exec
+    clocks |= {"NO_ANSWER"}  # of questions to the client
     assert {entry.code for entry in ENTRIES if entry.exit_code == 10} == clocks
     assert error_entry("INCOMPLETE").exit_code == 14
     assert error_entry("OPERATION_TIMEOUT").http_status == 408

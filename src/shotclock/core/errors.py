@@ -294,10 +294,10 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
                    "call the command through its app; error.message says what is wrong with the store"),
         # Questions to the client.
-        ErrorEntry("CANNOT_ASK", 4, 412, False, UNKNOWN, "The function asked, and its caller cannot be asked.",
+        ErrorEntry("CANNOT_ASK", 1, 412, False, UNKNOWN, "The function asked, and its caller cannot be asked.",
                    "pass the answer as an argument, or use an MCP client that can do what error.message names"),
         ErrorEntry("NO_ANSWER", 10, 504, False, UNKNOWN, "The client gave no answer to a question in time.",
-                   "call again when somebody can answer"),
+                   "call again when a person can answer"),
         ErrorEntry("BAD_ANSWER", 1, 502, False, UNKNOWN, "The client's answer does not fit the question.",
                    "answer with the fields that the question names; error.message says what is wrong"),
         # This machine or this process cannot take the call now.
