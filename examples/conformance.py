@@ -205,7 +205,7 @@ class Titled(StrEnum):
 
 
 Untitled = Literal["option1", "option2", "option3"]
-OLD_NAMES = {"enumNames": ["Option One", "Option Two", "Option Three"]}
+OLD_NAMES: dict[str, Any] = {"enumNames": ["Option One", "Option Two", "Option Three"]}
 
 
 class Choices(BaseModel):
