@@ -323,7 +323,7 @@ async def looks_around(ctx: Context) -> dict[str, Any]:
 async def writes_and_asks(ctx: Context) -> Any:
     ctx.write("one ")
     await asyncio.to_thread(ctx.write, "two ")
-    total = await ctx.ask("add", [1, 2])
+    total = await ctx.link.ask("add", [1, 2])
     ctx.write("three")
     return total
 

@@ -61,7 +61,7 @@ class Signature:
         self.wants_context = any(parameter.name == CONTEXT_NAME for parameter in parameters)
         self.context_hint: Any = hints.get(CONTEXT_NAME)
         for name, hint in hints.items():
-            if getattr(hint, "is_call_context", False) and name not in (CONTEXT_NAME, "return"):
+            if getattr(hint, "_is_call_context", False) and name not in (CONTEXT_NAME, "return"):
                 raise TypeError(
                     f"{function.__qualname__}: rename the parameter {name!r} to 'ctx' to receive the context"
                 )

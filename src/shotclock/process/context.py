@@ -159,7 +159,7 @@ class Context:
     `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one.
     """
 
-    is_call_context = True  # known to core by this name, which imports nothing from here
+    _is_call_context = True  # known to core by this name, which imports nothing from here
 
     def __init__(
         self,
