@@ -141,7 +141,7 @@ def in_process(ctx: Context[State]) -> int:
     return ctx.state.counted
 
 
-@app.command(mutates=False, isolation="inline")
+@app.command(mutates=False, isolation="inline", mcp=False)
 async def on_this_loop(ctx: Context[State]) -> int:
     return ctx.state.counted
 
