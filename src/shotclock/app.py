@@ -19,6 +19,7 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType, UnionType
 from typing import (
@@ -140,6 +141,7 @@ class App:
         self._served: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self._lifespan: Lifespan | None = None
+        self._has_reported = False
         self._running: Dispatcher | None = None
         self._inside = 0
         # Unique in its module, not among all: a worker imports this module alone.
@@ -364,6 +366,24 @@ class App:
             file=self._file() if any(spec.approval is not None for spec in self._commands.values()) else None,
         )
 
+    def describe(self) -> Catalogue:
+        """Return the catalogue for a server, with notes for the author."""
+        return replace(self.catalogue(), notes=self._find_mistakes())
+
+    def _find_mistakes(self) -> tuple[str, ...]:
+        """Return one note about module globals that commands in worker processes change, if there are any."""
+        from .process.module_globals import find_changed_globals  # not for the command line
+
+        specs = map(self._placed, (*self._commands.values(), *self._served.values()))
+        functions = {each.name: self._functions[each.name] for each in specs if each.isolation == "auto"}
+        found = find_changed_globals({name: [each, *dependency_functions(each)] for name, each in functions.items()})
+        if not found:
+            return ()
+        uses = "; ".join(f"{name} uses {', '.join(names)}" for name, names in found.items())
+        remedy = "keep it in @app.lifespan and read ctx.state, or declare isolation='shared'"
+        silence = "isolation='process' says that it is meant so"
+        return (f"{self.name}: every worker process has module globals of its own ({uses}): {remedy}; {silence}",)
+
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)
         return None if file is None else os.path.realpath(file)
@@ -447,9 +467,16 @@ class App:
 
     async def __aenter__(self) -> Self:
         if self._running is None:
+            self._report_mistakes()
             self._running = await self.dispatcher().__aenter__()
         self._inside += 1
         return self
+
+    def _report_mistakes(self) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            for note in self._find_mistakes():
+                warnings.warn(note, RuntimeWarning, stacklevel=3)
 
     def dispatcher(self) -> Dispatcher:
         """Return a dispatcher of the commands with workers of its own, to be entered."""
@@ -528,7 +555,7 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
             raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}") from None
     if not isinstance(found, App):
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
-    return found.catalogue().to_plain()
+    return found.describe().to_plain()
 
 
 def _find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:

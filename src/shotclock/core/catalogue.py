@@ -208,6 +208,7 @@ class Catalogue:
     debug: bool = False
     is_served: bool = False  # clients of a server call it: they get less of exceptions, also from jobs
     elicitation: bool = False  # a client may ask its own user for an approval
+    notes: tuple[str, ...] = ()  # for its author, when it is served
     file: str | None = None  # its real path, to which approvals are bound. None without a file or without approvals
 
     @property

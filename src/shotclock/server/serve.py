@@ -63,6 +63,7 @@ class ServedApp(Protocol):
     workers: int | None
 
     def catalogue(self) -> Catalogue: ...
+    def describe(self) -> Catalogue: ...
     @property
     def program(self) -> Program: ...
 
@@ -214,7 +215,7 @@ def serve_app(app: ServedApp, **written: Any) -> None:
     )
 
     async def own_catalogue() -> Catalogue:
-        return app.catalogue()
+        return app.describe()
 
     code = asyncio.run(_serve(runtime, app.program, options, own_catalogue))
     if code:
@@ -275,7 +276,7 @@ async def _serve(
                 runtime.open_channel()
                 await signals.unless_arrived(runtime.warm_up(WARM_UP_S))
                 server = McpServer(dispatcher, options.operation_timeout_ms)
-                for line in backstop_warnings(catalogue, server.operation_timeout_ms):
+                for line in (*backstop_warnings(catalogue, server.operation_timeout_ms), *catalogue.notes):
                     stderr.say(line)
                 if sock is None:
                     await _serve_stdio(server, signals, *wire)
