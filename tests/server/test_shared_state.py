@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.core.envelope import ENVELOPE_KEY
 from tests.app.test_lifespan import events, folder, misbehave
 from tests.runtime.bounds import eventually, soon
 from tests.server.client import ENDED_WITHIN_S, connected, envelope_of, run, served
@@ -35,6 +36,23 @@ def test_200_concurrent_calls_agree_in_ten_rounds(folder: Path) -> None:
                 assert resource.contents[0].text == str((number + 1) * CALLS)
             assert events(folder) == ["opening", "opened"]
         await soon(lambda: events(folder)[2:] == ["closing", "closed"])
+
+    run(scenario())
+
+
+def test_why_an_opening_failed_is_told_to_clients_as_far_as_it_is_meant_for_them(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(target=TARGET) as (client, _):
+            for misdeed, said, unsaid in (
+                ("raise", "RuntimeError", "10.0.0.7"),
+                ("fail", "the database is closed today", "Failure"),
+            ):
+                misbehave(folder, misdeed)
+                result = await client.call_tool("count", {})
+                text = result.content[0].text
+                assert "LIFESPAN_FAILED" in text and said in text and unsaid not in text, text
+                assert unsaid not in str(result.meta[ENVELOPE_KEY]["error"]["message"])
+            assert (await envelope_of(client, "count"))["data"] == {"result": 1}
 
     run(scenario())
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from ..core.clocks import format_duration
+from ..core.errors import Failure
 from ..core.value_types import entity
 
 Manager = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
@@ -217,5 +218,8 @@ def run_in_thread(work: Callable[[], Any], name: str) -> asyncio.Future[Any]:
         else:
             loop.call_soon_threadsafe(note, result, None)
 
-    threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True).start()
+    try:
+        threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise Failure("SPAWN_FAILED", f"the machine would not start another thread: {error}") from None
     return ended
