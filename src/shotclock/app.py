@@ -70,12 +70,14 @@ from .core.declared import (
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
 from .core.served import ServedOptions, check_served_options, read_listing, served_spec
+from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
-from .process.dependencies import supply_dependencies
+from .process.dependencies import dependency_functions, supply_dependencies
+from .process.lifespan import Lifespan, check_lifespan
 from .process.running_call import MAIN_ALIAS
 from .runtime.call import CallRequest
 from .runtime.executor import DEFAULT_WARM
@@ -112,6 +114,7 @@ class App:
         debug: bool = False,
         elicitation: bool = False,
         list_page_size: int | None = None,
+        lifespan: Callable[..., Any] | None = None,
     ) -> None:
         """Make an app without commands. The options are described in docs/reference/app.md.
 
@@ -136,6 +139,7 @@ class App:
         self._commands: dict[str, CommandSpec] = {}
         self._served: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._lifespan: Lifespan | None = None
         self._running: Dispatcher | None = None
         self._inside = 0
         # Unique in its module, not among all: a worker imports this module alone.
@@ -145,8 +149,41 @@ class App:
                 break
             self._key = f"{key}-{number}"
         APPS[self._key] = self
+        if lifespan is not None:
+            self.lifespan(lifespan)
 
     # --- declaring ----------------------------------------------------------------------------------------
+
+    def lifespan(self, function: F) -> F:
+        """Make the value that a function yields the state of the app: `ctx.state` of commands in the shared process.
+
+        It is opened before the first call that needs it, and closed at the end of the server or of `async with app`.
+        """
+        check_lifespan(function)
+        if self._lifespan is not None:
+            other = getattr(self._lifespan.function, "__qualname__", "")
+            raise ValueError(f"{self.name} already has the lifespan {other}: one function opens everything")
+        self._lifespan = Lifespan(self, self._key, function, self.clocks.timeout_ms)
+        for spec in self._commands.values():
+            self._refuse_state_of_job(spec)
+        return function
+
+    def _uses_state(self, spec: CommandSpec) -> bool:
+        """Return whether the state is opened before a call of it. In the shared process a helper may read it unseen."""
+        if self._lifespan is None or spec.isolation not in ("auto", "shared"):
+            return False
+        function = self._functions[spec.name]
+        written = [inspect.unwrap(function), *dependency_functions(function)]
+        return any(map(reads_state if spec.isolation == "auto" else takes_context, written))
+
+    def _refuse_state_of_job(self, spec: CommandSpec) -> None:
+        if spec.interruption is not None and self._uses_state(spec):
+            message = "a command with interruption runs in a process of its own, and cannot use ctx.state"
+            raise ValueError(f"{spec.name!r}: {message}: keep what it needs in a file or a database")
+
+    def _placed(self, spec: CommandSpec) -> CommandSpec:
+        """Return the declaration with the effective isolation: known once the lifespan is declared."""
+        return replace(spec, isolation="shared", uses_state=True) if self._uses_state(spec) else spec
 
     @overload
     def command(self, function: F, /, **declared: Unpack[Declared]) -> F: ...
@@ -233,6 +270,7 @@ class App:
         if not is_async and not options["stdin"]:
             function = refuse_questions(function, name)
         self._functions[name] = keep_exit_code(check_result(function, spec), name)
+        self._refuse_state_of_job(spec)
 
     def _reference(self, name: str, is_async: bool) -> HandlerReference:
         return HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async)
@@ -318,8 +356,8 @@ class App:
             operation_timeout_ms=self.operation_timeout_ms,
             proposals=self.proposals,
             elicitation=self.elicitation,
-            commands=tuple(self._commands.values()),
-            served=tuple(self._served.values()),
+            commands=tuple(map(self._placed, self._commands.values())),
+            served=tuple(map(self._placed, self._served.values())),
             list_page_size=self.list_page_size,
             debug=self.debug,
             clocks=self.clocks,
@@ -334,7 +372,10 @@ class App:
         """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
         if name.endswith("?") and name not in self._functions:
             return argument_checker(self._functions[name[:-1]])
-        return self._functions[name]
+        function = self._functions[name]
+        if self._uses_state(self._commands.get(name) or self._served[name]):
+            setattr(function, "lifespan", self._lifespan)  # noqa: B010  for the shared process
+        return function
 
     @property
     def program(self) -> Program:
@@ -424,7 +465,7 @@ class App:
         """Return the operations: by reference for worker processes, as functions for this process."""
         made = []
         for spec in (*self._commands.values(), *self._served.values()):
-            operation = spec.operation()
+            operation = self._placed(spec).operation()
             if operation.place == "inline":
                 operation = replace(operation, handler=self._functions[spec.name])
             made.append(operation)

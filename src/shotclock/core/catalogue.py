@@ -41,7 +41,7 @@ Handler = Callable[..., Any] | HandlerReference
 @entity(frozen=True)
 class Operation:
     """A handler with a name, and where it runs: in a worker `process` (the default, `auto`), in the `shared` process of
-    all such async handlers, or `inline` on the caller's event loop."""
+    all such handlers, or `inline` on the caller's event loop."""
 
     name: str
     handler: Handler
@@ -64,8 +64,8 @@ class Operation:
             raise ValueError(f"{self.name!r}: there is no isolation {self.isolation!r}: {hint}")
         handler = self.handler
         is_async = handler.is_async if isinstance(handler, HandlerReference) else inspect.iscoroutinefunction(handler)
-        if self.isolation in ("shared", "inline") and not is_async:
-            raise ValueError(f"{self.name!r} is not async: isolate it in a 'process'")
+        if self.isolation == "inline" and not is_async:
+            raise ValueError(f"{self.name!r} is not async: isolate it in a 'process', or in the 'shared' process")
         place: RunsIn = "process" if self.isolation == "auto" else self.isolation
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "place", place)
@@ -162,6 +162,7 @@ class CommandSpec:
     open_world: bool | None = None  # whether it reaches beyond this machine; None where that is not declared
     listing: Listing = field(default_factory=Listing)
     shown_name: str = ""  # of a resource or a prompt, whose `name` begins with its kind
+    uses_state: bool = False  # it runs where the lifespan of the App is open
 
     @property
     def kind(self) -> str:

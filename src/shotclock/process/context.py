@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Generic, Protocol, get_args, get_origin
 
 from ..core import client_forms
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
@@ -36,6 +36,15 @@ from . import clock, kernel
 from .clock import monotonic_ns, pause
 from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
 from .kill import kill_below, signal_process
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", default=Any)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
 
 OVERTIME = "overtime"
 RESOURCE_UPDATED = "resource updated"
@@ -144,6 +153,7 @@ class Stopped(BaseException):
 
 class CallLink(Protocol):
     def is_stopping(self) -> bool: ...
+    def state(self) -> Any: ...
     def progress(self, done: float, total: float | None, unit: str | None) -> None: ...
     def step(self, name: str) -> None: ...
     def write(self, text: str) -> None: ...
@@ -153,10 +163,11 @@ class CallLink(Protocol):
     def call(self, operation: Any, arguments: Mapping[str, object], clocks: Clocks) -> Any: ...
 
 
-class Context:
+class Context(Generic[S]):
     """The call as its handler sees it. A parameter named `ctx` receives it, as the subclass that it is annotated with.
 
-    `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one.
+    `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one. `Context[AppState]`
+    names the type of `ctx.state`.
     """
 
     _is_call_context = True  # known to core by this name, which imports nothing from here
@@ -188,6 +199,12 @@ class Context:
     def stopping(self) -> bool:
         """Return whether the call has been asked to wind down: its soft clock rang, or it is being stopped."""
         return self.link.is_stopping()
+
+    @property
+    def state(self) -> S:
+        """Return the value that the lifespan of the App has yielded. Raises Failure STATE_UNAVAILABLE elsewhere."""
+        state: S = self.link.state()
+        return state
 
     def remaining_ms(self) -> int | None:
         """Return the time left before the deadline; None if there is none."""
@@ -306,7 +323,8 @@ async def _read_later(answer: Awaitable[Any], read: Callable[[Any], Any]) -> Any
 
 def context_class(hint: Any) -> type[Context]:
     """Return the class that the annotation of `ctx` names, alone or in a union: Context or a subclass of it."""
-    for each in (hint, *get_args(hint)):
+    for named in (hint, *get_args(hint)):
+        each = get_origin(named) or named
         if isinstance(each, type) and issubclass(each, Context):
             return each
     return Context

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 from ..core.arguments import CONTEXT_NAME
 from ..core.value_types import value
-from .running_call import event_loop
+from .running_call import finish
 
 
 @value
@@ -45,6 +45,11 @@ def find_dependencies(function: Callable[..., Any]) -> dict[str, Dependency]:
         if (dependency := next((each for each in written if isinstance(each, Dependency)), None)) is not None:
             found[parameter.name] = dependency
     return found
+
+
+def dependency_functions(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return the functions of all dependencies of a command, also of those that others need."""
+    return [each.function for found in find_dependencies(inspect.unwrap(function)).values() for each in _check(found)]
 
 
 def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +143,7 @@ async def _open(
 def _finish(coroutine: Coroutine[Any, Any, Any], is_async: bool) -> Any:
     """Run a coroutine for a sync function; without a loop if nothing in it can wait."""
     if is_async:
-        return event_loop().run_until_complete(coroutine)
+        return finish(coroutine)
     try:
         coroutine.send(None)
     except StopIteration as done:
