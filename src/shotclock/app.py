@@ -35,7 +35,7 @@ from typing import (
 )
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
-from .core.arguments import CONTEXT_NAME, HandlerParameter, parameters_of, signature_of, to_jsonable
+from .core.arguments import HandlerParameter, context_name, parameters_of, signature_of, to_jsonable
 from .core.catalogue import (
     ApprovedFile,
     Catalogue,
@@ -219,7 +219,8 @@ class App:
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
             function = supply_secrets(function, secrets, os.environ)
-        parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
+        context = context_name(function)
+        parameters = [parameter for parameter in parameters_of(function) if parameter.name != context]
         options["steps"] = tuple(options["steps"])
         check_options(name, options, parameters)
         interruption = read_interruption(options.get("interruption"))
