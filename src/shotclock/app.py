@@ -178,7 +178,7 @@ class App:
 
     def _refuse_state_of_job(self, spec: CommandSpec) -> None:
         if spec.interruption is not None and self._uses_state(spec):
-            message = "a command with interruption runs in a process of its own, and cannot use ctx.state"
+            message = "a command with interruption runs in a process of its own, and cannot use the state"
             raise ValueError(f"{spec.name!r}: {message}: keep what it needs in a file or a database")
 
     def _placed(self, spec: CommandSpec) -> CommandSpec:
