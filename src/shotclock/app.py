@@ -526,7 +526,9 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}") from None
+            apps = [repr(name) for name, each in vars(sys.modules[module]).items() if isinstance(each, App)]
+            others = f", but {' and '.join(apps)}" if apps else ""
+            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}{others}") from None
     if not isinstance(found, App):
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
     return found.catalogue().to_plain()
