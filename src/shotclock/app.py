@@ -36,7 +36,7 @@ from typing import (
 )
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
-from .core.arguments import CONTEXT_NAME, HandlerParameter, parameters_of, signature_of, to_jsonable
+from .core.arguments import HandlerParameter, context_name, parameters_of, signature_of, to_jsonable
 from .core.catalogue import (
     ApprovedFile,
     Catalogue,
@@ -221,7 +221,8 @@ class App:
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
             function = supply_secrets(function, secrets, os.environ)
-        parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
+        context = context_name(function)
+        parameters = [parameter for parameter in parameters_of(function) if parameter.name != context]
         options["steps"] = tuple(options["steps"])
         check_options(name, options, parameters)
         interruption = read_interruption(options.get("interruption"))
@@ -552,7 +553,9 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}") from None
+            apps = [repr(name) for name, each in vars(sys.modules[module]).items() if isinstance(each, App)]
+            others = f", but {' and '.join(apps)}" if apps else ""
+            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}{others}") from None
     if not isinstance(found, App):
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
     return found.describe().to_plain()

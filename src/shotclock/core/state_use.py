@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from .arguments import CONTEXT_NAME
+from .arguments import CONTEXT_NAME, context_name
 
 STATE_NAMES = frozenset({"state", "lifespan_context"})
 _CONTEXT_NAMES = (CONTEXT_NAME, "context")  # of the parameters of helper functions
@@ -20,7 +20,7 @@ def reads_state(function: Callable[..., Any]) -> bool:
 
 
 def takes_context(function: Callable[..., Any]) -> bool:
-    return CONTEXT_NAME in inspect.signature(function).parameters
+    return context_name(function) is not None
 
 
 def _reads(function: Callable[..., Any], seen: set[object]) -> bool:

@@ -164,7 +164,9 @@ class CallLink(Protocol):
 
 
 class Context(Generic[S]):
-    """The call as its handler sees it. A parameter named `ctx` receives it, as the subclass that it is annotated with.
+    """The call as its handler sees it. A parameter named `ctx`, or annotated with it, receives it.
+
+    It is an instance of the subclass that the parameter is annotated with.
 
     `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one. `Context[AppState]`
     names the type of `ctx.state`.

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import wraps
 from typing import Any, get_args, get_type_hints
 
-from ..core.arguments import CONTEXT_NAME
+from ..core.arguments import CONTEXT_NAME, context_hint, context_name
 from ..core.value_types import value
 from .running_call import finish
 
@@ -60,11 +60,11 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
     every = [each for dependency in dependencies.values() for each in _check(dependency)]
     is_async = any(_is_async(each.function) for each in every)
     written = inspect.signature(function)
-    wants_context = CONTEXT_NAME in written.parameters
+    wanted = context_name(function)
     name = function.__name__
 
     def split(named: dict[str, Any]) -> Any:
-        return named.get(CONTEXT_NAME) if wants_context else named.pop(CONTEXT_NAME)
+        return named.get(wanted) if wanted else named.pop(CONTEXT_NAME)
 
     if inspect.iscoroutinefunction(function):
 
@@ -95,20 +95,23 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
             return result
 
     kept = [parameter for parameter in written.parameters.values() if parameter.name not in dependencies]
-    if not wants_context:
+    if wanted is None:
         place = next((at for at, each in enumerate(kept) if each.kind is each.VAR_KEYWORD), len(kept))
         kept.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY))
     run.__signature__ = written.replace(parameters=kept)  # type: ignore[attr-defined]
     run.__annotations__ = {key: hint for key, hint in function.__annotations__.items() if key not in dependencies}
+    if wanted is None:
+        run.__annotations__[CONTEXT_NAME] = next(filter(None, (context_hint(each.function) for each in every)), None)
     return run
 
 
 def _check(dependency: Dependency) -> list[Dependency]:
     """Return a dependency and those that it needs. Raises TypeError for a parameter that nothing fills."""
     inner = find_dependencies(dependency.function)
+    context = context_name(dependency.function)
     for parameter in inspect.signature(dependency.function).parameters.values():
         is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.name not in (*inner, CONTEXT_NAME) and parameter.default is parameter.empty and not is_variable:
+        if parameter.name not in (*inner, context) and parameter.default is parameter.empty and not is_variable:
             message = f"{parameter.name!r} has no value: it is neither ctx nor filled by Depends(…)"
             raise TypeError(f"Depends({dependency.function.__qualname__}): {message}")
     return [dependency, *(each for needed in inner.values() for each in _check(needed))]
@@ -127,8 +130,8 @@ async def _open(
         function = dependency.function
         if function not in opened:
             arguments = await _open(find_dependencies(function), context, stack, opened)
-            if CONTEXT_NAME in inspect.signature(function).parameters:
-                arguments[CONTEXT_NAME] = context
+            if (wanted := context_name(function)) is not None:
+                arguments[wanted] = context
             if inspect.isasyncgenfunction(function):
                 opened[function] = await stack.enter_async_context(asynccontextmanager(function)(**arguments))
             elif inspect.isgeneratorfunction(function):

@@ -165,6 +165,7 @@ class ToolCallMiddleware:
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.everything}
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
         self._wrapped = {name for name, spec in self._specs.items() if names_result(spec.output_schema)}
+        self._may_be_unfinished = {name for name, spec in self._specs.items() if spec.may_be_unfinished}
         self._without_schema = {name for name, spec in self._specs.items() if spec.output_schema is None}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
@@ -224,6 +225,7 @@ class ToolCallMiddleware:
                 server_info,
                 is_wrapped=name in self._wrapped,
                 has_schema=name not in self._without_schema,
+                has_state=name in self._may_be_unfinished,
                 shown=text,
             )
         except (TypeError, ValueError, RecursionError) as error:
@@ -378,7 +380,7 @@ class ToolCallMiddleware:
         elif spec is None:
             wait_ms = self.own_tools.wait_ms(name, arguments)
             request.budget_ms = None if wait_ms is None else self._budget_ms(wait_ms, meta)
-        elif spec.interruption is not None or spec.approval is not None:
+        elif spec.may_be_unfinished:
             request.stop = asyncio.get_running_loop().create_future()
             waits_ms = meta.budget_ms
             if waits_ms is None and spec.interruption is None:
