@@ -118,9 +118,9 @@ def type_lines(shell: str, script: Path, file: Path, lines: tuple[str, ...]) -> 
     try:
         os.write(ours, f"source '{start}'\n".encode())
         wait_for(lambda: b"READYTO-TYPE" in screen)
-        for number, line in enumerate(lines):
+        for number, line in enumerate(lines, 1):
             os.write(ours, line.encode() + INSERT + KEEP)
-            wait_for(lambda: len(file.read_text().splitlines()) == number + 1)
+            wait_for(lambda number=number: len(file.read_text().splitlines()) == number)  # type: ignore[misc]
     finally:
         process.kill()
         process.wait(SHELL_LIMIT_S)
