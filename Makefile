@@ -138,7 +138,7 @@ conformance: $(STAMP) browser ## published agents and MCP servers and the MCP co
 	  $$($(BIN)/python -m tests.conformance.coding_agents) $$($(BIN)/python -m tests.conformance.published_servers npm) && \
 	$(BOUND) $(BIN)/python -m tests.conformance.published_servers $(CONFORMANCE) && \
 	export SHOTCLOCK_CONFORMANCE=$(CONFORMANCE) && \
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(BESIDE_OTHERS) && \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(BESIDE_OTHERS) tests/testing/test_wheel.py && \
 	$(BIN)/python -m tests.conformance.results $(CONFORMANCE) && \
 	$(BIN)/python -m pytest -q tests/conformance $(BESIDE_OTHERS:%=--ignore %)
 
