@@ -265,6 +265,12 @@ def test_sampling(prompt: str, ctx: Context) -> str:
 
 
 @app.command(mutates=False)
+def test_missing_capability(ctx: Context) -> str:
+    """Need the client's model."""
+    return str(ctx.sample("Say hello").text)
+
+
+@app.command(mutates=False)
 def test_elicitation(message: str, ctx: Context) -> str:
     """Ask the client's person."""
     return f"User response: {describe(ctx.ask(message, Account))}"

@@ -10,11 +10,13 @@ import enum
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from .errors import Failure
 
 T = TypeVar("T")
 
+LONGEST_URL = 4_000
 _CHOICES = {"enum", "oneOf", "anyOf"}
 _FORMATS = {None, "email", "uri", "date", "date-time"}
 _WORDS = {
@@ -94,6 +96,22 @@ class Form:
             lines = "; ".join(str(error).splitlines()[1:3]) or str(error)
             raise Failure("BAD_ANSWER", f"the client's answer does not fit the question: {lines}") from None
         return Answer("accept", data.answer if self._is_one_value else data)
+
+
+def checked_url(url: str) -> str:
+    """Return a URL that a person can be asked to open. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or not parts.hostname or len(url) > LONGEST_URL or not url.isprintable():
+        raise ValueError(f"ctx.ask_url: not an http or https URL of at most {LONGEST_URL} characters: {url[:100]!r}")
+    return url
+
+
+def read_consent(result: Mapping[str, Any]) -> Answer[None]:
+    """Return the answer to a URL. Raises Failure BAD_ANSWER."""
+    action = result.get("action")
+    if action not in ("accept", "decline", "cancel"):
+        raise Failure("BAD_ANSWER", "the client's answer has no action")
+    return Answer(action)
 
 
 def read_sample(result: Mapping[str, Any]) -> Sampled:

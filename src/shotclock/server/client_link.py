@@ -11,6 +11,8 @@ docs/design.md: R27.
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
 from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -23,10 +25,10 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
     INVALID_PARAMS,
-    ClientCapabilities,
     CreateMessageRequest,
     CreateMessageResult,
-    ElicitationCapability,
+    ElicitCompleteNotification,
+    ElicitCompleteNotificationParams,
     ElicitRequest,
     ElicitResult,
     EmptyResult,
@@ -34,20 +36,19 @@ from mcp_types import (
     ListRootsResult,
     LoggingMessageNotification,
     LoggingMessageNotificationParams,
-    RootsCapability,
-    SamplingCapability,
     SetLevelRequestParams,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
 from ..core.clocks import format_duration
+from ..core.content import LONGEST_CONTENT
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
-from ..process.context import LOG_LEVELS
+from ..process.context import LOG_LEVELS, URL_COMPLETED
 from ..runtime.call import Call
 from ..runtime.control import control_of
-from .listing import Context
+from .listing import REQUIRED_CAPABILITIES, Context
 from .tools import LAST_WORD_S, ProgressReports
 
 ASK_LIMIT_MS = 10 * 60_000  # for a person to answer; a paused call that is not continued by then is stopped
@@ -61,19 +62,14 @@ class Kind(NamedTuple):
     """One kind of request to a client."""
 
     capability: str
-    needed: ClientCapabilities
     request: type[Any]
     result: type[BaseModel]
 
 
 KINDS = {
-    "elicitation/create": Kind(
-        "elicitation", ClientCapabilities(elicitation=ElicitationCapability()), ElicitRequest, ElicitResult
-    ),
-    "sampling/createMessage": Kind(
-        "sampling", ClientCapabilities(sampling=SamplingCapability()), CreateMessageRequest, CreateMessageResult
-    ),
-    "roots/list": Kind("roots", ClientCapabilities(roots=RootsCapability()), ListRootsRequest, ListRootsResult),
+    "elicitation/create": Kind("elicitation", ElicitRequest, ElicitResult),
+    "sampling/createMessage": Kind("sampling", CreateMessageRequest, CreateMessageResult),
+    "roots/list": Kind("roots", ListRootsRequest, ListRootsResult),
 }
 
 
@@ -116,6 +112,8 @@ class ClientLink:
         self._wanted: frozenset[str] = frozenset()
         self._given: dict[str, Any] = {}
         self._questions: dict[str, Question] = {}
+        self._url_ids: dict[str, str] = {}
+        """Of the URLs that an older client was asked to open, by the name of the question."""
         self._unsent: deque[tuple[str, str, str | None]] = deque()
         self._dropped = 0
         self._sending: asyncio.Task[None] | None = None
@@ -207,19 +205,22 @@ class ClientLink:
 
     def ask(self, asked: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
         """Return the client's answer. Raises Failure."""
+        if asked["method"] == URL_COMPLETED:
+            return self._note_completed(asked["name"])
         return self._ask(asked["name"], asked["method"], asked["params"])
 
     async def _ask(self, name: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
         ctx, call, kind = self._ctx, self.call, KINDS[method]
         if ctx is None or call is None:
             raise Failure("CANNOT_ASK", "the client has left")
-        if not ctx.session.check_client_capability(kind.needed):
-            raise Failure("CANNOT_ASK", f"the client does not support {kind.capability} ({method})")
-        try:
-            request = kind.request.model_validate({"method": method, "params": params})
-        except ValidationError as error:
-            raise Failure("CANNOT_ASK", f"it is no {method}: {_first_line(error)}") from None
+        if missing := missing_capabilities(ctx, method, params):
+            message = f"the client does not support {describe_capability(missing)} ({method})"
+            raise Failure("CANNOT_ASK", message, context={REQUIRED_CAPABILITIES: missing})
         is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        if params.get("mode") == "url" and not is_modern:
+            self._url_ids[name] = secrets.token_hex(16)
+            params = {**params, "elicitationId": self._url_ids[name]}
+        request = checked_request(method, params)
         if is_modern and name in self._given:
             return _checked(method, self._given.pop(name))
         if is_modern and (ctx.method not in PAUSABLE or name in self._questions):
@@ -260,6 +261,41 @@ class ClientLink:
             del self._questions[name]
             if not self._questions and self.asked.done():
                 self.asked = asyncio.get_running_loop().create_future()
+
+    async def _note_completed(self, name: str) -> dict[str, Any]:
+        """Inform an older client that its person has finished at a URL. The 2026 revision has no such message."""
+        ctx, id = self._ctx, self._url_ids.pop(name, None)
+        if ctx is not None and id is not None:
+            completed = ElicitCompleteNotification(params=ElicitCompleteNotificationParams(elicitation_id=id))
+            with suppress(Exception):  # the client has left
+                async with asyncio.timeout(LAST_WORD_S):
+                    await ctx.session.send_notification(completed, ctx.request_id)
+        return {}
+
+
+def missing_capabilities(ctx: Context, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the capabilities that a question needs and the client did not declare. Plain `elicitation` is forms."""
+    name, declared = KINDS[method].capability, ctx.session.client_capabilities
+    has: Any = None if declared is None else getattr(declared, name)
+    if method == "elicitation/create" and has is not None:
+        mode = "url" if params.get("mode") == "url" else "form"
+        has_mode = getattr(has, mode) is not None or (mode == "form" and has.url is None)
+        return {} if has_mode else {name: {mode: {}}}
+    return {} if has is not None else {name: {"url": {}} if params.get("mode") == "url" else {}}
+
+
+def describe_capability(missing: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(".".join([name, *modes]) for name, modes in missing.items())
+
+
+def checked_request(method: str, params: Mapping[str, Any]) -> Any:
+    """Return a question as a request of the SDK. Raises Failure CANNOT_ASK."""
+    if (length := len(json.dumps(params))) > LONGEST_CONTENT:
+        raise Failure("CANNOT_ASK", f"the question has {length} characters, {LONGEST_CONTENT} are the most")
+    try:
+        return KINDS[method].request.model_validate({"method": method, "params": params})
+    except ValidationError as error:
+        raise Failure("CANNOT_ASK", f"it is no {method}: {_first_line(error)}") from None
 
 
 def responses_in(ctx: Context) -> Mapping[str, Any]:

@@ -4,8 +4,7 @@
                                  │
                                  └ backstop: answers when it fires, even if the rest hangs
 
-The middleware comes before the SDK's checks, so that bad arguments get an envelope as well. In `_meta`, a remaining
-time that cannot be read is only a hint, and ignored with a warning; an option that cannot be read is refused.
+The middleware comes before the SDK's checks, so that bad arguments get an envelope as well.
 
 docs/design.md: R27.
 """
@@ -14,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import secrets
 from collections.abc import Coroutine, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -37,13 +35,15 @@ from ..process.clock import monotonic_ns
 from ..process.context import ASK_CLIENT, RESOURCE_UPDATED, Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
-from .client_link import ASK_LIMIT_MS, ClientLink, LogLevels, responses_in
-from .listing import page_of
+from .client_link import ClientLink, LogLevels
+from .listing import missing_in, page_of, refusal_of
+from .paused_calls import BackedCall, PausedCalls
 from .prompts import offer_prompts
 from .resources import offer_resources
-from .results import REMAINING, make_fit, names_result, render_result, replace_by_error
+from .results import make_fit, names_result, render_result, replace_by_error
 from .subscriptions import Subscriptions
 from .tasks import Tasks
+from .tool_request import LONGEST_MS, RequestMeta, ToolRequest, read_request_meta
 from .tools import (
     CHECK,
     CONTROLS,
@@ -64,57 +64,11 @@ from .tools import (
     tools_of,
 )
 
-TIMEOUT = "shotclock.dev/timeoutMs"
-BUDGET = "shotclock.dev/budgetMs"
-IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
-
-LONGEST_MS = 100_000_000_000  # about three years. Longer times overflow timers
-LONGEST_KEY = 256
-
-
-class RequestMeta(NamedTuple):
-    remaining_ms: int | None = None
-    timeout_ms: int | None = None
-    budget_ms: int | None = None
-    idempotency_key: str | None = None
-    wants_progress: bool = False
-    unreadable: str | None = None  # why the remaining time was ignored, if it was
-    mistakes: tuple[dict[str, str], ...] = ()
-
-
-def read_request_meta(meta: Mapping[str, Any] | None) -> RequestMeta:
-    if not meta:
-        return RequestMeta()
-    mistakes: list[dict[str, str]] = []
-    remaining_ms, unreadable = meta.get(REMAINING), None
-    if remaining_ms is not None and not _is_duration(remaining_ms):
-        unreadable = f"_meta[{REMAINING!r}] is not a whole number of milliseconds: {repr(remaining_ms)[:40]}"
-        remaining_ms = None
-    limits: list[int | None] = []
-    for name in (TIMEOUT, BUDGET):
-        limit = meta.get(name)
-        if limit is not None and not _is_duration(limit):
-            mistakes.append({"field": f"_meta.{name}", "message": "must be a whole number of milliseconds, 0 or more"})
-            limit = None
-        limits.append(limit)
-    key = meta.get(IDEMPOTENCY_KEY)
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
-        message = f"must be a string of 1 to {LONGEST_KEY} characters"
-        mistakes.append({"field": f"_meta.{IDEMPOTENCY_KEY}", "message": message})
-    wants_progress = meta.get("progressToken") is not None
-    return RequestMeta(remaining_ms, limits[0], limits[1], key, wants_progress, unreadable, tuple(mistakes))
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS
-
-
 # After the backstop has fired, the answer waits for the work to be gone: for its grace, up to the first, and then the
 # second.
 LONGEST_GRACE_MS = 5_000
 STOPPED_WITHIN_S = 0.5
 BACKSTOP = "OPERATION_TIMEOUT"
-MOST_PAUSED = 20  # calls of one principal that wait for answers, each in a worker of its own
 GATHER_S = 0.02  # questions that a function asks at the same time are sent together
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 
@@ -126,28 +80,6 @@ class CallCounts:
     cancelled: int = 0
     backstop: int = 0
     late: int = 0  # results dropped because the backstop had answered
-
-
-class ToolRequest(NamedTuple):
-    name: str
-    arguments: object
-    meta: RequestMeta
-    link: ClientLink
-    principal: Principal
-    is_tool: bool = True  # else a resource, a prompt or a completion
-
-
-@record
-class BackedCall:
-    """A call under the backstop of the server."""
-
-    call: Call
-    task: asyncio.Task[Envelope]
-    stop: asyncio.Future[str] | None
-    request: ToolRequest
-    began_ns: int
-    expiry: asyncio.TimerHandle | None = None
-    """Ends it while it is paused."""
 
 
 class ToolCallMiddleware:
@@ -171,13 +103,13 @@ class ToolCallMiddleware:
         if own_tools is None:
             own_tools = OwnTools(dispatcher, {name for name in OWN_TOOLS if name in tools and name not in self._specs})
         self._own, self.own_tools = own_tools.names, own_tools
-        self._left: set[asyncio.Task[Envelope]] = set()
+        self._work: set[asyncio.Task[Envelope]] = set()
+        """All that has not ended, also of paused calls and of calls whose client has its answer or is gone."""
         self._stopped_by: str | None = None
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
         self._idle: asyncio.Event | None = None
-        self._paused: dict[str, BackedCall] = {}
-        """Calls that wait for their clients, by the state that names them."""
+        self._paused = PausedCalls()
         self.log_levels = LogLevels()
         self.subscriptions = Subscriptions()
         self.tasks = Tasks(dispatcher, self._render, _principal_at)
@@ -187,8 +119,7 @@ class ToolCallMiddleware:
         """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""
         self._stopped_by = signal_name
         self.subscriptions.close()
-        for state in list(self._paused):
-            self._expire(state)
+        self._paused.stop_all(self)
         for stop in self._stops:
             if not stop.done():
                 stop.set_result(signal_name)
@@ -210,6 +141,8 @@ class ToolCallMiddleware:
         envelope = await self._answer(ctx, name, params.get("arguments"))
         if not isinstance(envelope, Envelope):
             return envelope
+        if ctx.protocol_version in MODERN and missing_in(envelope) is not None:
+            raise refusal_of(envelope)  # as the 2026 revision demands; an older client gets the result of a failed tool
         task = await self.tasks.created_by(ctx, name, envelope)
         if task is not None:
             return {**task, "_meta": {SERVER_INFO_META_KEY: self._server_info}}
@@ -255,7 +188,7 @@ class ToolCallMiddleware:
             name, arguments, request_meta, ClientLink(self.log_levels), _principal_at(ctx.request), is_tool
         )
         try:
-            paused = self._take_paused(ctx, request)
+            paused = self._paused.take(ctx, request)
             if paused is not None:
                 request = request._replace(link=paused.request.link)
             request.link.attach(ctx, progress)
@@ -334,8 +267,10 @@ class ToolCallMiddleware:
             work = dispatcher.carry_out(call)
         tool_request.link.call = call
         task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
         stop = self._stopper(call, task, request.stop)
-        return await self._back(BackedCall(call, task, stop, tool_request, monotonic_ns()))
+        return await self._back(BackedCall(self, call, task, stop, tool_request, monotonic_ns()))
 
     def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
         """Read a request. One that cannot be read or done carries its refusal."""
@@ -453,7 +388,7 @@ class ToolCallMiddleware:
         while left_s != 0:
             if link.is_asking:
                 await asyncio.wait((task,), timeout=GATHER_S)
-                if not task.done() and (paused := self._pause(backed)) is not None:
+                if not task.done() and (paused := self._paused.pause(backed, self._server_info)):
                     return paused
             else:
                 await asyncio.wait((task, link.asked), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -471,57 +406,15 @@ class ToolCallMiddleware:
         left_s = max(0.0, self._limit_ms / 1000 - worked_ns / 1e9)
         return max(left_s, GATHER_S) if link.is_waiting else left_s
 
-    def _pause(self, backed: BackedCall) -> dict[str, Any] | None:
-        """Pause a call until its client repeats the request with the answers. Returns None if it may not pause."""
-        principal, requests = backed.request.principal, backed.request.link.input_requests()
-        if not requests:  # it has stopped asking
-            return None
-        if sum(each.request.principal == principal for each in self._paused.values()) >= MOST_PAUSED:
-            backed.request.link.refuse(Failure("CANNOT_ASK", f"{MOST_PAUSED} calls of the client wait for answers"))
-            return None
-        state = secrets.token_urlsafe(32)
-        backed.expiry = asyncio.get_running_loop().call_later(ASK_LIMIT_MS / 1000, self._expire, state)
-        self._paused[state] = backed
-        return {
-            "resultType": "input_required",
-            "inputRequests": requests,
-            "requestState": state,
-            "_meta": {SERVER_INFO_META_KEY: self._server_info},
-        }
-
-    def _expire(self, state: str) -> None:
-        """Stop a paused call: its client has not answered in time, or the server ends."""
-        if (backed := self._paused.pop(state, None)) is not None:
-            if backed.expiry is not None:
-                backed.expiry.cancel()
-            self._leave(backed.task)
-
-    def _take_paused(self, ctx: ServerRequestContext[Any, Any], request: ToolRequest) -> BackedCall | None:
-        """Return the paused call that a request continues; None if it begins one. Raises MCPError."""
-        state = (ctx.params or {}).get("requestState")
-        responses_in(ctx)  # refused before the call is taken
-        if ctx.protocol_version not in MODERN or state is None:
-            return None
-        backed = self._paused.get(state) if isinstance(state, str) else None
-        asked = request.name, request.arguments, request.principal
-        if backed is None or asked != (backed.request.name, backed.request.arguments, backed.request.principal):
-            message = "requestState names no waiting call of this request: it may have ended; call again without it"
-            raise MCPError(code=INVALID_PARAMS, message=message)
-        del self._paused[state]
-        if backed.expiry is not None:
-            backed.expiry.cancel()
-        return backed
-
     def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
         """Stop work whose caller is answered or gone, and drop its result."""
 
         def count(task: asyncio.Task[Envelope]) -> None:
-            self._left.discard(task)
-            if late and not task.cancelled() and task.exception() is None and task.result().code != BACKSTOP:
+            if not task.cancelled() and task.exception() is None and task.result().code != BACKSTOP:
                 self.counts.late += 1
 
-        self._left.add(task)  # the loop holds tasks weakly
-        task.add_done_callback(count)
+        if late:
+            task.add_done_callback(count)
         task.cancel()
 
     def _operation_timeout(self, call: Call) -> Problem:
