@@ -227,6 +227,13 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
     raise await _why_not(runtime, target, described)
 
 
+async def learn_files(runtime: Runtime, target: Target) -> list[str]:
+    """Return the files of an App that was learned, which may change while it is served."""
+    found = await runtime.call(_asking("files", "shotclock.process.source_files", "source_files"), {})
+    files = found.value if found.ok else None
+    return list(files) if isinstance(files, list) else [target.file] if target.file else []
+
+
 async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:
     """Import it once more, for the traceback of the failure."""
     if target.file:

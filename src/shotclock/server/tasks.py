@@ -81,9 +81,9 @@ class Tasks:
             if spec.on_mcp and spec.interruption is not None and spec.interruption.detach
         }
 
-    def offer(self, server: Server[Any]) -> None:
-        """Add the requests for tasks to a server, if a command can become one."""
-        if not self._specs:
+    def offer(self, server: Server[Any], *, always: bool = False) -> None:
+        """Add the requests for tasks to a server, if a command can become one, or `always`."""
+        if not self._specs and not always:
             return
         server.extensions[EXTENSION] = {}
         server.add_request_handler("tasks/get", TaskParams, self._get)

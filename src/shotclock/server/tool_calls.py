@@ -18,35 +18,31 @@ from functools import partial
 from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, ListToolsResult, Tool
+from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..core.catalogue import DEFAULT_BUDGET_MS
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_duration
-from ..core.envelope import CONTROLS_EXTENSION, Envelope, Problem, stop_problem, warning
+from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
-from ..inbox.access import ANONYMOUS, Principal, Role
+from ..inbox.access import ANONYMOUS, Principal
 from ..process.clock import monotonic_ns
 from ..process.context import ASK_CLIENT, RESOURCE_UPDATED, Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
 from .client_link import ClientLink, LogLevels
-from .listing import missing_in, page_of, refusal_of
+from .listing import missing_in, refusal_of
 from .paused_calls import BackedCall, PausedCalls
-from .prompts import offer_prompts
-from .resources import offer_resources
 from .results import make_fit, names_result, render_result, replace_by_error
 from .subscriptions import Subscriptions
 from .tasks import Tasks
 from .tool_request import LONGEST_MS, RequestMeta, ToolRequest, read_request_meta
 from .tools import (
     CHECK,
-    CONTROLS,
     JOB_TOOL,
     JUSTIFICATION,
     OWN_TOOLS,
@@ -61,7 +57,6 @@ from .tools import (
     may_answer,
     take_answers,
     takes_justification,
-    tools_of,
 )
 
 # After the backstop has fired, the answer waits for the work to be gone: for its grace, up to the first, and then the
@@ -80,6 +75,18 @@ class CallCounts:
     cancelled: int = 0
     backstop: int = 0
     late: int = 0  # results dropped because the backstop had answered
+    idle: asyncio.Event | None = None
+    """Set once no call is in flight, if that is waited for."""
+
+
+class Clients:
+    """The server's knowledge of its clients. It outlives a reload."""
+
+    def __init__(self, *, reloads: bool = False) -> None:
+        self.log_levels = LogLevels()
+        self.subscriptions = Subscriptions(reloads=reloads)
+        self.paused = PausedCalls()
+        self.counts = CallCounts()
 
 
 class ToolCallMiddleware:
@@ -91,9 +98,10 @@ class ToolCallMiddleware:
         operation_timeout_ms: int,
         server_info: dict[str, Any],
         own_tools: ServerTools | None = None,
+        clients: Clients | None = None,
     ) -> None:
-        self._dispatcher = dispatcher
-        self._tools = tools
+        self.dispatcher = dispatcher
+        self.tools = tools
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.everything}
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
         self._wrapped = {name for name, spec in self._specs.items() if names_result(spec.output_schema)}
@@ -108,17 +116,14 @@ class ToolCallMiddleware:
         self._stopped_by: str | None = None
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
-        self._idle: asyncio.Event | None = None
-        self._paused = PausedCalls()
-        self.log_levels = LogLevels()
-        self.subscriptions = Subscriptions()
-        self.tasks = Tasks(dispatcher, self._render, _principal_at)
-        self.counts = CallCounts()
+        clients = clients or Clients()
+        self._log_levels, self._paused, self.counts = clients.log_levels, clients.paused, clients.counts
+        self._subscriptions = clients.subscriptions
+        self.tasks = Tasks(dispatcher, self._render, principal_at)
 
     def stop(self, signal_name: str) -> None:
         """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""
         self._stopped_by = signal_name
-        self.subscriptions.close()
         self._paused.stop_all(self)
         for stop in self._stops:
             if not stop.done():
@@ -126,17 +131,25 @@ class ToolCallMiddleware:
 
     async def until_idle(self) -> None:
         if self.counts.in_flight:
-            self._idle = asyncio.Event()
-            await self._idle.wait()  # bounded by the caller
+            self.counts.idle = asyncio.Event()
+            await self.counts.idle.wait()  # bounded by the caller
+
+    async def until_done(self) -> None:
+        """Wait for the work of all calls, also of those that are paused."""
+        while self._work:
+            await asyncio.wait(self._work)  # bounded by the limits of the calls
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        self._subscriptions.notice(ctx)
         if ctx.method != "tools/call" or ctx.request_id is None:
             return await call_next(ctx)
+        if (owner := self._paused.owner_of(ctx)) not in (None, self):
+            return await owner(ctx, call_next)  # its program was replaced meanwhile
         params = ctx.params or {}
         name, meta = params.get("name"), params.get("_meta")
         if not isinstance(name, str) or not isinstance(meta, dict | None):
             raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
-        if name not in self._tools and (spec := self._dispatcher.catalogue.find(name)) is not None and spec.on_mcp:
+        if name not in self.tools and (spec := self.dispatcher.catalogue.find(name)) is not None and spec.on_mcp:
             name = spec.name  # in another spelling, as on the command line
         envelope = await self._answer(ctx, name, params.get("arguments"))
         if not isinstance(envelope, Envelope):
@@ -168,7 +181,8 @@ class ToolCallMiddleware:
         self, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, object]
     ) -> Envelope | dict[str, Any]:
         """Run the function of a resource, a prompt or a completion, as a tool runs."""
-        envelope = await self._answer(ctx, name, arguments, is_tool=False)
+        owner = self._paused.owner_of(ctx) or self
+        envelope = await owner._answer(ctx, name, arguments, is_tool=False)
         return make_fit(envelope) if isinstance(envelope, Envelope) else envelope
 
     async def _answer(
@@ -177,7 +191,7 @@ class ToolCallMiddleware:
         """Carry out a request. Returns a mapping if the client has to ask its person first."""
         meta: Any = (ctx.params or {}).get("_meta")
         # In the request's own task: everything that is done for it belongs below its sender.
-        current_scope.set(Scope(self._dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
+        current_scope.set(Scope(self.dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
         self.counts.calls += 1
         self.counts.in_flight += 1
         request_meta = read_request_meta(meta)
@@ -185,14 +199,14 @@ class ToolCallMiddleware:
             request_meta = request_meta._replace(budget_ms=0)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
         request = ToolRequest(
-            name, arguments, request_meta, ClientLink(self.log_levels), _principal_at(ctx.request), is_tool
+            name, arguments, request_meta, ClientLink(self._log_levels), principal_at(ctx.request), is_tool
         )
         try:
             paused = self._paused.take(ctx, request)
             if paused is not None:
                 request = request._replace(link=paused.request.link)
             request.link.attach(ctx, progress)
-            may_ask = is_tool and self._dispatcher.catalogue.elicitation and self._may_ask(name)
+            may_ask = is_tool and self.dispatcher.catalogue.elicitation and self._may_ask(name)
             decider = decider_at(ctx, request.principal) if may_ask else None
             if paused is not None:
                 answered = await self._back(paused)
@@ -206,8 +220,8 @@ class ToolCallMiddleware:
             raise
         finally:
             self.counts.in_flight -= 1
-            if self._idle is not None and not self.counts.in_flight:
-                self._idle.set()
+            if self.counts.idle is not None and not self.counts.in_flight:
+                self.counts.idle.set()
             request.link.abandon()
         if request_meta.unreadable is not None and isinstance(answered, Envelope):
             answered.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
@@ -223,7 +237,7 @@ class ToolCallMiddleware:
         """Carry out a call of a client that can ask its person. Returns a mapping if it has to ask first."""
         is_modern = ctx.protocol_version in MODERN
         try:
-            inbox = self._dispatcher.inbox()
+            inbox = self.dispatcher.inbox()
             responses = (ctx.params or {}).get("inputResponses")
             answered = await take_answers(responses, inbox, request.principal, decider) if is_modern else set()
             at_once = request._replace(meta=request.meta._replace(budget_ms=0))
@@ -251,11 +265,11 @@ class ToolCallMiddleware:
         for carrier in (meta, getattr(request, "headers", None)):
             if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
                 return trace
-        ours = self._dispatcher.runtime.trace
+        ours = self.dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
     async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope | dict[str, Any]:
-        request, dispatcher = self._read(tool_request, refusal), self._dispatcher
+        request, dispatcher = self._read(tool_request, refusal), self.dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
         if is_own:
@@ -278,7 +292,7 @@ class ToolCallMiddleware:
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
         arguments: dict[str, Any] = written if isinstance(written, dict) else {}
         request = CallRequest(
-            name if name in self._specs or name in self._tools else name[:100],
+            name if name in self._specs or name in self.tools else name[:100],
             arguments,
             None if meta.timeout_ms is None else Clocks(timeout_ms=meta.timeout_ms),
             tool_request.principal,
@@ -292,8 +306,8 @@ class ToolCallMiddleware:
         )
         if written is not None and not isinstance(written, dict):
             mistakes.append({"field": "arguments", "message": "must be an object"})
-        if tool_request.is_tool and name not in self._tools:
-            close = difflib.get_close_matches(name, self._tools, n=1)
+        if tool_request.is_tool and name not in self.tools:
+            close = difflib.get_close_matches(name, self.tools, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
             request.refusal = Outcome(Ending.NOT_STARTED, problem)
@@ -324,7 +338,7 @@ class ToolCallMiddleware:
     def _answer_question(self, link: ClientLink, question: str, value: object) -> Coroutine[Any, Any, object] | None:
         if question == ASK_CLIENT and isinstance(value, dict):
             return link.ask(value)
-        return self.subscriptions.resource_updated(str(value)) if question == RESOURCE_UPDATED else None
+        return self._subscriptions.resource_updated(str(value)) if question == RESOURCE_UPDATED else None
 
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
         """Return a wait below the backstop and the caller's deadline, which would end work that may outlive it."""
@@ -427,7 +441,7 @@ class ToolCallMiddleware:
         )
 
 
-def _principal_at(request: Any) -> Principal:
+def principal_at(request: Any) -> Principal:
     """Return the sender; over stdio, which has no HTTP request, the anonymous agent."""
     if request is None:
         return ANONYMOUS
@@ -463,74 +477,3 @@ def _name_tools(envelope: Envelope) -> Envelope:
         call = f"call the tool {JOB_TOOL} with job_id {data['job_id']} and action"
         data |= {"continue_command": f"{call} wait", "cancel_command": f"{call} cancel"}
     return envelope
-
-
-def _may_control(ctx: ServerRequestContext[Any, Any]) -> bool:
-    """Return whether the controls are of use to a client: to an operator, and to one that asks for them.
-
-    A model has no use for them. Its client cancels calls by a message of the protocol.
-    """
-    capabilities = ctx.session.client_capabilities
-    extensions = None if capabilities is None else capabilities.extensions
-    return CONTROLS_EXTENSION in (extensions or {}) or _principal_at(ctx.request).role is Role.OPERATOR
-
-
-class McpServer:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        operation_timeout_ms: int | None = None,
-        own_tools: ServerTools | None = None,
-        tools: Mapping[str, Tool] | None = None,
-    ) -> None:
-        """Serve the commands of the dispatcher; with `own_tools`, these `tools` and no others."""
-        catalogue = dispatcher.catalogue
-        limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
-        tools = tools_of(catalogue) if tools is None else tools
-        everything = list(tools.values())
-        commands = {spec.name for spec in catalogue.commands}
-        controls = set() if own_tools is not None else {*CONTROLS} - commands
-        without_controls = [tool for name, tool in tools.items() if name not in controls]
-        schemas = {name: tool.input_schema for name, tool in tools.items()}
-
-        async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
-            shown = everything if _may_control(ctx) else without_controls
-            tools, cursor = page_of(shown, params, catalogue.list_page_size)
-            return ListToolsResult(tools=tools, next_cursor=cursor)
-
-        self.dispatcher = dispatcher
-        self.operation_timeout_ms = limit_ms
-        self.sdk: Server[Any] = Server(
-            catalogue.name,
-            version=catalogue.version,
-            instructions=catalogue.summary or None,
-            on_list_tools=list_tools,
-            get_tool_input_schema=schemas.get,
-        )
-        self.middleware = ToolCallMiddleware(
-            dispatcher,
-            tools,
-            operation_timeout_ms=limit_ms,
-            server_info=self.sdk.server_info_stamp,
-            own_tools=own_tools,
-        )
-        self.sdk.middleware[:] = [self.middleware]
-        if own_tools is None:
-            self.middleware.log_levels.offer(self.sdk)
-        offer_resources(self.sdk, catalogue, self.middleware.serve, self.middleware.subscriptions)
-        offer_prompts(self.sdk, catalogue, self.middleware.serve)
-        self.middleware.tasks.offer(self.sdk)
-
-    def health(self) -> Mapping[str, object]:
-        runtime, counts = self.dispatcher.runtime, self.middleware.counts
-        return {
-            "name": self.dispatcher.catalogue.name,
-            "calls": counts.calls,
-            "in_flight": counts.in_flight,
-            "cancelled": counts.cancelled,
-            "operation_timeouts": counts.backstop,
-            "late": counts.late + runtime.counts.late,
-            "abandoned": runtime.counts.abandoned,
-            "orphans": len(runtime.orphans),
-            "workers": runtime.worker_count,
-        }
