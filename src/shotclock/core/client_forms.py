@@ -17,6 +17,13 @@ from .errors import Failure
 T = TypeVar("T")
 
 LONGEST_URL = 4_000
+REQUIRED_CAPABILITIES = "required_capabilities"  # in the context of a failure: those that the client lacks
+CAPABILITIES = {
+    "elicitation/create": "elicitation",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+"""The capabilities of clients that questions need."""
 _CHOICES = {"enum", "oneOf", "anyOf"}
 _FORMATS = {None, "email", "uri", "date", "date-time"}
 _WORDS = {
@@ -96,6 +103,21 @@ class Form:
             lines = "; ".join(str(error).splitlines()[1:3]) or str(error)
             raise Failure("BAD_ANSWER", f"the client's answer does not fit the question: {lines}") from None
         return Answer("accept", data.answer if self._is_one_value else data)
+
+
+def check_capabilities(declared: Mapping[str, Any], method: str, params: Mapping[str, Any]) -> None:
+    """Raise Failure CANNOT_ASK if a client that declared these cannot answer. Plain `elicitation` is forms."""
+    name = CAPABILITIES[method]
+    has, missing = declared.get(name), dict[str, Any]()
+    if method == "elicitation/create":
+        mode = "url" if params.get("mode") == "url" else "form"
+        if has is not None and (mode in has or (mode == "form" and "url" not in has)):
+            return
+        missing = {mode: {}} if has is not None or mode == "url" else {}
+    elif has is not None:
+        return
+    message = f"the client does not support {'.'.join([name, *missing])} ({method})"
+    raise Failure("CANNOT_ASK", message, context={REQUIRED_CAPABILITIES: {name: missing}})
 
 
 def checked_url(url: str) -> str:

@@ -340,6 +340,7 @@ class Dispatcher:
             request.stdin,
             request.owner,
             call.proposal_id,
+            request.asks,
         )
 
     def begin_job_command(self, action: str, parent: Deadline | None = None) -> Call:

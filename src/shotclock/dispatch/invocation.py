@@ -60,6 +60,8 @@ class Invocation:
     owner: str | None = None
     """None: the user of the store."""
     proposal_id: str | None = None
+    asks: Mapping[str, Any] | None = None
+    """The capabilities of an MCP client that the job may ask."""
 
     def key(self) -> str:
         """Return a digest of all that identifies the work: equal for the same work."""
@@ -100,6 +102,7 @@ class Invocation:
                 "grace_ms": self.spec.clocks.grace_ms or 0,
                 "resume_from": self.resume_from,
                 "proposal_id": self.proposal_id,
+                "asks": None if self.asks is None else dict(self.asks),
             },
             max_lifetime_ms=interruption.max_lifetime_ms,
             idle_timeout_ms=interruption.idle_timeout_ms,

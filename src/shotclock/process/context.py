@@ -41,6 +41,7 @@ OVERTIME = "overtime"
 RESOURCE_UPDATED = "resource updated"
 ASK_CLIENT = "ask client"
 URL_COMPLETED = "notifications/elicitation/complete"
+ASK_LIMIT_MS = 10 * 60_000  # for a person to answer
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 LONGEST_LOG = 10_000
 

@@ -41,17 +41,17 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
+from ..core.client_forms import check_capabilities
 from ..core.clocks import format_duration
 from ..core.content import LONGEST_CONTENT
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
-from ..process.context import LOG_LEVELS, URL_COMPLETED
+from ..process.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED
 from ..runtime.call import Call
 from ..runtime.control import control_of
-from .listing import REQUIRED_CAPABILITIES, Context
+from .listing import Context
 from .tools import LAST_WORD_S, ProgressReports
 
-ASK_LIMIT_MS = 10 * 60_000  # for a person to answer; a paused call that is not continued by then is stopped
 MOST_UNSENT = 200  # log messages of a call that the client has not read yet; further ones are dropped and counted
 FIRST_LEVEL = "info"  # of an older client that has set none
 # The requests that `input_required` may answer.
@@ -61,15 +61,14 @@ PAUSABLE = frozenset({"tools/call", "prompts/get", "resources/read"})
 class Kind(NamedTuple):
     """One kind of request to a client."""
 
-    capability: str
     request: type[Any]
     result: type[BaseModel]
 
 
 KINDS = {
-    "elicitation/create": Kind("elicitation", ElicitRequest, ElicitResult),
-    "sampling/createMessage": Kind("sampling", CreateMessageRequest, CreateMessageResult),
-    "roots/list": Kind("roots", ListRootsRequest, ListRootsResult),
+    "elicitation/create": Kind(ElicitRequest, ElicitResult),
+    "sampling/createMessage": Kind(CreateMessageRequest, CreateMessageResult),
+    "roots/list": Kind(ListRootsRequest, ListRootsResult),
 }
 
 
@@ -213,16 +212,14 @@ class ClientLink:
         ctx, call, kind = self._ctx, self.call, KINDS[method]
         if ctx is None or call is None:
             raise Failure("CANNOT_ASK", "the client has left")
-        if missing := missing_capabilities(ctx, method, params):
-            message = f"the client does not support {describe_capability(missing)} ({method})"
-            raise Failure("CANNOT_ASK", message, context={REQUIRED_CAPABILITIES: missing})
+        check_capabilities(capabilities_of(ctx), method, params)
         is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         if params.get("mode") == "url" and not is_modern:
             self._url_ids[name] = secrets.token_hex(16)
             params = {**params, "elicitationId": self._url_ids[name]}
         request = checked_request(method, params)
         if is_modern and name in self._given:
-            return _checked(method, self._given.pop(name))
+            return checked_answer(method, self._given.pop(name))
         if is_modern and (ctx.method not in PAUSABLE or name in self._questions):
             why = f"{ctx.method} cannot ask" if ctx.method not in PAUSABLE else f"{name!r} is being asked already"
             raise Failure("CANNOT_ASK", why)
@@ -233,7 +230,8 @@ class ClientLink:
             with control_of(call).person_wait(ASK_LIMIT_MS) as limit_ms:
                 async with asyncio.timeout(limit_ms / 1000):
                     if is_modern:
-                        return _checked(method, await self._wait_for_repeat(name, {"method": method, "params": params}))
+                        answer = await self._wait_for_repeat(name, {"method": method, "params": params})
+                        return checked_answer(method, answer)
                     metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
                     result = await ctx.session.send_request(request, kind.result, metadata=metadata)
                     return result.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -273,19 +271,10 @@ class ClientLink:
         return {}
 
 
-def missing_capabilities(ctx: Context, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the capabilities that a question needs and the client did not declare. Plain `elicitation` is forms."""
-    name, declared = KINDS[method].capability, ctx.session.client_capabilities
-    has: Any = None if declared is None else getattr(declared, name)
-    if method == "elicitation/create" and has is not None:
-        mode = "url" if params.get("mode") == "url" else "form"
-        has_mode = getattr(has, mode) is not None or (mode == "form" and has.url is None)
-        return {} if has_mode else {name: {mode: {}}}
-    return {} if has is not None else {name: {"url": {}} if params.get("mode") == "url" else {}}
-
-
-def describe_capability(missing: Mapping[str, Mapping[str, Any]]) -> str:
-    return ", ".join(".".join([name, *modes]) for name, modes in missing.items())
+def capabilities_of(ctx: Context) -> dict[str, Any]:
+    """Return the capabilities that a client declared, as JSON."""
+    declared = ctx.session.client_capabilities
+    return {} if declared is None else declared.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def checked_request(method: str, params: Mapping[str, Any]) -> Any:
@@ -308,7 +297,7 @@ def responses_in(ctx: Context) -> Mapping[str, Any]:
     return responses
 
 
-def _checked(method: str, answer: object) -> dict[str, Any]:
+def checked_answer(method: str, answer: object) -> dict[str, Any]:
     """Return the answer to a question. Raises Failure BAD_ANSWER."""
     try:
         checked = KINDS[method].result.model_validate(answer)

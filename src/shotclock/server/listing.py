@@ -13,12 +13,12 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, REQUEST_TIMEOUT, Icon
 
 from ..core.catalogue import CommandSpec
+from ..core.client_forms import REQUIRED_CAPABILITIES
 from ..core.envelope import ENVELOPE_KEY, Envelope
 from .results import describe_failure
 
 T = TypeVar("T")
 Context = ServerRequestContext[Any, Any]
-REQUIRED_CAPABILITIES = "required_capabilities"  # in the context of a failure: those that the client lacks
 Serve = Callable[[Context, str, Mapping[str, object]], Awaitable[Envelope | dict[str, Any]]]
 """Runs the function of a declaration and returns its envelope, or `input_required`."""
 

@@ -22,8 +22,9 @@ from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.value_types import record
 from ..process.clock import monotonic_ns
+from ..process.context import ASK_LIMIT_MS
 from ..runtime.call import Call
-from .client_link import ASK_LIMIT_MS, responses_in
+from .client_link import responses_in
 from .listing import Context
 from .tool_request import ToolRequest
 

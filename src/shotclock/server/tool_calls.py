@@ -199,7 +199,13 @@ class ToolCallMiddleware:
             request_meta = request_meta._replace(budget_ms=0)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
         request = ToolRequest(
-            name, arguments, request_meta, ClientLink(self._log_levels), principal_at(ctx.request), is_tool
+            name,
+            arguments,
+            request_meta,
+            ClientLink(self._log_levels),
+            principal_at(ctx.request),
+            is_tool,
+            self.tasks.asks_of(ctx, name),
         )
         try:
             paused = self._paused.take(ctx, request)
@@ -300,6 +306,7 @@ class ToolCallMiddleware:
             None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
             on_progress=None if tool_request.link.progress is None else tool_request.link.note_progress,
             on_question=partial(self._answer_question, tool_request.link),
+            asks=tool_request.asks,
             on_log=tool_request.link.log,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,

@@ -65,3 +65,5 @@ class ToolRequest(NamedTuple):
     link: ClientLink
     principal: Principal
     is_tool: bool = True  # else a resource, a prompt or a completion
+    asks: Mapping[str, Any] | None = None
+    """The capabilities of a client that a job may ask."""

@@ -85,7 +85,7 @@ def ask_much(characters: int, ctx: Context) -> str:
     return str(ctx.ask("?" * characters))
 
 
-@app.command(mutates=False, interruption=True)
+@app.command(mutates=False, interruption=True, timeout="1s")
 def job_that_asks(ctx: Context) -> str:
     """Ask in a job."""
-    return str(ctx.ask("Your name?").data)
+    return str(ctx.ask("Your name?", name="name").data)
