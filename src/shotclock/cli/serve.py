@@ -50,7 +50,7 @@ def _serve(
 ) -> Callable[[bool], int]:
     options = read_serve_options(http=http, **values)
     if install is not None:
-        words = ["--elicitation"] if values["elicitation"] else []
+        words = [f"--{each}" for each in ("elicitation", "reload") if values[each]]
         for option_name in ("operation_timeout", "operation_timeout_ms"):
             if values[option_name] is not None:
                 words += [f"--{option_name.replace('_', '-')}", str(values[option_name])]
@@ -146,6 +146,11 @@ COMMANDS = {
                 "--elicitation",
                 "Let clients that can ask their user decide proposals that are not destructive. Nothing proves that a "
                 "person answered.",
+            ),
+            flag(
+                "--reload",
+                "Import the program anew when one of its files changes, and inform clients of changed lists. For "
+                "authors: memory shared by calls is lost.",
             ),
             flag(
                 "--json",
