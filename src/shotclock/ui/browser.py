@@ -20,7 +20,7 @@ from ..core.errors import Failure
 from ..process.clock import monotonic_ns
 from . import page_scripts, payload
 from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
-from .nodes import await_hidden, await_node, no_ref, read_texts, silent_frames
+from .nodes import MAX_FRAMES, await_hidden, await_node, no_ref, read_texts
 from .payload import Matcher
 from .tabs import Tab, Tabs, bounded
 
@@ -47,8 +47,10 @@ DISCARD_MS = 1_000  # an abandoned page may take this long to close; then it die
 GLANCE_MS = 250
 LONG_CLICK_MS = 700
 MAX_NODES = 3_000  # larger pages are cut to this before Playwright writes their snapshot: more fit into no answer
+MAX_DEPTH = 50  # Playwright cannot write much more than this
+COUNT_MS = 1_500  # a frame that has not counted its nodes by then is silent
 SILENT_MS = 2_000  # a snapshot of a page with a silent frame, which Playwright awaits until the end of its time
-COUNT_MS = 500  # the frames of a page have this long to count their nodes
+END_CUT_MS = 500
 CUT = "shotclock-cut"
 VIEWPORT: Any = {"width": 1280, "height": 800}
 
@@ -220,6 +222,7 @@ class BrowserDevice:
             await self._tabs.dismiss_dialogs()
             self._tabs.keeps_dialogs = False
             yield
+            await self._tabs.finish()
         except (self._timeout, TimeoutError) as error:
             waited, place = f"within {within_ms} ms", self.place_seen()
             to = None if place is None else place.navigating_to
@@ -290,7 +293,7 @@ class BrowserDevice:
         self._tabs.forget(tab)
 
     async def list_tabs(self, params: payload.ListTabs, time: Countdown) -> dict[str, object]:
-        return {"tabs": self._tabs.list()}
+        return {"tabs": await self._tabs.list()}
 
     async def open_tab(self, params: payload.OpenTab, time: Countdown) -> dict[str, object]:
         _check_scheme(params.uri or "about:blank")
@@ -309,7 +312,7 @@ class BrowserDevice:
     async def close_tab(self, params: payload.CloseTab, time: Countdown) -> dict[str, object]:
         async with self._explained("close_tab", time.limit_ms):
             await self._close(self._tab if params.tab is None else self._tabs.find(params.tab), time)
-        return {"tabs": self._tabs.list()}
+        return {"tabs": await self._tabs.list()}
 
     async def answer_dialog(self, params: payload.AnswerDialog, time: Countdown) -> dict[str, object]:
         try:
@@ -447,32 +450,38 @@ class BrowserDevice:
     async def snapshot(self, matcher: Matcher | None, time: Countdown) -> Snapshot:
         async with self._explained("snapshot_ui", time.limit_ms, "EVAL_TIMEOUT", matcher):
             root = self._page if matcher is None else await self._await_node(matcher, time)
-            left_out = await self._cut(root, time)
-            frames, limit_ms = self._page.frames, time.left_ms
-            if silent := await silent_frames(self._page, min(COUNT_MS, limit_ms)) if len(frames) > 1 else []:
-                limit_ms = min(SILENT_MS, time.left_ms)
-                for address in silent:
-                    self._tabs.note("silentFrames", {"where": address})
-            text = await root.aria_snapshot(mode="ai", timeout=min(limit_ms, time.left_ms))
+            left_out, silent = await self._cut(root, time)
+            for address in silent:
+                self._tabs.note("silentFrames", {"where": address})
+            limit_ms = min(SILENT_MS, time.left_ms) if silent else time.left_ms
+            text = await root.aria_snapshot(mode="ai", depth=MAX_DEPTH, timeout=limit_ms)
             await self._end_cut(left_out)
-        return Snapshot(text, self._tabs.place_of(self._tab), left_out)
+        is_deep = any(line.startswith("  " * (MAX_DEPTH - 1)) for line in text.splitlines())
+        return Snapshot(text, self._tabs.place_of(self._tab), left_out, MAX_DEPTH if is_deep else 0)
 
-    async def _cut(self, root: Any, time: Countdown) -> int:
-        """Limit the next snapshot to `MAX_NODES`, and return the number of nodes that are left out."""
-        roots = [root] if root is not self._page else root.frames
-        counts = await asyncio.gather(*(_count(each, min(COUNT_MS, time.left_ms)) for each in roots))
+    async def _cut(self, root: Any, time: Countdown) -> tuple[int, list[str]]:
+        """Limit the next snapshot to `MAX_NODES`.
+
+        Return the number of nodes that are left out, and the addresses of frames that do not answer.
+        """
+        whole_ms = time.left_ms // 2
+        frames = self._page.frames[1:MAX_FRAMES]
+        count, *counts = await asyncio.gather(
+            _count(root, whole_ms), *(_count(each, min(COUNT_MS, whole_ms)) for each in frames)
+        )
+        silent = [str(each.url)[:500] for each, found in zip(frames, counts, strict=True) if found is None]
         left, left_out = MAX_NODES, 0
-        for each, count in zip(roots, counts, strict=True):
-            if count > left:
-                cutting = each.locator(f"{CUT}={max(1, left)} {time.left_ms}").count()
-                left_out += count - await bounded(cutting, time.left_ms)
-            left = max(0, left - count)
-        return left_out
+        for each, found in zip([root, *frames], [MAX_NODES + 1 if count is None else count, *counts], strict=True):
+            if found is not None and found > left:
+                kept = await bounded(each.locator(f"{CUT}={max(1, left)} {time.left_ms}").count(), time.left_ms)
+                left_out += found - kept
+            left = max(0, left - (found or 0))
+        return left_out, silent
 
     async def _end_cut(self, left_out: int) -> None:
         for frame in self._page.frames if left_out else ():
             with contextlib.suppress(Exception):  # it ends by itself as well
-                await bounded(frame.locator(f"{CUT}=0 0").count(), COUNT_MS)
+                await bounded(frame.locator(f"{CUT}=0 0").count(), END_CUT_MS)
 
     async def screenshot(self, time: Countdown) -> bytes:
         page = self._page
@@ -481,11 +490,14 @@ class BrowserDevice:
         return image
 
 
-async def _count(root: Any, within_ms: int) -> int:
-    """Return the number of elements in a frame or below a node, or 0 where it does not answer."""
-    with contextlib.suppress(Exception):
+async def _count(root: Any, within_ms: int) -> int | None:
+    """Return the number of elements in a frame or below a node, or None where it does not answer."""
+    try:
         return int(await bounded(root.evaluate(page_scripts.COUNT_NODES), within_ms))
-    return 0
+    except TimeoutError:
+        return None
+    except Exception:  # the frame went away
+        return 0
 
 
 def _check_scheme(uri: str) -> None:

@@ -81,6 +81,7 @@ class Snapshot:
     text: str
     place: Place
     nodes_left_out: int = 0  # a page that is too large is cut before it is written
+    depth: int = 0  # the depth below which nodes may be left out; 0: none are
 
 
 @value

@@ -314,10 +314,11 @@ def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
         lines_cut += kept != line
     left = len(every) - len(lines)
     data: dict[str, object] = {"text": "\n".join(lines), "where": snapshot.place.where}
-    data["truncated"] = bool(left or lines_cut or snapshot.nodes_left_out)
+    data["truncated"] = bool(left or lines_cut or snapshot.nodes_left_out or snapshot.depth)
     counts = {"nodesLeftOut": snapshot.nodes_left_out, "linesLeftOut": left, "linesCut": lines_cut}
+    counts["deepest"] = snapshot.depth
     data |= {name: count for name, count in counts.items() if count}
-    return data | ({"rest": REST} if left or snapshot.nodes_left_out else {})
+    return data | ({"rest": REST} if left or snapshot.nodes_left_out or snapshot.depth else {})
 
 
 def shorten_texts(texts: list[str], is_all: bool, max_bytes: int) -> dict[str, object]:

@@ -145,20 +145,5 @@ async def _texts_in(frame: Any, matcher: Matcher, within_ms: int) -> list[str]:
     return []
 
 
-async def silent_frames(page: Any, within_ms: int) -> list[str]:
-    """Return the addresses of the frames that do not answer."""
-
-    async def ask(frame: Any) -> str | None:
-        try:
-            await bounded(frame.evaluate("1"), within_ms)
-        except TimeoutError:
-            return str(frame.url)[:500]
-        except Exception:  # it went away
-            return None
-        return None
-
-    return [each for each in await asyncio.gather(*map(ask, page.frames[1:MAX_FRAMES])) if each is not None]
-
-
 def no_ref(matcher: Matcher) -> Failure:
     return Failure("NODE_NOT_FOUND", f"the last snapshot of this page has no ref {matcher.ref!r:.40}: take another one")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
 from ..core.errors import Failure
@@ -23,6 +23,7 @@ MAX_NOTES = 20  # the most notes of one kind: a page can open dialogs, tabs and 
 MAX_TITLE = 200
 MAX_ADDRESS = 2_048
 MAX_MESSAGE = 500
+TITLE_MS = 150  # less than the time between the end of an action and its cancellation
 ANSWER_MS = 1_000  # the answer to a dialog, and other orders that no script can delay
 OPENED_MS = 1_000  # a tab that an order opened is awaited this long; a slower one is reported as loading
 KEPT = ("confirm", "prompt")  # the dialogs whose answer matters to the page
@@ -33,13 +34,26 @@ class Tab:
         self.page, self.name = page, name
         self.session: Any = None
         self.target_id = ""
+        self.ready = asyncio.Event()
         self.document = f"page {id(page)}"
         self.leaving: tuple[str, int] | None = None  # the address of a pending navigation, and when it began
         self.order: asyncio.Future[Any] | None = None  # an order that waits for the answer to a dialog
+        self._title = ("", "")  # a document and its title
 
     @property
     def where(self) -> str:
         return str(self.page.url)[:MAX_ADDRESS]
+
+    @property
+    def title(self) -> str:
+        return self._title[1] if self._title[0] == self.document else ""
+
+    async def read_title(self) -> None:
+        """Read the title of a new document. It is left out where the page does not answer at once."""
+        document = self.document
+        if self._title[0] != document and self.leaving is None:
+            with contextlib.suppress(Exception):
+                self._title = (document, one_line(await bounded(self.page.title(), TITLE_MS), MAX_TITLE))
 
 
 class Tabs:
@@ -47,7 +61,7 @@ class Tabs:
         self._context, self._browser_session = context, browser_session
         self._tabs: list[Tab] = []  # the active one last, before it the one that was active before
         self._count = 0
-        self._targets: dict[str, dict[str, str]] = {}
+        self._targets: dict[str, str] = {}  # the pages that the browser has, with their addresses
         self._coming: dict[str, None] = {}
         """Targets of tabs that the browser has created and Playwright not yet reported: they load."""
         self._pending: list[tuple[Any, Tab, dict[str, str]]] = []
@@ -85,7 +99,7 @@ class Tabs:
             and all(tab.target_id != target for tab in self._tabs)
         ):
             self._coming[target] = None
-        self._targets[target] = {"where": info["url"], "title": info["title"]}
+        self._targets[target] = info["url"]
 
     def _forget_target(self, target: str) -> None:
         self._targets.pop(target, None)
@@ -97,7 +111,9 @@ class Tabs:
             self._arrived.set()
 
     async def adopt(self, page: Any) -> None:
-        if any(tab.page is page for tab in self._tabs):
+        known = next((tab for tab in self._tabs if tab.page is page), None)
+        if known is not None:
+            await known.ready.wait()  # bounded by the caller
             return
         self._count += 1
         tab = Tab(page, f"t{self._count}")
@@ -108,11 +124,18 @@ class Tabs:
         page.on("dialog", lambda dialog: self._meet(dialog, tab))
         page.on("download", lambda download: self.later(self._refuse_download(download)))
         page.on("filechooser", lambda _: self.note("opened", {"kind": "file chooser"}))
+        try:
+            await self._follow(tab)
+        finally:
+            tab.ready.set()
+
+    async def _follow(self, tab: Tab) -> None:
+        page = tab.page
         tab.session = await self._context.new_cdp_session(page)
         target = (await tab.session.send("Target.getTargetInfo"))["targetInfo"]
         tab.target_id = target["targetId"]
         self._arrive(tab.target_id)
-        self._targets.setdefault(tab.target_id, {"where": target["url"], "title": target["title"]})
+        self._targets.setdefault(tab.target_id, target["url"])
 
         def note_document(event: dict[str, Any]) -> None:
             frame = event["frame"]
@@ -162,17 +185,23 @@ class Tabs:
 
     def place_of(self, tab: Tab) -> Place:
         to = None if tab.leaving is None else tab.leaving[0]
-        return Place(tab.where, tab.document, to, self._title_of(tab))
+        return Place(tab.where, tab.document, to, tab.title)
 
-    def _title_of(self, tab: Tab) -> str:
-        return one_line(self._targets.get(tab.target_id, {}).get("title", ""), MAX_TITLE)
-
-    def list(self) -> list[dict[str, object]]:
+    async def list(self) -> list[dict[str, object]]:
         tabs = sorted(self._tabs, key=lambda tab: int(tab.name[1:]))
+        await self._read_titles(tabs)
         return [self._describe(tab) | ({"active": True} if tab is self.active else {}) for tab in tabs]
 
     def _describe(self, tab: Tab) -> dict[str, object]:
-        return {"tab": tab.name, "where": tab.where[:MAX_MESSAGE], "title": self._title_of(tab)}
+        return {"tab": tab.name, "where": tab.where[:MAX_MESSAGE], "title": tab.title}
+
+    async def finish(self) -> None:
+        """Read the titles for the result of an action: of the active tab, and of those that it opened."""
+        await self._read_titles([tab for tab in self._tabs if tab is self.active or tab in self._opened])
+
+    async def _read_titles(self, tabs: Iterable[Tab]) -> None:
+        if not self._pending:
+            await asyncio.gather(*(tab.read_title() for tab in tabs))
 
     async def settle(self, within_ms: int) -> None:
         """Wait for the tabs that an order opened, and that have not yet loaded."""
@@ -190,7 +219,7 @@ class Tabs:
         for tab in self._opened:
             self.note("opened", {"kind": "tab", **self._describe(tab)})
         for target in self._coming:
-            address = one_line(self._targets.get(target, {}).get("where", ""), MAX_MESSAGE)
+            address = one_line(self._targets.get(target, ""), MAX_MESSAGE)
             self.note("opened", {"kind": "tab", "where": address, "state": "loading"})
         self._opened.clear()
         self._coming.clear()
