@@ -164,3 +164,12 @@ def test_messages_progress_and_errors_reach_the_client(no_survivors: object) -> 
 def test_what_fastmcp_has_beyond_that_is_an_error_that_names_it() -> None:
     for name in ("get_state", "read_resource", "session", "client_id"):
         assert not hasattr(Context, name)
+
+
+def test_the_error_for_what_fastmcp_has_beyond_that_says_what_to_do_instead() -> None:
+    ctx: Any = Context.__new__(Context)
+    for name, instead in (("get_state", "lifespan"), ("read_resource", "function"), ("session", "session")):
+        with pytest.raises(AttributeError, match=f"{name}.*{instead}"):
+            getattr(ctx, name)
+    with pytest.raises(AttributeError, match="has no attribute 'unknown'"):
+        ctx.unknown  # noqa: B018

@@ -345,6 +345,22 @@ def test_what_keeps_a_server_on_stdin_from_starting_is_the_last_line_of_stderr_a
     assert json.loads(ran.stderr.decode().splitlines()[-1])["error"]["code"] == "TARGET_NOT_FOUND"
 
 
+def test_a_person_who_starts_a_server_on_a_terminal_reads_that_it_is_for_a_client() -> None:
+    ours, theirs = os.openpty()
+    with served("serve", ADVERSARIES, stdin=theirs) as process:
+        os.close(theirs)
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        said = bytearray()
+        eventually(
+            lambda: said.extend(process.stderr.read() or b"") or b"serving adversaries" in said, STARTED_WITHIN_S
+        )
+        assert b"for the MCP client" in said
+        os.write(ours, b"\x04")  # the end of stdin
+        assert process.wait(ENDED_WITHIN_S) == 0
+    os.close(ours)
+
+
 def test_an_import_that_kills_its_process_is_refused(tmp_path: Path, shotclock: Any, validate_envelope: Any) -> None:
     (tmp_path / "deadly.py").write_text("import os; os._exit(1)\n")
     error = refusal(shotclock, validate_envelope, str(tmp_path / "deadly.py"), env={"SHOTCLOCK_REMAINING_MS": "6000"})
