@@ -6,7 +6,6 @@ docs/design.md: R2.
 from __future__ import annotations
 
 import json
-import os
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -27,10 +26,7 @@ LONGEST_MESSAGE = 4_000
 _MOST_FRAMES = 40
 _LONGEST_TRACEBACK = 32_000
 # Frames between a caller and the function that raised: ours, and the event loop's.
-_CALLERS = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    os.path.join(os.path.dirname(os.__file__), "asyncio", ""),
-)
+_CALLERS = (f"{__file__.rpartition('/core/')[0]}/", f"{traceback.__file__.rpartition('/')[0]}/asyncio/")
 MOST_CHANGES = 10
 _HALF = "[\ud800-\udfff]"
 
