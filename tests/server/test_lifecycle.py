@@ -383,8 +383,10 @@ def test_a_module_is_found_in_the_current_directory_and_missed_elsewhere(
     (tmp_path / "beside.py").write_text("")
     ran = shotclock("serve", "mine:app", cwd=tmp_path)
     assert (ran.code, ran.stdout) == (0, b"")
-    error = refusal(shotclock, validate_envelope, "mine_nowhere:app")
-    assert (error["code"], "mine_nowhere" in error["message"]) == ("TARGET_NOT_FOUND", True)
+    for target in ("mine_nowhere:app", "mine_nowhere.app:app"):
+        error = refusal(shotclock, validate_envelope, target)
+        assert (error["code"], "no module 'mine_nowhere'" in error["message"]) == ("TARGET_NOT_FOUND", True)
+        assert "install its package" in error["suggestion"]
 
 
 def test_options_that_make_no_sense_are_refused_together(
