@@ -57,6 +57,19 @@ def test_why_an_opening_failed_is_told_to_clients_as_far_as_it_is_meant_for_them
     run(scenario())
 
 
+def test_a_model_reads_that_the_state_is_lost_and_that_it_was_rebuilt(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(target=TARGET) as (client, _):
+            assert [each.text for each in (await client.call_tool("count", {})).content] == ["1"]
+            died = await client.call_tool("die", {})
+            assert "the next call opens the lifespan anew" in died.content[0].text, died.content
+            value, note = (await client.call_tool("count", {})).content
+            assert value.text == "1"
+            assert note.text.startswith("Note: the lifespan was opened anew for this call") and "it died" in note.text
+
+    run(scenario())
+
+
 def test_when_the_shared_process_is_killed_among_many_calls_each_is_told_and_the_next_works(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(target=TARGET) as (client, _):
