@@ -156,6 +156,7 @@ def says_where() -> list[Any]:
 
 @app.command(isolation="shared")
 def sleeps(seconds: float) -> str:
+    note("begun")
     time.sleep(seconds)
     return "rested"
 
