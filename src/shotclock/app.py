@@ -36,7 +36,7 @@ from typing import (
 )
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
-from .core.arguments import CONTEXT_NAME, HandlerParameter, parameters_of, signature_of, to_jsonable
+from .core.arguments import HandlerParameter, context_name, parameters_of, signature_of, to_jsonable
 from .core.catalogue import (
     ApprovedFile,
     Catalogue,
@@ -221,7 +221,8 @@ class App:
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
             function = supply_secrets(function, secrets, os.environ)
-        parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
+        context = context_name(function)
+        parameters = [parameter for parameter in parameters_of(function) if parameter.name != context]
         options["steps"] = tuple(options["steps"])
         check_options(name, options, parameters)
         interruption = read_interruption(options.get("interruption"))
@@ -371,18 +372,12 @@ class App:
         return replace(self.catalogue(), notes=self._find_mistakes())
 
     def _find_mistakes(self) -> tuple[str, ...]:
-        """Return one note about module globals that commands in worker processes change, if there are any."""
-        from .process.module_globals import find_changed_globals  # not for the command line
+        from .process.module_globals import note_changed_globals  # not for the command line
 
         specs = map(self._placed, (*self._commands.values(), *self._served.values()))
         functions = {each.name: self._functions[each.name] for each in specs if each.isolation == "auto"}
-        found = find_changed_globals({name: [each, *dependency_functions(each)] for name, each in functions.items()})
-        if not found:
-            return ()
-        uses = "; ".join(f"{name} uses {', '.join(names)}" for name, names in found.items())
-        remedy = "keep it in @app.lifespan and read ctx.state, or declare isolation='shared'"
-        silence = "isolation='process' says that it is meant so"
-        return (f"{self.name}: every worker process has module globals of its own ({uses}): {remedy}; {silence}",)
+        with_dependencies = {name: [each, *dependency_functions(each)] for name, each in functions.items()}
+        return note_changed_globals(self.name, with_dependencies)
 
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)
@@ -552,7 +547,9 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}") from None
+            apps = [repr(name) for name, each in vars(sys.modules[module]).items() if isinstance(each, App)]
+            others = f", but {' and '.join(apps)}" if apps else ""
+            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}{others}") from None
     if not isinstance(found, App):
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
     return found.describe().to_plain()

@@ -180,6 +180,11 @@ class CommandSpec:
         return self.destructive and self.approval is None and self.requires_person is None
 
     @property
+    def may_be_unfinished(self) -> bool:
+        """Return whether an answer may come before the work has ended: it continues, or waits for a person."""
+        return self.interruption is not None or self.approval is not None
+
+    @property
     def defaults(self) -> dict[str, Any]:
         properties = self.input_schema.get("properties", {})
         return {name: declared["default"] for name, declared in properties.items() if "default" in declared}

@@ -49,6 +49,8 @@ else:
 OVERTIME = "overtime"
 RESOURCE_UPDATED = "resource updated"
 ASK_CLIENT = "ask client"
+URL_COMPLETED = "notifications/elicitation/complete"
+ASK_LIMIT_MS = 10 * 60_000  # for a person to answer
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 LONGEST_LOG = 10_000
 
@@ -164,7 +166,9 @@ class CallLink(Protocol):
 
 
 class Context(Generic[S]):
-    """The call as its handler sees it. A parameter named `ctx` receives it, as the subclass that it is annotated with.
+    """The call as its handler sees it. A parameter named `ctx`, or annotated with it, receives it.
+
+    It is an instance of the subclass that the parameter is annotated with.
 
     `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one. `Context[AppState]`
     names the type of `ctx.state`.
@@ -265,6 +269,19 @@ class Context(Generic[S]):
         form = client_forms.Form(type)
         params = {"mode": "form", "message": str(message), "requestedSchema": form.schema}
         return self._ask_client("elicitation/create", params, name, form.read)
+
+    def ask_url(self, message: str, url: str, *, name: str = "answer") -> Any:
+        """Ask the person at the MCP client to open a URL, for secrets that neither client nor model may see.
+
+        Return an `Answer` without data; await it if async. "accept" is the consent to open the URL: find out yourself
+        when the person has finished there. Raises ValueError for a URL that is not http or https, and Failure as `ask`.
+        """
+        params = {"mode": "url", "message": str(message), "url": client_forms.checked_url(url)}
+        return self._ask_client("elicitation/create", params, name, client_forms.read_consent)
+
+    def url_completed(self, *, name: str = "answer") -> Any:
+        """Inform the client that the person has finished at the URL of `ask_url`. Await it if async."""
+        return self._ask_client(URL_COMPLETED, {}, name, lambda _: None)
 
     def sample(
         self,

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asyncc
 from functools import wraps
 from typing import Any, get_args, get_type_hints
 
-from ..core.arguments import CONTEXT_NAME
+from ..core.arguments import CONTEXT_NAME, context_hint, context_name
 from ..core.value_types import value
 from .running_call import finish
 
@@ -57,14 +57,13 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
     dependencies = find_dependencies(function)
     if not dependencies:
         return function
-    for dependency in dependencies.values():
-        _check(dependency)
+    every = [each for dependency in dependencies.values() for each in _check(dependency)]
     written = inspect.signature(function)
-    wants_context = CONTEXT_NAME in written.parameters
+    wanted = context_name(function)
     name = function.__name__
 
     def split(named: dict[str, Any]) -> Any:
-        return named.get(CONTEXT_NAME) if wants_context else named.pop(CONTEXT_NAME)
+        return named.get(wanted) if wanted else named.pop(CONTEXT_NAME)
 
     if inspect.iscoroutinefunction(function):
 
@@ -86,20 +85,23 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
             raise _swallowed(name)
 
     kept = [parameter for parameter in written.parameters.values() if parameter.name not in dependencies]
-    if not wants_context:
+    if wanted is None:
         place = next((at for at, each in enumerate(kept) if each.kind is each.VAR_KEYWORD), len(kept))
         kept.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY))
     run.__signature__ = written.replace(parameters=kept)  # type: ignore[attr-defined]
     run.__annotations__ = {key: hint for key, hint in function.__annotations__.items() if key not in dependencies}
+    if wanted is None:
+        run.__annotations__[CONTEXT_NAME] = next(filter(None, (context_hint(each.function) for each in every)), None)
     return run
 
 
 def _check(dependency: Dependency) -> list[Dependency]:
     """Return a dependency and those that it needs. Raises TypeError for a parameter that nothing fills."""
     inner = find_dependencies(dependency.function)
+    context = context_name(dependency.function)
     for parameter in inspect.signature(dependency.function).parameters.values():
         is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.name not in (*inner, CONTEXT_NAME) and parameter.default is parameter.empty and not is_variable:
+        if parameter.name not in (*inner, context) and parameter.default is parameter.empty and not is_variable:
             message = f"{parameter.name!r} has no value: it is neither ctx nor filled by Depends(…)"
             raise TypeError(f"Depends({dependency.function.__qualname__}): {message}")
     return [dependency, *(each for needed in inner.values() for each in _check(needed))]
@@ -148,7 +150,8 @@ def _open_for_sync(
 
 
 def _context_for(function: Callable[..., Any], context: Any) -> dict[str, Any]:
-    return {CONTEXT_NAME: context} if CONTEXT_NAME in inspect.signature(function).parameters else {}
+    wanted = context_name(function)
+    return {} if wanted is None else {wanted: context}
 
 
 class _OnLoop(AbstractContextManager[Any]):

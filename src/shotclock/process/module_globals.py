@@ -48,6 +48,17 @@ def find_changed_globals(commands: Mapping[str, Sequence[Callable[..., Any]]]) -
     return {name: list(dict.fromkeys(names)) for name, names in found.items() if names}
 
 
+def note_changed_globals(app: str, commands: Mapping[str, Sequence[Callable[..., Any]]]) -> tuple[str, ...]:
+    """Return one line for the author of an App whose commands in worker processes change module globals."""
+    found = find_changed_globals(commands)
+    if not found:
+        return ()
+    uses = "; ".join(f"{name} uses {', '.join(names)}" for name, names in found.items())
+    remedy = "keep it in @app.lifespan and read ctx.state, or declare isolation='shared'"
+    silence = "isolation='process' says that it is meant so"
+    return (f"{app}: every worker process has module globals of its own ({uses}): {remedy}; {silence}",)
+
+
 class _Search:
     def __init__(self) -> None:
         self.changed: set[Variable] = set()

@@ -119,8 +119,8 @@ class RunningCall:
             return "invalid", problems
         if hasattr(function, "looks_at_arguments"):
             return partial(function, pickle.loads(payload), arguments)  # a validator may have changed the others
-        if signature.wants_context:
-            arguments["ctx"] = self.context(function)
+        if signature.context_name is not None:
+            arguments[signature.context_name] = self.context(function)
         return partial(function, **arguments)
 
     def context(self, function: Callable[..., Any]) -> Context:

@@ -221,9 +221,9 @@ class InlineCall(HandlerWork):
             arguments, problems = signature.check(call.arguments)
             if problems:
                 return invalid(problems)
-            if signature.wants_context:
+            if signature.context_name is not None:
                 skipped = self.listener.skipped_steps
-                arguments["ctx"] = self._context = context_class(signature.context_hint)(
+                arguments[signature.context_name] = self._context = context_class(signature.context_hint)(
                     call.name, call.request_id, call.bound.bell, self._scope.depth, call, self, skipped
                 )
             return outcome_of_value(await self._handler(**arguments))

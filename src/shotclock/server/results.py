@@ -28,6 +28,8 @@ _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 _NULL: JsonSchema = {"type": "null"}
 # Warnings that a model has to read: what it believes about the state of the App is no longer true.
 _LOSSES = ("HOST_REPLACED", "STATE_REBUILT")
+# Has FastMCP's client return the value itself as `data`, and not an object with it.
+_UNWRAP = {"wrap_result": True}
 # Of work that continues, or that a person has not approved.
 _UNFINISHED: JsonSchema = {"type": "object", "properties": {"state": {"type": "string"}}, "required": ["state"]}
 
@@ -69,13 +71,14 @@ def render_result(
     *,
     is_wrapped: bool = False,
     has_schema: bool = True,
+    has_state: bool = False,
     shown: str | None = None,
 ) -> dict[str, Any]:
     """Return the result of a tool; with `server_info`, in the form of the 2026 revision.
 
     `is_wrapped` names the value `result` in the structured content, as the announced schema does. Without a schema
-    (`has_schema`), content blocks are sent as such. The text is `shown`, or without that the value, or the failure in
-    sentences.
+    (`has_schema`), content blocks are sent as such. With `has_state` the schema allows unfinished work, too. The text
+    is `shown`, or without that the value, or the failure in sentences.
     """
     envelope = make_fit(envelope)
     is_failure = not envelope.ok and not is_unfinished(envelope)
@@ -89,6 +92,8 @@ def render_result(
     meta: dict[str, Any] = {ENVELOPE_KEY: envelope.to_dict()}
     if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
         meta[REMAINING] = remaining_ms
+    if envelope.ok and is_wrapped and not has_state:
+        meta["fastmcp"] = _UNWRAP
     if server_info is not None:
         result["resultType"] = "complete"
         meta[SERVER_INFO_META_KEY] = server_info

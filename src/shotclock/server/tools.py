@@ -97,9 +97,7 @@ def _command_tool(spec: CommandSpec) -> Tool:
         icons=icons_of(spec),
         _meta=_meta_of(spec),
         input_schema={"type": "object", **_input_schema(spec)},
-        output_schema=result_schema(
-            spec.output_schema, may_be_unfinished=spec.interruption is not None or spec.approval is not None
-        ),
+        output_schema=result_schema(spec.output_schema, may_be_unfinished=spec.may_be_unfinished),
         annotations=_hints(spec),
     )
 

@@ -69,3 +69,23 @@ def chatty(ctx: Context) -> str:
     ctx.log("details", "debug")
     ctx.log("half done", "warning", "work")
     return "logged"
+
+
+@app.command(mutates=False)
+def sign_in(ctx: Context) -> str:
+    """Send the person to a page."""
+    answer = ctx.ask_url("Please sign in", "https://example.com/sign-in?id=1", name="sign_in")
+    ctx.url_completed(name="sign_in")
+    return f"{answer.action} {answer.data}"
+
+
+@app.command(mutates=False)
+def ask_much(characters: int, ctx: Context) -> str:
+    """Ask a question of this length."""
+    return str(ctx.ask("?" * characters))
+
+
+@app.command(mutates=False, interruption=True, timeout="1s")
+def job_that_asks(ctx: Context) -> str:
+    """Ask in a job."""
+    return str(ctx.ask("Your name?", name="name").data)
