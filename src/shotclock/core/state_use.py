@@ -31,7 +31,8 @@ def _reads(function: Callable[..., Any], seen: set[object]) -> bool:
     if any(_loads_state(code) for code in codes):
         return True
     for name in {name for code in codes for name in code.co_names}:
-        helper = inspect.unwrap(found) if callable(found := function.__globals__.get(name)) else None
+        found = function.__globals__.get(name)
+        helper = inspect.unwrap(found) if isinstance(found, FunctionType) else None
         if not isinstance(helper, FunctionType) or helper.__globals__ is not function.__globals__:
             continue
         if (takes_context(helper) or _HELPERS_NAME in helper.__code__.co_varnames) and _reads(helper, seen):
