@@ -11,7 +11,7 @@ from typing import Any
 from .arguments import context_name
 
 STATE_NAMES = frozenset({"state", "lifespan_context"})
-_CONTEXT = "context"  # the parameter of a helper function, also without an annotation
+_HELPERS_NAME = "context"  # of a parameter of helper functions, also without annotation
 
 
 def reads_state(function: Callable[..., Any]) -> bool:
@@ -31,11 +31,12 @@ def _reads(function: Callable[..., Any], seen: set[object]) -> bool:
     if any(_loads_state(code) for code in codes):
         return True
     for name in {name for code in codes for name in code.co_names}:
-        helper = inspect.unwrap(found) if callable(found := function.__globals__.get(name)) else None
-        if isinstance(helper, FunctionType) and helper.__globals__ is function.__globals__:
-            has_context = _CONTEXT in inspect.signature(helper).parameters or takes_context(helper)
-            if has_context and _reads(helper, seen):
-                return True
+        found = function.__globals__.get(name)
+        helper = inspect.unwrap(found) if isinstance(found, FunctionType) else None
+        if not isinstance(helper, FunctionType) or helper.__globals__ is not function.__globals__:
+            continue
+        if (takes_context(helper) or _HELPERS_NAME in helper.__code__.co_varnames) and _reads(helper, seen):
+            return True
     return False
 
 
