@@ -288,7 +288,7 @@ class BrowserDevice:
 
     async def _close(self, tab: Tab, time: Countdown) -> None:
         if self._is_own and len(self._tabs) == 1:
-            await self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms))
+            await bounded(self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms)), time.left_ms)
         await bounded(tab.page.close(), time.limit_ms)
         self._tabs.forget(tab)
 
