@@ -372,18 +372,12 @@ class App:
         return replace(self.catalogue(), notes=self._find_mistakes())
 
     def _find_mistakes(self) -> tuple[str, ...]:
-        """Return one note about module globals that commands in worker processes change, if there are any."""
-        from .process.module_globals import find_changed_globals  # not for the command line
+        from .process.module_globals import note_changed_globals  # not for the command line
 
         specs = map(self._placed, (*self._commands.values(), *self._served.values()))
         functions = {each.name: self._functions[each.name] for each in specs if each.isolation == "auto"}
-        found = find_changed_globals({name: [each, *dependency_functions(each)] for name, each in functions.items()})
-        if not found:
-            return ()
-        uses = "; ".join(f"{name} uses {', '.join(names)}" for name, names in found.items())
-        remedy = "keep it in @app.lifespan and read ctx.state, or declare isolation='shared'"
-        silence = "isolation='process' says that it is meant so"
-        return (f"{self.name}: every worker process has module globals of its own ({uses}): {remedy}; {silence}",)
+        with_dependencies = {name: [each, *dependency_functions(each)] for name, each in functions.items()}
+        return note_changed_globals(self.name, with_dependencies)
 
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)

@@ -35,6 +35,22 @@ def test_it_runs_in_a_daemon_thread_and_its_result_arrives(folder: Path) -> None
     run(scenario())
 
 
+def test_its_sync_dependencies_are_in_its_thread_and_async_ones_on_the_loop(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            answer = await app.call("depends")
+            assert answer.value == [True, True], answer.to_dict()
+            assert events(folder)[-2:] == ["async dependency closed", "dependency True"]
+            failed = await app.call("depends", fail=True)
+            assert failed.code == "INTERNAL_ERROR" and "of the command" in str(failed.error)
+            pid = (await app.call("beside")).value
+            hung = await app.call_with("depends_on_never", {}, timeout="200ms")
+            assert (hung.code, hung.ending) == ("TIMEOUT", "cancelled"), hung.to_dict()
+            assert (await app.call("beside")).value == pid
+
+    run(scenario())
+
+
 class Heard(CallListener):
     def __init__(self) -> None:
         self.said: list[Any] = []

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from .arguments import CONTEXT_NAME, context_name
+from .arguments import context_name
 
 STATE_NAMES = frozenset({"state", "lifespan_context"})
-_CONTEXT_NAMES = (CONTEXT_NAME, "context")  # of the parameters of helper functions
+_HELPERS_NAME = "context"  # of a parameter of helper functions, also without annotation
 
 
 def reads_state(function: Callable[..., Any]) -> bool:
@@ -31,11 +31,12 @@ def _reads(function: Callable[..., Any], seen: set[object]) -> bool:
     if any(_loads_state(code) for code in codes):
         return True
     for name in {name for code in codes for name in code.co_names}:
-        helper = inspect.unwrap(found) if callable(found := function.__globals__.get(name)) else None
-        if isinstance(helper, FunctionType) and helper.__globals__ is function.__globals__:
-            parameters = helper.__code__.co_varnames[: helper.__code__.co_argcount + helper.__code__.co_kwonlyargcount]
-            if any(name in parameters for name in _CONTEXT_NAMES) and _reads(helper, seen):
-                return True
+        found = function.__globals__.get(name)
+        helper = inspect.unwrap(found) if isinstance(found, FunctionType) else None
+        if not isinstance(helper, FunctionType) or helper.__globals__ is not function.__globals__:
+            continue
+        if (takes_context(helper) or _HELPERS_NAME in helper.__code__.co_varnames) and _reads(helper, seen):
+            return True
     return False
 
 

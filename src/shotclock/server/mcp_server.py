@@ -132,6 +132,10 @@ class McpServer:
     async def close_runtimes(self) -> None:
         await asyncio.gather(*(each.dispatcher.runtime.close() for each in (self.middleware, *self.former)))
 
+    async def close_states(self) -> None:
+        """Close the lifespans of the Apps. Their runtimes are closed next."""
+        await asyncio.gather(*(each.dispatcher.runtime.close_states() for each in (self.middleware, *self.former)))
+
     def health(self) -> Mapping[str, object]:
         runtime, counts = self.dispatcher.runtime, self.middleware.counts
         return {

@@ -373,6 +373,7 @@ async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wi
     from .stdio import Wire
 
     wire = Wire(wire_in, wire_out)
+    closing = asyncio.ensure_future(_close_states_at_end(wire.ended, server))
     try:
         serving = asyncio.ensure_future(server.sdk.run(wire, wire, server.sdk.create_initialization_options()))
         await _serve_until_stopped(server, signals, serving)
@@ -383,6 +384,13 @@ async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wi
         _report_crash(serving)
     finally:
         wire.close()
+        await closing
+
+
+async def _close_states_at_end(ended: asyncio.Event, server: McpServer) -> None:
+    """Close the states before the calls of a client that has left are stopped: that may take their process."""
+    await ended.wait()  # unbounded on purpose: a server ends with its client
+    await server.close_states()
 
 
 async def _serve_until_stopped(server: McpServer, signals: StopSignals, serving: asyncio.Future[Any]) -> None:
