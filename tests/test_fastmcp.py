@@ -167,9 +167,17 @@ def test_what_fastmcp_has_beyond_that_is_an_error_that_names_it() -> None:
 
 
 def test_the_error_for_what_fastmcp_has_beyond_that_says_what_to_do_instead() -> None:
+    app: Any = App("moved")
     ctx: Any = Context.__new__(Context)
-    for name, instead in (("get_state", "lifespan"), ("read_resource", "function"), ("session", "session")):
+    for of, name, instead in (
+        (app, "tool", "@app"),
+        (app, "run", "serve_mcp"),
+        (ctx, "get_state", "lifespan"),
+        (ctx, "session", "client"),
+    ):
         with pytest.raises(AttributeError, match=f"{name}.*{instead}"):
-            getattr(ctx, name)
-    with pytest.raises(AttributeError, match="has no attribute 'unknown'"):
-        ctx.unknown  # noqa: B018
+            getattr(of, name)
+        with pytest.raises(AttributeError, match=r"has no attribute 'unknown'$"):
+            of.unknown  # noqa: B018
+    with pytest.raises(ValueError, match="such as 'book-library', not"):
+        App("Book Library")

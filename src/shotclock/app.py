@@ -58,6 +58,7 @@ from .core.command_function import (
 from .core.declared import (
     DEFAULT_OPTIONS,
     Declared,
+    check_app_name,
     check_options,
     check_placeholders,
     read_approval,
@@ -74,6 +75,7 @@ from .core.served import ServedOptions, check_served_options, read_listing, serv
 from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import replace
+from .core.words_of_fastmcp import APP, ExplainsMembers
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -89,15 +91,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # The characters of MCP tool names.
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}  # every App of this process by its key, the same in a worker that imports the program
 
 
-class App:
+class App(ExplainsMembers):
     """A set of commands that share a name, a version and default clocks."""
+
+    _instead_of = APP
 
     def __init__(
         self,
@@ -121,8 +124,7 @@ class App:
 
         `elicitation` never covers destructive calls: nothing proves that a person answered.
         """
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
+        check_app_name(name)
         self.name = name
         self.version = version
         self.help = help

@@ -9,24 +9,14 @@ import enum
 import inspect
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from .core.errors import Failure
 from .core.value_types import value
+from .core.words_of_fastmcp import CONTEXT, ExplainsMembers
 from .process import context
 
 T = TypeVar("T")
-
-_STATE = "keep state in the lifespan, or in a database"
-_FUNCTIONS = "call the function that makes it"
-_SESSIONS = "a function does not see the session of its client"
-_INSTEAD = {
-    **dict.fromkeys(("get_state", "set_state", "delete_state"), _STATE),
-    **dict.fromkeys(("read_resource", "list_resources", "get_prompt", "list_prompts"), _FUNCTIONS),
-    **dict.fromkeys(("session", "session_id", "client_id", "request_context", "transport"), _SESSIONS),
-    "fastmcp": "import the App from its module",
-}
-"""What to do without other members of FastMCP's context."""
 
 
 class ToolError(Failure):
@@ -66,22 +56,15 @@ class CancelledElicitation:
     action: Literal["cancel"] = "cancel"
 
 
-class Context(context.Context[dict[str, Any]]):
+class Context(context.Context[dict[str, Any]], ExplainsMembers):
     """The call as its function sees it, with FastMCP's methods beside ours. They are awaited."""
+
+    _instead_of = CONTEXT
 
     @property
     def lifespan_context(self) -> dict[str, Any]:
         """Return the value that the lifespan has yielded."""
         return self.state
-
-    if not TYPE_CHECKING:  # type checkers report unknown members themselves
-
-        def __getattr__(self, name: str) -> Any:
-            """Explain a member of FastMCP's context that has no counterpart here."""
-            instead = _INSTEAD.get(name)
-            if instead is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            raise AttributeError(f"FastMCP's Context has {name!r}, this one does not: {instead}")
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report how far the work is."""
