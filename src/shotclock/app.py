@@ -71,7 +71,7 @@ from .core.declared import (
 )
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
-from .core.served import ServedOptions, check_served_options, read_listing, served_spec
+from .core.served import ServedOptions, check_served_options, find_idle_completions, read_listing, served_spec
 from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import replace
@@ -377,9 +377,9 @@ class App(ExplainsMembers):
         from .process.module_globals import note_changed_globals  # not for the command line
 
         specs = map(self._placed, (*self._commands.values(), *self._served.values()))
-        functions = {each.name: self._functions[each.name] for each in specs if each.isolation == "auto"}
-        with_dependencies = {name: [each, *dependency_functions(each)] for name, each in functions.items()}
-        return note_changed_globals(self.name, with_dependencies)
+        names = [each.name for each in specs if each.isolation == "auto"]
+        functions = {name: [self._functions[name], *dependency_functions(self._functions[name])] for name in names}
+        return (*find_idle_completions(self.name, self._served.values()), *note_changed_globals(self.name, functions))
 
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)
