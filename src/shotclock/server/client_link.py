@@ -11,7 +11,6 @@ docs/design.md: R27.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections import deque
 from collections.abc import Coroutine, Mapping
@@ -43,10 +42,9 @@ from pydantic import BaseModel, ValidationError
 
 from ..core.client_forms import check_capabilities
 from ..core.clocks import format_duration
-from ..core.content import LONGEST_CONTENT
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
-from ..process.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED
+from ..process.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED, check_question
 from ..runtime.call import Call
 from ..runtime.control import control_of
 from .listing import Context
@@ -213,6 +211,7 @@ class ClientLink:
         if ctx is None or call is None:
             raise Failure("CANNOT_ASK", "the client has left")
         check_capabilities(capabilities_of(ctx), method, params)
+        check_question(params, self._waits)
         is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         if params.get("mode") == "url" and not is_modern:
             self._url_ids[name] = secrets.token_hex(16)
@@ -279,8 +278,6 @@ def capabilities_of(ctx: Context) -> dict[str, Any]:
 
 def checked_request(method: str, params: Mapping[str, Any]) -> Any:
     """Return a question as a request of the SDK. Raises Failure CANNOT_ASK."""
-    if (length := len(json.dumps(params))) > LONGEST_CONTENT:
-        raise Failure("CANNOT_ASK", f"the question has {length} characters, {LONGEST_CONTENT} are the most")
     try:
         return KINDS[method].request.model_validate({"method": method, "params": params})
     except ValidationError as error:

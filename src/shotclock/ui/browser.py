@@ -111,7 +111,7 @@ class BrowserDevice:
         self._error, self._timeout = api.Error, api.TimeoutError
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
-        self._tabs = Tabs(None)
+        self._tabs = Tabs(browser, None, is_own=is_own)
         self.is_fresh = False
 
     async def open_page(self) -> None:
@@ -119,7 +119,7 @@ class BrowserDevice:
             self._context = await self._browser.new_context(viewport=VIEWPORT)
         else:
             self._context = self._browser.contexts[0] if self._browser.contexts else await self._browser.new_context()
-        self._tabs = Tabs(self._context, await self._browser.new_browser_cdp_session())
+        self._tabs = Tabs(self._browser, self._context, is_own=self._is_own)
         await self._tabs.open()
 
     def take_notes(self) -> dict[str, object]:
@@ -198,7 +198,7 @@ class BrowserDevice:
 
     async def _replace_page(self, time: Countdown) -> None:
         old, keeps_dialogs, self.is_fresh = self._context, self._tabs.keeps_dialogs, True
-        self._tabs = Tabs(None)
+        self._tabs = Tabs(self._browser, None, is_own=True)
         with contextlib.suppress(TimeoutError):
             await bounded(old.close(), DISCARD_MS)
         await bounded(self.open_page(), time.left_ms)
@@ -219,8 +219,8 @@ class BrowserDevice:
     ) -> AsyncIterator[None]:
         doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
         try:
+            self._tabs.keeps_dialogs = False  # before one is dismissed, which may open the next
             await self._tabs.dismiss_dialogs()
-            self._tabs.keeps_dialogs = False
             yield
             await self._tabs.finish()
         except (self._timeout, TimeoutError) as error:
@@ -288,7 +288,7 @@ class BrowserDevice:
 
     async def _close(self, tab: Tab, time: Countdown) -> None:
         if self._is_own and len(self._tabs) == 1:
-            await self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms))
+            await bounded(self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms)), time.left_ms)
         await bounded(tab.page.close(), time.limit_ms)
         self._tabs.forget(tab)
 
@@ -370,6 +370,7 @@ class BrowserDevice:
                 async with self._page.expect_file_chooser(timeout=time.left_ms) as asked:
                     await self._order(node.click(timeout=time.left_ms), time)
                 chooser = await asked.value
+                self._tabs.forget_chooser()
                 await self._order(chooser.set_files(params.paths, timeout=time.left_ms), time)
         return {"files": [os.path.basename(path) for path in params.paths]}
 
@@ -400,7 +401,10 @@ class BrowserDevice:
     async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
         async with self._explained("read_text", time.limit_ms, "EVAL_TIMEOUT", matcher):
             node = await self._await_node(matcher, time)
-            return await read_texts(self._page, node, matcher, time)
+            texts, silent = await read_texts(self._page, node, matcher, time)
+        for address in silent:
+            self._tabs.note("silentFrames", {"where": address})
+        return texts
 
     async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str] | None:
         async with self._explained("read_key_value_pair", time.limit_ms, "EVAL_TIMEOUT", label):

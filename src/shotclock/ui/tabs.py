@@ -24,8 +24,10 @@ MAX_TITLE = 200
 MAX_ADDRESS = 2_048
 MAX_MESSAGE = 500
 TITLE_MS = 150  # less than the time between the end of an action and its cancellation
+LATE_MS = 150  # an order may report its own timeout this much later; as TITLE_MS, this is less than GUARD_MS
 ANSWER_MS = 1_000  # the answer to a dialog, and other orders that no script can delay
 OPENED_MS = 1_000  # a tab that an order opened is awaited this long; a slower one is reported as loading
+CHOOSER = {"kind": "file chooser"}
 KEPT = ("confirm", "prompt")  # the dialogs whose answer matters to the page
 
 
@@ -57,8 +59,8 @@ class Tab:
 
 
 class Tabs:
-    def __init__(self, context: Any, browser_session: Any = None) -> None:
-        self._context, self._browser_session = context, browser_session
+    def __init__(self, browser: Any, context: Any, *, is_own: bool) -> None:
+        self._browser, self._context, self._is_own = browser, context, is_own
         self._tabs: list[Tab] = []  # the active one last, before it the one that was active before
         self._count = 0
         self._targets: dict[str, str] = {}  # the pages that the browser has, with their addresses
@@ -82,7 +84,7 @@ class Tabs:
         self._context.on("page", lambda page: self.later(self.adopt(page)))
 
     async def _follow_targets(self) -> None:
-        session = self._browser_session
+        session = await bounded(self._browser.new_browser_cdp_session(), ANSWER_MS)
         for event in ("Target.targetCreated", "Target.targetInfoChanged"):
             session.on(event, lambda message, event=event: self._note_target(event, message["targetInfo"]))
         session.on("Target.targetDestroyed", lambda message: self._forget_target(message["targetId"]))
@@ -123,7 +125,8 @@ class Tabs:
         page.on("crash", lambda _: self.forget(tab))
         page.on("dialog", lambda dialog: self._meet(dialog, tab))
         page.on("download", lambda download: self.later(self._refuse_download(download)))
-        page.on("filechooser", lambda _: self.note("opened", {"kind": "file chooser"}))
+        if self._is_own:  # an attached app shows its file choosers to its user
+            page.on("filechooser", lambda _: self.note("opened", CHOOSER))
         try:
             await self._follow(tab)
         finally:
@@ -230,6 +233,11 @@ class Tabs:
     def forget_dialogs(self) -> None:
         self._notes.pop("dialogs", None)
 
+    def forget_chooser(self) -> None:
+        """Forget the file chooser that was just given its files."""
+        if CHOOSER in self._notes.get("opened", []):
+            self._notes["opened"].remove(CHOOSER)
+
     @property
     def has_dialog(self) -> bool:
         return bool(self._pending)
@@ -275,7 +283,7 @@ class Tabs:
         self._met.clear()
         await bounded(self._answer(dialog, tab, note, accept=accept, text=text), min(ANSWER_MS, time.left_ms))
         if order is not None:  # the rest of the click, with whatever else it opens
-            await self._until_done(order, tab, time.left_ms)
+            await self._until_done(order, tab, time.left_ms - LATE_MS)
         await self.settle(time.left_ms)
         return {"where": (self.active or tab).where}
 
@@ -286,7 +294,7 @@ class Tabs:
         self.keeps_dialogs = True
         self._met.clear()
         try:
-            await self._until_done(task, tab, within_ms)
+            await self._until_done(task, tab, within_ms + LATE_MS)
         except asyncio.CancelledError:
             task.cancel()
             raise
@@ -301,9 +309,7 @@ class Tabs:
     async def _until_done(self, order: asyncio.Future[Any], tab: Tab | None, within_ms: int) -> None:
         met = asyncio.ensure_future(self._met.wait())
         try:
-            await asyncio.wait(
-                [order, met], timeout=(within_ms + ANSWER_MS) / 1000, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait([order, met], timeout=max(0, within_ms) / 1000, return_when=asyncio.FIRST_COMPLETED)
         finally:
             met.cancel()
         if not order.done():
