@@ -476,11 +476,11 @@ def test_a_function_runs_commands_within_its_own_deadline_and_none_outlives_it(t
             shared = Operation("shared", runs_commands_in_threads, isolation="shared")
             marked = tmp_path / "pid"
             call = asyncio.create_task(runtime.call(shared, {"seconds": 600, "pids": str(marked)}, Clocks.of("60s")))
-            await soon(marked.exists)
+            await soon(marked.exists, 20)
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await call
-            await soon(lambda: is_gone(int(marked.read_text())))
+            await soon(lambda: is_gone(int(marked.read_text())), 20)  # beyond the grace of 5 s
 
     asyncio.run(asyncio.wait_for(scenario(), 40))
 
