@@ -1,17 +1,24 @@
 """The App that `shotclock serve ui` serves: UI executions as MCP tools, with the same budgets as everywhere.
 
-    ui_snapshot -> "- button "Buy" [ref=e3]"      ui_click(ref="e3")      ui_expect("bought", id="answer")
+    ui_snapshot -> "- button "Buy" [ref=e3]"      ui_click(ref="e3")      ui_expect("bought", resourceId="answer")
 
 Each tool is one execution on the device that `shotclock ui` keeps. The tools of single actions follow from the declared
 verbs. They run in the shared process: a device that one of them starts keeps its page for the next, while the children
 of a worker process end with its call. They only wait for the daemon, bounded, and can be cancelled at any time.
+
+The client may be on another machine. So a tool reads files only below the folder of `serve ui --files`.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
+
+from pydantic import WithJsonSchema
 
 from ._version import __version__
 from .app import App
@@ -20,24 +27,33 @@ from .process.content import Image
 from .process.context import Context
 from .ui.client import execute_async
 from .ui.device import DEFAULT_DEVICE
-from .ui.payload import VERBS, Input, Verb, build
+from .ui.payload import ACTION_TYPES, DEFAULT_TIMEOUT_MS, MODES, Matcher
+from .ui.verbs import ABSENT, VERBS, Parameter, Verb, build_tool, leaves_of, new_head
 
-DEVICE_TEXT = "browser, cdp:URL or android:SERIAL."
+FILES_VARIABLE = "SHOTCLOCK_UI_FILES"  # the folder of `serve ui --files`
 
 app = App(
     "ui",
     version=__version__,
-    help="Look at a page or an app with ui_snapshot, then act on its refs. Every action has a budget.",
+    help="Look at a page or an app with ui_snapshot, then act on its refs. Every action has a budget (timeoutMs). "
+    "Name a node by ref, or by role, textEquals, textContains, resourceId (test id or id), contentDescEquals (label) "
+    "or css; all of them must hold, in any frame. An answer has the tabs, dialogs, downloads and file choosers that "
+    "were opened: a confirm or prompt waits for ui_dialog, and the next other action dismisses it. "
+    "device: browser, cdp:URL or android:SERIAL.",
     # The longest execution, the margin for its result, and the start of a device.
     default_timeout="3m40s",
     operation_timeout="4m",
 )
 
 
-async def _run(payload: object, device: str, ctx: Context, timeout_ms: int | None = None) -> dict[str, Any]:
+async def _run(payload: dict[str, Any], device: str, ctx: Context, timeout_ms: int | None = None) -> dict[str, Any]:
     """Run an execution and return its result. Raises Failure with the code, the data and the side effects."""
     envelope = await execute_async(
-        device, payload, timeout_ms=timeout_ms, remaining_ms=ctx.remaining_ms(), traceparent=ctx.traceparent
+        device,
+        _confine_files(payload),
+        timeout_ms=timeout_ms,
+        remaining_ms=ctx.remaining_ms(),
+        traceparent=ctx.traceparent,
     )
     error, data = cast(Any, envelope.error), cast(dict[str, Any], envelope.data)
     if error is None:
@@ -53,98 +69,184 @@ async def _run(payload: object, device: str, ctx: Context, timeout_ms: int | Non
     )
 
 
-def _add_tool(verb: Verb) -> None:
-    inputs = {_parameter_name(each): each for each in verb.inputs if not each.only_cli}
-    returns_image = verb.name == "screenshot"
+async def _act(payload: dict[str, Any], device: str, ctx: Context) -> dict[str, Any]:
+    """Run an execution of one action, and return its data and the page. A failure has them without its own words."""
+    try:
+        result = await _run(payload, device, ctx)
+    except Failure as failure:
+        if isinstance(failure.data, dict) and failure.data.get("stepResults"):
+            (step,) = failure.data["stepResults"]
+            notes = {name: each for name, each in step["data"].items() if name not in ("code", "message", "clock")}
+            failure.data = {**notes, "page": failure.data.get("page")}
+        raise
+    return {**result["stepResults"][0]["data"], "page": result["page"]}
 
-    async def tool(ctx: Context, device: str = DEFAULT_DEVICE, **values: Any) -> Any:
-        named = {each.name: values.get(name) for name, each in inputs.items()}
-        result = await _run(build(verb.name, named), device, ctx)
-        shown = {**result["stepResults"][0]["data"], "page": result["page"]}
-        if not returns_image:
-            return shown
-        return [{"bytes": shown["bytes"], "page": shown["page"]}, Image(data=shown["image"])]
 
+def _confine_files(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the payload with the resolved paths of its uploads. Raises Failure for a file of this machine."""
+    written = payload.get("actions")
+    actions: list[Any] = []
+    for action in written if isinstance(written, list) else ():
+        params = action.get("params") if isinstance(action, dict) else None
+        if isinstance(params, dict) and "path" in params:
+            # The client may be on another machine, and has no files here.
+            message = "take_screenshot has no path here: the picture is in the result, or use ui_screenshot"
+            raise _not_allowed(message)
+        if isinstance(params, dict) and isinstance(params.get("paths"), list):
+            paths = [_find_upload(each) if isinstance(each, str) else each for each in params["paths"]]
+            action = {**action, "params": {**params, "paths": paths}}
+        actions.append(action)
+    return {**payload, "actions": actions} if isinstance(written, list) else payload
+
+
+def _find_upload(path: str) -> str:
+    folder = os.environ.get(FILES_VARIABLE)
+    if not folder:
+        raise _not_allowed("this server uploads no files: start it with `serve ui --files DIR`")
+    try:
+        root = Path(folder).resolve(strict=True)
+        found = (root / path).resolve(strict=True)
+    except (OSError, ValueError):
+        found = None
+    # The same answer for a file that is not there: it says nothing about other folders.
+    if found is None or not found.is_relative_to(root) or not found.is_file():
+        raise _not_allowed(f"{path!r:.300} is not a file below the folder of --files")
+    return str(found)
+
+
+def _not_allowed(message: str) -> Failure:
+    return Failure("NOT_ALLOWED", message, side_effects=SideEffects.NONE)
+
+
+def _add_tool(
+    name: str,
+    text: str,
+    parameters: Iterable[Parameter],
+    tool: Callable[..., Awaitable[Any]],
+    *,
+    mutates: bool,
+    returned: Any = dict[str, Any],
+) -> None:
+    """Register a function that takes `ctx`, `device` and the parameters by their names."""
     parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    parameters = [parameter("ctx", annotation=Context)]
-    for name, each in inputs.items():
-        if each.required:
-            parameters.append(parameter(name, annotation=each.type))
-        elif each.type is bool:
-            parameters.append(parameter(name, annotation=bool, default=False))
-        else:
-            parameters.append(parameter(name, annotation=each.type | None, default=None))
-    parameters.append(parameter("device", annotation=str, default=DEFAULT_DEVICE))
-    lines = [f"    {name}: {each.text}" for name, each in inputs.items()]
-    tool.__name__ = tool.__qualname__ = f"ui_{verb.name}"
-    tool.__doc__ = "\n".join([verb.text, "", "Args:", *lines, f"    device: {DEVICE_TEXT}"])
-    returned = list[dict[str, Any] | Image] if returns_image else dict[str, Any]
-    tool.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": returned}
-    tool.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(mutates=verb.mutates, isolation="shared")(tool)
+    every = [parameter("ctx", annotation=Context)]
+    lines: list[str] = []
+    for each in parameters:
+        default = inspect.Parameter.empty if each.default is ... else each.default
+        every.append(parameter(each.name, annotation=each.type, default=default))
+        lines += [f"    {each.name}: {each.text}"] if each.text else []
+    every.append(parameter("device", annotation=str, default=DEFAULT_DEVICE))
+    tool.__name__ = tool.__qualname__ = name
+    tool.__doc__ = "\n".join([text, *(["", "Args:", *lines] if lines else [])])
+    tool.__annotations__ = {each.name: each.annotation for each in every} | {"return": returned}
+    tool.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    app.command(mutates=mutates, isolation="shared")(tool)
 
 
-def _parameter_name(each: Input) -> str:
-    return "timeout_ms" if each.name == "timeout" else each.name
+def _add_verb(verb: Verb) -> None:
+    async def tool(ctx: Context, device: str, **arguments: Any) -> Any:
+        return await _act(build_tool(verb.name, arguments), device, ctx)
+
+    async def picture(ctx: Context, device: str, **arguments: Any) -> Any:
+        shown = await tool(ctx, device, **arguments)
+        image = Image(data=shown.pop("image"))
+        return [shown, image]
+
+    add = partial(_add_tool, verb.tool, verb.text, verb.parameters, mutates=verb.mutates)
+    if verb.name == "screenshot":
+        add(picture, returned=list[dict[str, Any] | Image])
+    else:
+        add(tool)
 
 
-for _name in ("open", "snapshot", "click", "type", "wait", "screenshot"):
-    _add_tool(VERBS[_name])
+for _verb in VERBS.values():
+    if _verb.tool:
+        _add_verb(_verb)
+
+
+def _describe_params() -> str:
+    parts = []
+    for name, kind in ACTION_TYPES.items():
+        keys = [f"{info.keys[0]}{'*' if info.is_required() else ''}" for info in kind.model_fields.values()]
+        parts.append(f"{name}({', '.join(keys)})")
+    return f"{', '.join(parts)}. * is required; container, labelMatcher and expectedNode are matchers as well."
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if get_origin(kind) is list:
+        return {"type": "array", "items": {"type": "string"}}
+    if kind is Matcher:
+        return {"type": "object"}
+    names: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+    return {"type": names.get(kind, "object")}
+
+
+def _execution_schema() -> dict[str, Any]:
+    """Return the schema of an execution for a model: every param once, with its type."""
+    params: dict[str, Any] = {}
+    for kind in ACTION_TYPES.values():
+        for leaf in leaves_of(kind):
+            params.setdefault(leaf.path[0], _schema_of(leaf.kind if len(leaf.path) == 1 else Matcher))
+    criteria = {info.keys[0]: {"type": "string"} for info in Matcher.model_fields.values()}
+    params["matcher"] = {"type": "object", "properties": criteria}
+    action = {
+        "id": {"type": "string"},
+        "type": {"enum": list(ACTION_TYPES)},
+        "params": {"type": "object", "properties": params, "description": _describe_params()},
+    }
+    actions = {"type": "object", "properties": action, "required": ["id", "type"]}
+    return {
+        "type": "object",
+        "properties": {
+            "actions": {"type": "array", "items": actions, "description": "1 to 50, in their order."},
+            "timeoutMs": {"type": "integer", "description": f"Over the whole [{DEFAULT_TIMEOUT_MS}, at most 120000]."},
+            "mode": {"enum": list(MODES), "description": "best_effort continues after a failure [direct]."},
+        },
+        "required": ["actions"],
+    }
 
 
 @app.command(isolation="shared")
 async def ui_execute(
-    execution: dict[str, Any], ctx: Context, timeout_ms: int | None = None, device: str = DEFAULT_DEVICE
-) -> dict[str, Any]:
-    """Run an execution: {commandId, taskId, source, expectedFormat, timeoutMs, mode?, actions: [{id, type, params?}]}.
-
-    Args:
-        execution: The payload; docs/reference/ui.md lists the actions.
-        timeout_ms: Replaces the payload's timeoutMs.
-        device: browser, cdp:URL or android:SERIAL.
-    """
-    actions = execution.get("actions")
-    params = [each.get("params") for each in actions if isinstance(each, dict)] if isinstance(actions, list) else []
-    if any(isinstance(each, dict) and "path" in each for each in params):
-        # The client may be on another machine, and has no files here.
-        message = "take_screenshot has no path here: the picture is in the result, or use ui_screenshot"
-        raise Failure("NOT_ALLOWED", message)
-    return await _run(execution, device, ctx, timeout_ms)
-
-
-@app.command(mutates=False, isolation="shared")
-async def ui_expect(
-    text: str,
+    execution: Annotated[dict[str, Any], WithJsonSchema(_execution_schema())],
     ctx: Context,
-    role: str | None = None,
-    id: str | None = None,
-    label: str | None = None,
-    css: str | None = None,
-    exact: bool = False,
-    timeout_ms: int = 5_000,
     device: str = DEFAULT_DEVICE,
 ) -> dict[str, Any]:
-    """Check that a text is visible, anywhere or in one node; if it is not, return the text of that node.
+    """Run several actions as one execution, with one budget over them.
 
     Args:
-        text: The text, or a part of it.
-        role: The role of the node that should have it.
-        id: Its test id or resource id.
-        label: Its label or description.
-        css: A CSS selector, on a browser.
-        exact: It is the whole text of the node.
-        timeout_ms: How long it may take to appear, 60000 at most.
-        device: browser, cdp:URL or android:SERIAL.
+        execution: The payload. commandId, taskId, source and expectedFormat may be left out.
     """
-    node = {"role": role, "id": id, "label": label, "css": css}
-    expected = {"text" if exact else "text_contains": text, "timeout": timeout_ms}
+    head = {**new_head("execute", "mcp"), "timeoutMs": DEFAULT_TIMEOUT_MS}
+    return await _run({**head, **execution}, device, ctx)
+
+
+async def _expect(ctx: Context, device: str, text: str, exact: bool, timeoutMs: int, **node: str) -> dict[str, Any]:
+    expected = {"textEquals" if exact else "textContains": text, "timeoutMs": timeoutMs}
     try:
-        await _run(build("wait", {**node, **expected}), device, ctx)
+        await _act(build_tool("wait", {**node, **expected}), device, ctx)
     except Failure as failure:
         if failure.code == "WAIT_TIMEOUT" and any(node.values()):
-            found = await execute_async(device, build("read", node, 3_000), remaining_ms=ctx.remaining_ms())
+            reading = build_tool("read", {**node, "timeoutMs": 3_000})
+            found = await execute_async(device, reading, remaining_ms=ctx.remaining_ms())
             if found.ok and isinstance(found.data, dict):
                 steps: Any = found.data["stepResults"]
                 failure.context["found"] = steps[0]["data"]["text"]
         raise
     return {"met": True, "text": text}
+
+
+_add_tool(
+    "ui_expect",
+    "Check that a text is visible, anywhere or in one node; if it is not, return the text of that node.",
+    [
+        Parameter("text", "The text, or a part of it.", str, ...),
+        Parameter("exact", "It is the whole text of the node.", bool, False),
+        *(Parameter(key, "", str, ABSENT) for key in ("role", "resourceId", "contentDescEquals", "css")),
+        Parameter("timeoutMs", "", int, 5_000),
+    ],
+    _expect,
+    mutates=False,
+)

@@ -52,6 +52,18 @@ def test_options_of_the_server_go_into_the_entry(install: Any, tmp_path: Path) -
     assert (tmp_path / ".mcp.json").exists()
 
 
+def test_the_folder_of_uploads_goes_into_the_entry_and_belongs_to_the_target_ui(install: Any, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    answer = install("ui", "--files", "files", "--install", "cursor", "--yes").json()
+    assert answer["data"]["entry"]["args"] == ["serve", "ui", "--files", str(tmp_path / "files")]
+    for words, said in (
+        (["tool.py", "--files", "files"], "belongs to the target ui"),
+        (["ui", "--files", "x"], "no folder"),
+    ):
+        refused = install(*words, "--json")
+        assert refused.code == 2 and said in refused.json()["error"]["message"]
+
+
 def test_a_tool_that_cannot_be_served_and_contradicting_options_are_refused(install: Any, tmp_path: Path) -> None:
     assert install("none.py", "--install", "cursor", "--yes").json()["error"]["code"] == "TARGET_NOT_FOUND"
     assert install("tool.py", "--install", "emacs").code == 2

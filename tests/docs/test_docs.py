@@ -4,7 +4,7 @@
   the lines below it are its output, stdout and stderr together. `console tty` runs it on a terminal instead.
 - `python`: run as a program. If its first line is `# name.py` it is saved under that name for the blocks below it.
 - `json`: must parse; an envelope must keep the contract.
-- `text`: a drawing, or a generated page (tests/cli).
+- `text`: a drawing, or a generated page (tests/cli). `diff`: two files that tests compare (tests/examples).
 
 In shown output `…` stands for anything: alone on a line for any lines, else for the rest of the word or line.
 Durations, ids, times and pids are taken out on both sides. The ports of a page, and the lengths of the sleeps that it
@@ -306,7 +306,8 @@ def test_every_command_and_program_on_the_page_does_what_is_shown(
 
 
 def test_every_block_has_a_language_that_is_tested() -> None:
-    untested = [block for block in BLOCKS if block.language not in ("console", "python", "json", "text", "yaml")]
+    tested = ("console", "python", "json", "text", "yaml", "diff")
+    untested = [block for block in BLOCKS if block.language not in tested]
     assert not untested
 
 

@@ -76,7 +76,7 @@ class MemoryDevice:
     async def scroll(self, params: Scroll, time: Countdown) -> Any:
         return await self._do("scroll", time.limit_ms)
 
-    async def snapshot(self, time: Countdown) -> Snapshot:
+    async def snapshot(self, matcher: Any, time: Countdown) -> Snapshot:
         return Snapshot(await self._do("snapshot", time.limit_ms) or "- text", Place("memory:start", "d1"))
 
 

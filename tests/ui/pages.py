@@ -34,6 +34,7 @@ PAGES = {
     "/spin": "<h1>Spin</h1><button onclick='while (true) {}'>Go</button>",
     "/spin-at-once": "<h1>Spin</h1><script>while (true) {}</script>",
     "/dialogs": "<h1>Dialogs</h1><button onclick='while (true) alert(1)'>Go</button>",
+    "/confirms": "<h1>Confirms</h1><button onclick='while (true) confirm(1)'>Go</button>",
     "/many": "<h1>Many</h1>" + "<b>x</b>" * 50_000,
     "/flood": "<h1>Flood</h1><button onclick='go()'>Go</button><script>function go() {"
     "const source = 'const big = new Array(2000).fill({a: 1}); while (true) postMessage(big)';"
@@ -42,6 +43,31 @@ PAGES = {
     "/links": "<h1>Links</h1><label>Name <input id='name'></label> <a href='/slow'>Slow</a> <a href='/never'>Never</a>"
     "<form action='/slow'><input id='q' aria-label='Search'></form>",
     "/slow": "<title>Slow</title><h1>Slow page</h1>",
+    "/opens": "<title>Opens</title><h1>Opens</h1><a href='/details' target='_blank'>Blank</a> "
+    "<a href='/slow' target='_blank'>Slow</a> <button onclick=\"window.open('/details')\">Window</button> "
+    "<a href='/endless' download='a.bin'>Download</a> <a href='/details'>Same</a>",
+    "/asks": "<title>Asks</title><p id='said'></p><button onclick=\"said.textContent = confirm('Sure?')\">Ask</button> "
+    "<button onclick=\"said.textContent = prompt('Name?', 'Bob')\">Prompt</button> "
+    "<button onclick=\"alert('Hello'); said.textContent = 'greeted'\">Greet</button> "
+    "<button onclick=\"setTimeout(() => said.textContent = confirm('Later?'), 200)\">Later</button> "
+    "<button onclick=\"said.textContent = [confirm('One?'), confirm('Two?')]\">Both</button> "
+    "<a href='/details'>Leave</a> <button onclick='onbeforeunload = event => event.preventDefault()'>Guard</button>",
+    "/inputs": "<title>Inputs</title><select aria-label='Colour' multiple><option value='r'>Red</option>"
+    "<option value='b'>Blue</option></select> <select id='size'><option>S</option><option>L</option></select> "
+    "<b onmouseenter='menu.hidden = false'>Menu</b> <i id='menu' hidden>Open me</i> "
+    "<input type='file' id='file' onchange='got.textContent = [...this.files].map(f => f.name)'> "
+    "<input type='file' id='secret' hidden multiple onchange='got.textContent = [...this.files].map(f => f.name)'> "
+    "<button onclick='secret.click()'>Choose</button> <p id='got'></p>",
+    "/frames": "<title>Frames</title><button>Main</button><iframe src='/outer'></iframe><script>document.write("
+    "`<iframe name='other' src='http://localhost:${location.port}/foreign'></iframe>`)</script>",
+    "/outer": "<button onclick=\"this.textContent = 'Pressed'\">Outer</button><iframe src='/inner'></iframe>",
+    "/inner": "<button onclick=\"this.textContent = 'Deep'\">Inner</button><label>Deep name <input></label>",
+    "/foreign": "<button onclick=\"this.textContent = 'Done'\">Foreign</button><button>Main</button>"
+    "<button onclick='while (true) {}'>Hang</button>",
+    "/rows": "<title>Rows</title><h1>Rows</h1><table>"
+    + "".join(f"<tr><td><a href='#'>link {row}</a><td><button>b {row}</button></tr>" for row in range(12_500))
+    + "</table>",
+    "/deep": "<title>Deep</title>" + "<section aria-label='s'>" * 400 + f"<p>{'long ' * 100_000}</p>",
     "/hanging-download": "<h1>Download</h1><a href='/endless' download>Go</a>",
 }
 # How long /slow takes to answer.

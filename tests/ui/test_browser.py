@@ -194,13 +194,6 @@ def test_keys_scrolling_windows_and_going_back(session: Session) -> None:
     assert told["ok"] and told["data"]["page"]["where"].endswith("/"), told
 
 
-def test_a_dialog_is_dismissed_and_told(session: Session) -> None:
-    told = session.run(session.open("/"), act("click", "ask", "Ask"), SNAP)
-    assert told["ok"], told
-    dialogs = [each for step in told["data"]["stepResults"] for each in step["data"].get("dialogs", [])]
-    assert dialogs == [{"type": "confirm", "message": "Sure?", "answer": "dismissed"}]
-
-
 def test_a_screenshot_is_in_the_result_or_in_a_file(session: Session, tmp_path: Path) -> None:
     told = session.run(session.open("/"), {"id": "p", "type": "take_screenshot"})
     assert base64.b64decode(data_of(told, "p")["image"]).startswith(b"\x89PNG")

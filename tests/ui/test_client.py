@@ -17,7 +17,8 @@ from shotclock.process import private_socket
 from shotclock.runtime.call import Outcome
 from shotclock.ui import client
 from shotclock.ui.daemon import judge_result
-from shotclock.ui.payload import build, read_execution
+from shotclock.ui.payload import read_execution
+from shotclock.ui.verbs import build
 
 from .conftest import MemoryDevice, act, execution, hang, run_on
 

@@ -13,9 +13,7 @@ from shotclock.core.errors import Failure
 from shotclock.ui.payload import (
     ACTION_TYPES,
     MIN_TIMEOUT_MS,
-    VERBS,
     Execution,
-    build,
     parse_payload,
     read_execution,
     timeout_for,
@@ -304,94 +302,3 @@ def test_what_would_fit_is_the_shortest_that_does(needed_ms: int) -> None:
     fits = timeout_for(needed_ms)
     assert usable_ms(fits) >= needed_ms
     assert fits == MIN_TIMEOUT_MS or usable_ms(fits - 1) < needed_ms
-
-
-WHOLE = st.one_of(st.none(), st.integers(1000, 120000))
-WAIT = st.one_of(st.none(), st.integers(1, 60000))
-INPUTS: dict[str, dict[str, object]] = {
-    "open": {"target": "com.x"},
-    "click": {"text": "x", "long": True},
-    "type": {"words": "", "label": "x", "keep": True, "submit": True},
-    "press": {"key": "ctrl+a"},
-    "scroll": {"text": "x"},
-    "read": {"text": "x", "value": True},
-    "snapshot": {"max_bytes": 100},
-    "screenshot": {"file": "/x.png"},
-}
-BUILT = st.one_of(
-    st.builds(lambda ms: (build("wait", {"text": "x", "timeout": ms}), max((ms or 0) + 5000, 30000)), WAIT),
-    st.builds(
-        lambda ms: (build("wait-for-nav", {"app": "x", "timeout": ms}), max(ms + 5000, 30000)), st.integers(1, 30000)
-    ),
-    st.builds(
-        lambda ms, whole: (build("sleep", {"ms": ms}, whole), min(max(ms + 5000, whole or 0, 30000), 120000)),
-        st.integers(0, 119500),
-        WHOLE,
-    ),
-    st.builds(lambda verb, ms: (build(verb, INPUTS[verb], ms), ms or 30000), st.sampled_from(list(INPUTS)), WHOLE),
-)  # fmt: skip
-
-
-@given(BUILT)
-def test_every_verb_gives_a_legal_execution_of_the_documented_length(built: tuple[dict[str, Any], int]) -> None:
-    written, timeout_ms = built
-    execution = read_execution(written)
-    assert_fits(execution)
-    assert execution.timeout_ms == timeout_ms
-
-
-def test_verbs_have_the_documented_params_ids_and_sources() -> None:
-    inputs: dict[str, Any] = {
-        "wait": ({"text": "x", "timeout": 1, "hidden": True}, "wait_for_node"),
-        "wait-for-nav": ({"url": "x", "timeout": 1}, "wait_for_navigation"),
-        "sleep": ({"ms": 1}, "sleep"),
-        "snapshot": ({}, "snapshot_ui"),
-        "screenshot": ({"file": "/x"}, "take_screenshot"),
-        "open": ({"target": "https://x"}, "open_uri"),
-        "click": ({"at": {"x": 1, "y": 2}, "focus": False}, "click"),
-        "type": ({"words": "a", "label": "b", "keep": True}, "enter_text"),
-        "press": ({"key": "enter"}, "press_key"),
-        "scroll": ({"direction": "up"}, "scroll"),
-        "read": ({"id": "x", "value": True}, "read_key_value_pair"),
-    }
-    params: dict[str, Any] = {
-        "wait": {"matcher": {"textEquals": "x"}, "state": "hidden", "timeoutMs": 1},
-        "wait-for-nav": {"expectedUrl": "x", "timeoutMs": 1},
-        "sleep": {"durationMs": 1},
-        "screenshot": {"path": "/x"},
-        "open": {"uri": "https://x"},
-        "click": {"coordinate": {"x": 1, "y": 2}},
-        "type": {"matcher": {"contentDescEquals": "b"}, "text": "a", "clear": False},
-        "press": {"key": "enter"},
-        "scroll": {"direction": "up"},
-        "read": {"labelMatcher": {"resourceId": "x"}},
-    }
-    assert set(inputs) == set(VERBS)
-    for verb, (values, action_type) in inputs.items():
-        written = build(verb, values)
-        is_look = verb in ("snapshot", "screenshot")
-        (built,) = written["actions"]
-        assert (built["id"], built["type"]) == ("snap" if is_look else verb, action_type)
-        assert built.get("params") == params.get(verb)
-        assert written["source"] == ("clawperator-observe" if is_look else "clawperator-action")
-        assert written["mode"] == "direct" and written["taskId"] == written["commandId"]
-    for verb, missing in {"type": ["words", "matcher"], "wait-for-nav": ["timeout"], "sleep": ["ms"]}.items():
-        with pytest.raises(Failure) as refused:
-            build(verb, {})
-        errors: Any = refused.value.context["errors"]
-        assert refused.value.code == "MISSING_ARGUMENT" and [each["field"] for each in errors] == missing
-
-
-def test_two_flags_for_one_param_exclude_each_other() -> None:
-    with pytest.raises(Failure, match="focus excludes"):
-        build("click", {"text": "x", "long": True, "focus": True})
-
-
-@given(st.one_of(st.floats(), st.text(), st.integers()))
-def test_a_verb_passes_on_an_illegal_value_to_be_refused(written: Any) -> None:
-    for built in (build("wait", {"text": "x", "timeout": written}), build("sleep", {"ms": written})):
-        try:
-            read_execution(built)
-        except Failure as refused:
-            problems: Any = refused.context["problems"]
-            assert [each["path"][:16] for each in problems] == ["actions.0.params"]

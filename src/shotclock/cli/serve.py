@@ -15,6 +15,7 @@ from .parser import Subcommand, argument, duration, flag, option, positive_durat
 from .subcommand import Mistaken, deliver, engine_options, problem_in, run_subcommand, unstarted
 
 INSTALLABLE = ("claude", "cursor", "vscode")
+FILES_VARIABLE = "SHOTCLOCK_UI_FILES"  # read by shotclock.ui_tools, in another process
 
 
 def read_serve_options(**values: Any) -> Options:
@@ -46,11 +47,18 @@ def _serve(
     scope: str,
     name: str | None,
     yes: bool,
+    files: str | None,
     **values: Any,
 ) -> Callable[[bool], int]:
     options = read_serve_options(http=http, **values)
+    if files is not None:
+        if target != "ui":
+            raise Mistaken({"files": "belongs to the target ui"})
+        if not os.path.isdir(files):
+            raise Mistaken({"files": f"{files!r} is no folder"})
     if install is not None:
-        words = ["--elicitation"] if values["elicitation"] else []
+        words = [f"--{each}" for each in ("elicitation", "reload") if values[each]]
+        words += [] if files is None else ["--files", os.path.abspath(files)]
         for option_name in ("operation_timeout", "operation_timeout_ms"):
             if values[option_name] is not None:
                 words += [f"--{option_name.replace('_', '-')}", str(values[option_name])]
@@ -58,7 +66,10 @@ def _serve(
 
         work = install_in(install, scope, name, target, words, yes)
         return lambda as_json: work(as_json or json_only)
-    target = "shotclock.ui_tools:app" if target == "ui" else target
+    if target == "ui":
+        os.environ.pop(FILES_VARIABLE, None)  # only the option opens a folder
+        os.environ |= {} if files is None else {FILES_VARIABLE: os.path.abspath(files)}
+        target = "shotclock.ui_tools:app"
     return lambda as_json: serve("serve", target, options, as_json, to_stderr=http is None and not json_only)
 
 
@@ -123,6 +134,7 @@ COMMANDS = {
                 missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),
             option("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),
+            option("--files", "DIR", "With the target ui: clients may upload the files of this folder, and no others."),
             flag("--require-token", "With --http: require an access token, also from this machine."),
             option(
                 "--issuer",
@@ -146,6 +158,11 @@ COMMANDS = {
                 "--elicitation",
                 "Let clients that can ask their user decide proposals that are not destructive. Nothing proves that a "
                 "person answered.",
+            ),
+            flag(
+                "--reload",
+                "Import the program anew when one of its files changes, and inform clients of changed lists. For "
+                "authors: memory shared by calls is lost.",
             ),
             flag(
                 "--json",

@@ -17,7 +17,8 @@ from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
 from ..ui import client
 from ..ui.device import DEFAULT_DEVICE, kind_of
-from ..ui.payload import VERBS, Execution, Input, build, parse_payload, read_execution
+from ..ui.payload import Execution, parse_payload, read_execution
+from ..ui.verbs import VERBS, Input, build
 from .output import Signalled, is_terminal, raise_on_stop, read_stdin, write_quietly
 from .parser import CommandTable, Option, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, problem_in, unstarted
@@ -66,7 +67,8 @@ _RUN = (
 def _parameter(each: Input) -> Option:
     name, text = each.name.replace("_", "-"), each.text
     if each.by_place:
-        return argument(name, text, read=_number if each.type is int else None)
+        read, repeats = _number if each.type is int else None, each.type is list
+        return argument(name, text, read=read, repeats=repeats, choices=each.choices)
     if each.type is bool:
         return flag(f"--{name}", text)
     if each.type is int:
@@ -106,8 +108,10 @@ def _read(verb: str, values: dict[str, Any]) -> Execution:
     if verb == "exec":
         written = values["file"] or values["execution"]
         return read_execution(_read_payload(written), timeout_ms=values["timeout"])
-    if values.get("file"):
-        values = {**values, "file": os.path.abspath(values["file"])}
+    if isinstance(file := values.get("file"), str):
+        values = {**values, "file": os.path.abspath(file)}
+    elif file:
+        values = {**values, "file": [os.path.abspath(each) for each in file]}
     return read_execution(build(verb, values, values["timeout"]))
 
 
@@ -229,7 +233,10 @@ def _show_steps(envelope: Envelope) -> None:
     steps: Any = envelope.data.get("stepResults") if isinstance(envelope.data, dict) else None
     for step in steps or ():
         data = step["data"]
-        if step["success"] and "text" in data:
+        if step["success"] and "tabs" in data:
+            for tab in data["tabs"]:
+                _write(f"{'*' if tab.get('active') else ' '} {tab['tab']}  {tab['where']}  {tab['title']}")
+        elif step["success"] and "text" in data:
             for line in data["all"] if "all" in data else str(data["text"]).split("\n"):
                 _write(line)
         elif step["success"] and "value" in data:

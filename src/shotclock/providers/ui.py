@@ -17,9 +17,9 @@ from ..ui.payload import (
     DEFAULT_TIMEOUT_MS,
     MIN_TIMEOUT_MS,
     max_timeout_ms,
-    new_head,
     read_execution,
 )
+from ..ui.verbs import new_head
 from .provider import (
     Provider,
     StepCall,

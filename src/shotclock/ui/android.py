@@ -53,9 +53,9 @@ _REFUSAL = re.compile(r"(\*\* )?(Error\b|No activities|[\w.]*Exception\b|Securit
 _PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 _CODES = {
-    "back": 4, "home": 3, "recents": 187, "enter": 66, "tab": 61, "escape": 111, "backspace": 67, "delete": 112,
-    "space": 62, "arrow_up": 19, "arrow_down": 20, "arrow_left": 21, "arrow_right": 22, "page_up": 92, "page_down": 93,
-    "move_home": 122, "move_end": 123, "ctrl": 113, "alt": 57, "shift": 59, "meta": 117,
+    "back": 4, "forward": 125, "home": 3, "recents": 187, "enter": 66, "tab": 61, "escape": 111, "backspace": 67,
+    "delete": 112, "space": 62, "arrow_up": 19, "arrow_down": 20, "arrow_left": 21, "arrow_right": 22, "page_up": 92,
+    "page_down": 93, "move_home": 122, "move_end": 123, "ctrl": 113, "alt": 57, "shift": 59, "meta": 117,
 }  # fmt: skip
 _DELETE, _DELETE_FORWARD, _ENTER = 67, 112, 66
 
@@ -340,10 +340,14 @@ class AndroidDevice:
 
         return await self._until(time, check)
 
-    async def snapshot(self, time: Countdown) -> Snapshot:
-        hierarchy = await self._dump(time)
+    async def snapshot(self, matcher: Matcher | None, time: Countdown) -> Snapshot:
+        if matcher is None:
+            hierarchy, below = await self._dump(time), None
+        else:
+            hierarchy, found = await self._find(matcher, time)
+            below = found[0]
         place = await self.look(time.left_ms)
-        return Snapshot(hierarchy.write_snapshot(self._refs, self._next_ref), place)
+        return Snapshot(hierarchy.write_snapshot(self._refs, self._next_ref, below), place)
 
     async def screenshot(self, time: Countdown) -> bytes:
         async with _explained("take_screenshot", time.limit_ms):
@@ -505,8 +509,10 @@ class Hierarchy:
         """Return the text of a node, its description, or the texts inside it."""
         if node.label:
             return node.label
-        inside = itertools.takewhile(lambda each: each.depth > node.depth, self.nodes[node.position + 1 :])
-        return " ".join(each.label for each in inside if each.is_seen and each.label)
+        return " ".join(each.label for each in self._inside(node) if each.is_seen and each.label)
+
+    def _inside(self, node: Node) -> Iterator[Node]:
+        return itertools.takewhile(lambda each: each.depth > node.depth, self.nodes[node.position + 1 :])
 
     def find_value(self, label: Node) -> tuple[str, str] | None:
         """Return a label and its value: the text after its colon, or the next text below its parent or grandparent."""
@@ -521,13 +527,14 @@ class Hierarchy:
                     return key.strip(), node.label
         return None
 
-    def write_snapshot(self, refs: dict[str, NodeKey], next_ref: Iterator[int]) -> str:
+    def write_snapshot(self, refs: dict[str, NodeKey], next_ref: Iterator[int], below: Node | None = None) -> str:
         """Return a line per node with a role, a name or a text. A node keeps its ref from the last snapshot."""
         earlier = {key: ref for ref, key in refs.items()}
         refs.clear()
         lines: list[str] = []
         shown: list[int] = []
-        for node in self.nodes:
+        nodes = self.nodes if below is None else [below, *self._inside(below)]
+        for node in nodes:
             while shown and shown[-1] >= node.depth:
                 shown.pop()
             if not node.is_seen or (node.role == "generic" and not node.label):

@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 from ..core.clocks import NS_PER_MS
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
-from . import payload
+from . import page_scripts, payload
 from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
+from .nodes import MAX_FRAMES, await_hidden, await_node, no_ref, read_texts
 from .payload import Matcher
+from .tabs import Tab, Tabs, bounded
 
 T = TypeVar("T")
 
@@ -35,17 +37,21 @@ _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chr
 FLAGS = (
     "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
+    "--site-per-process",  # a frame of another site that hangs does not freeze its page
 )  # fmt: skip
 SCHEMES = ("http", "https", "file", "about", "data")
 DOUBT_MS = 250  # this long before the end of a wait the page is asked whether it answers at all
-LAST_LOOK_MS = 100
 TERMINATE_MS = 400  # the page must answer within this time after its loading and its script were stopped
 NAVIGATION_MS = 30_000  # the default budget of open_uri
 DISCARD_MS = 1_000  # an abandoned page may take this long to close; then it dies with its browser
 GLANCE_MS = 250
 LONG_CLICK_MS = 700
-FOLLOW_MS = 300  # a node is awaited this long on one page before a newer page is looked for
-MAX_NOTES = 20  # the most dialogs and downloads to report: a page can open them without end
+MAX_NODES = 3_000  # larger pages are cut to this before Playwright writes their snapshot: more fit into no answer
+MAX_DEPTH = 50  # Playwright cannot write much more than this
+COUNT_MS = 1_500  # a frame that has not counted its nodes by then is silent
+SILENT_MS = 2_000  # a snapshot of a page with a silent frame, which Playwright awaits until the end of its time
+END_CUT_MS = 500
+CUT = "shotclock-cut"
 VIEWPORT: Any = {"width": 1280, "height": 800}
 
 _KEYS = {
@@ -54,29 +60,6 @@ _KEYS = {
     "page_up": "PageUp", "page_down": "PageDown", "move_home": "Home", "move_end": "End",
     "ctrl": "Control", "alt": "Alt", "shift": "Shift", "meta": "Meta",
 }  # fmt: skip
-
-_READ_TEXTS = "nodes => nodes.map(n => /^(INPUT|TEXTAREA|SELECT)$/.test(n.tagName) ? n.value : n.innerText)"
-# Scrolls the given node or its first scrollable ancestor; without a node, the page.
-_SCROLL = """(node, [x, y]) => {
-  let box = node ?? document.scrollingElement ?? document.documentElement;
-  const can = n => y ? n.scrollHeight > n.clientHeight : n.scrollWidth > n.clientWidth;
-  while (node && !can(box) && box.parentElement) box = box.parentElement;
-  const before = [box.scrollLeft, box.scrollTop];
-  box.scrollBy({left: x * box.clientWidth, top: y * box.clientHeight, behavior: "instant"});
-  return box.scrollLeft !== before[0] || box.scrollTop !== before[1];
-}"""
-# The value of a label: its control, the cell or definition beside it, or the text after its colon.
-_READ_PAIR = """node => {
-  const text = n => (/^(INPUT|TEXTAREA|SELECT)$/.test(n.tagName) ? n.value : n.innerText).trim();
-  const label = text(node);
-  const control = node.closest("label")?.control;
-  if (control) return [label, text(control)];
-  const cell = node.closest("dt, th, td");
-  const beside = cell?.nextElementSibling ?? node.nextElementSibling ?? node.parentElement?.nextElementSibling;
-  const [key, ...rest] = label.split(":");
-  if (rest.join(":").trim()) return [key.trim(), rest.join(":").trim()];
-  return beside ? [label.replace(/:$/, ""), text(beside)] : null;
-}"""
 
 
 def find_chromium() -> str | None:
@@ -107,6 +90,7 @@ async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
 
     driver = await async_api.async_playwright().start()
     try:
+        await driver.selectors.register(CUT, page_scripts.CUT, content_script=True)
         if kind == "cdp":
             browser = await driver.chromium.connect_over_cdp(rest)
         else:
@@ -121,134 +105,65 @@ async def open_device(name: str, services: DeviceServices) -> BrowserDevice:
 
 
 class BrowserDevice:
-    """A browser. Actions apply to its newest page."""
+    """A browser. Actions apply to its active tab: the newest one, or the one that was switched to."""
 
     def __init__(self, api: Any, driver: Any, browser: Any, *, is_own: bool) -> None:
         self._error, self._timeout = api.Error, api.TimeoutError
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
-        self._pages: list[Any] = []  # the newest last, without crashed ones
-        self._sessions: dict[Any, Any] = {}
-        self._documents: dict[Any, str] = {}
-        self._leaving: dict[Any, tuple[str, int]] = {}
-        """For each page with a pending navigation: its address, and when it began."""
+        self._tabs = Tabs(browser, None, is_own=is_own)
         self.is_fresh = False
-        self._notes: dict[str, list[dict[str, str]]] = {"dialogs": [], "downloads": []}
-        self._tasks: set[asyncio.Future[Any]] = set()
 
     async def open_page(self) -> None:
         if self._is_own:
             self._context = await self._browser.new_context(viewport=VIEWPORT)
         else:
             self._context = self._browser.contexts[0] if self._browser.contexts else await self._browser.new_context()
-        for page in list(self._context.pages) or [await self._context.new_page()]:
-            await self._adopt(page)
-        self._context.on("page", lambda page: self._later(self._adopt(page)))
-
-    async def _adopt(self, page: Any) -> None:
-        if page in self._pages:
-            return
-        self._pages.append(page)
-        self._documents[page] = f"page {id(page)}"
-        page.on("close", lambda _: self._forget(page))
-        page.on("crash", lambda _: self._forget(page))
-        page.on("dialog", lambda dialog: self._later(self._dismiss(dialog, page)))
-        page.on("download", lambda download: self._later(self._refuse_download(download)))
-        session = self._sessions[page] = await self._context.new_cdp_session(page)
-        frame_id = (await session.send("Target.getTargetInfo"))["targetInfo"]["targetId"]
-
-        def note_document(event: dict[str, Any]) -> None:
-            frame = event["frame"]
-            if not frame.get("parentId"):
-                self._documents[page] = f"page {id(page)} document {frame['loaderId']}"
-                self._leaving.pop(page, None)
-
-        def note_leaving(event: dict[str, Any]) -> None:
-            if event["frameId"] == frame_id and "same" not in event["navigationType"].lower():
-                self._leaving[page] = (event["url"], monotonic_ns())
-
-        def note_stop(event: dict[str, Any]) -> None:
-            if event["frameId"] == frame_id:
-                self._leaving.pop(page, None)
-
-        session.on("Page.frameNavigated", note_document)
-        session.on("Page.frameStartedNavigating", note_leaving)
-        session.on("Page.frameStoppedLoading", note_stop)
-        await session.send("Page.enable")
-
-    def _forget(self, page: Any) -> None:
-        if page in self._pages:
-            self._pages.remove(page)
-        for known in (self._sessions, self._documents, self._leaving):
-            known.pop(page, None)
-
-    async def _dismiss(self, dialog: Any, page: Any) -> None:
-        """Answer a dialog, which blocks its page, and note it. A page that asks whether it may be left is left."""
-        answer = "accepted" if dialog.type == "beforeunload" else "dismissed"
-        if page in self._pages:
-            self._note("dialogs", {"type": dialog.type, "message": dialog.message[:500], "answer": answer})
-        with contextlib.suppress(Exception):  # the page is gone
-            await (dialog.accept() if answer == "accepted" else dialog.dismiss())
-
-    async def _refuse_download(self, download: Any) -> None:
-        """Cancel a download, which no action could use and which holds a connection to its server, and note it."""
-        self._note("downloads", {"url": download.url[:500], "name": download.suggested_filename[:200]})
-        with contextlib.suppress(Exception):
-            await download.cancel()
-
-    def _note(self, kind: str, note: dict[str, str]) -> None:
-        if len(self._notes[kind]) < MAX_NOTES:
-            self._notes[kind].append(note)
+        self._tabs = Tabs(self._browser, self._context, is_own=self._is_own)
+        await self._tabs.open()
 
     def take_notes(self) -> dict[str, object]:
-        notes: dict[str, object] = {kind: found[:] for kind, found in self._notes.items() if found}
-        for found in self._notes.values():
-            found.clear()
-        return notes
+        return self._tabs.take_notes()
 
-    def _later(self, work: Awaitable[object]) -> None:
-        """Run work in the background. Its error is ignored: a page may close at any time."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    @property
+    def _tab(self) -> Tab:
+        if not self._browser.is_connected():
+            raise Failure("DEVICE_LOST", "the browser is gone")
+        if (tab := self._tabs.active) is None:
+            raise Failure("DEVICE_LOST", "the page is gone: it crashed, or was closed")
+        return tab
 
     @property
     def _page(self) -> Any:
-        if not self._browser.is_connected():
-            raise Failure("DEVICE_LOST", "the browser is gone")
-        if not self._pages:
-            raise Failure("DEVICE_LOST", "the page is gone: it crashed, or was closed")
-        return self._pages[-1]
+        return self._tab.page
 
     def place_seen(self) -> Place | None:
         try:
-            page = self._page
+            return self._tabs.place_of(self._tab)
         except Failure:
             return None
-        return Place(page.url, self._documents[page], self._leaving.get(page, (None, 0))[0])
 
     async def look(self, within_ms: int) -> Place:
-        page = self._page
-        leaving = self._leaving.get(page)
-        # A page that is navigating does not answer, and is not frozen: it is left alone for a while.
-        if leaving is None or monotonic_ns() - leaving[1] > NAVIGATION_MS * NS_PER_MS:
+        tab = self._tab
+        # A page that is navigating or shows a dialog does not answer, and is not frozen: it is left alone for a while.
+        is_leaving = tab.leaving is not None and monotonic_ns() - tab.leaving[1] <= NAVIGATION_MS * NS_PER_MS
+        if not is_leaving and not self._tabs.has_dialog:
             async with self._explained("look", within_ms, "EVAL_TIMEOUT"):
-                await self._ask(page, within_ms)
+                await self._ask(tab, within_ms)
         place = self.place_seen()
         if place is None:
             raise Failure("DEVICE_LOST", "the page is gone")
         return place
 
-    async def _ask(self, page: Any, within_ms: int) -> None:
+    async def _ask(self, tab: Tab, within_ms: int) -> None:
         """Ask the page for any answer, without Playwright's own evaluation, which waits for a navigation to end."""
-        session = self._sessions.get(page)
-        answer = page.evaluate("1") if session is None else session.send("Runtime.evaluate", {"expression": "1"})
-        await _bounded(answer, within_ms)
+        session = tab.session
+        answer = tab.page.evaluate("1") if session is None else session.send("Runtime.evaluate", {"expression": "1"})
+        await bounded(answer, within_ms)
 
     async def _answers(self, within_ms: int = DOUBT_MS) -> bool:
         with contextlib.suppress(Exception):
-            await self._ask(self._page, within_ms)
+            await self._ask(self._tab, within_ms)
             return True
         return False
 
@@ -257,23 +172,23 @@ class BrowserDevice:
         await asyncio.sleep((within_ms - doubt_ms) / 1000)
         return await self._answers(doubt_ms)
 
-    def _stop_loading(self, page: Any) -> None:
-        if (session := self._sessions.get(page)) is not None:
-            self._later(session.send("Page.stopLoading"))
-            self._leaving.pop(page, None)
+    def _stop_loading(self, tab: Tab) -> None:
+        if tab.session is not None:
+            self._tabs.later(tab.session.send("Page.stopLoading"))
+            tab.leaving = None
 
     async def recover(self, within_ms: int) -> Place:
         """Stop the loading and the script of the page, or replace it."""
         time = Countdown(within_ms)
         if not self._browser.is_connected():
             raise Failure("DEVICE_LOST", "the browser is gone")
-        session = self._sessions.get(self._pages[-1]) if self._pages else None
-        if session is not None:
-            self._stop_loading(self._pages[-1])
-            self._later(session.send("Runtime.terminateExecution"))
+        tab = self._tabs.active
+        if tab is not None and tab.session is not None:
+            self._stop_loading(tab)
+            self._tabs.later(tab.session.send("Runtime.terminateExecution"))
             with contextlib.suppress(Failure):
                 place = await self.look(TERMINATE_MS)
-                self._notes["dialogs"].clear()  # they belong to the stopped script, not to the next step
+                self._tabs.forget_dialogs()  # they belong to the stopped script, not to the next step
                 return place
         if not self._is_own:
             raise Failure("DEVICE_LOST", "the page does not answer, and an attached app's page is never replaced")
@@ -282,64 +197,21 @@ class BrowserDevice:
         return await self.look(time.left_ms)
 
     async def _replace_page(self, time: Countdown) -> None:
-        old, self._pages, self.is_fresh = self._context, [], True
-        self._notes["dialogs"].clear()
+        old, keeps_dialogs, self.is_fresh = self._context, self._tabs.keeps_dialogs, True
+        self._tabs = Tabs(self._browser, None, is_own=True)
         with contextlib.suppress(TimeoutError):
-            await _bounded(old.close(), DISCARD_MS)
-        await _bounded(self.open_page(), time.left_ms)
+            await bounded(old.close(), DISCARD_MS)
+        await bounded(self.open_page(), time.left_ms)
+        self._tabs.keeps_dialogs = keeps_dialogs
 
     async def close(self) -> None:
         if self._is_own:
             with contextlib.suppress(Exception):
-                await _bounded(self._browser.close(), DISCARD_MS)
-        await _bounded(self._driver.stop(), DISCARD_MS)
-
-    def _find(self, matcher: Matcher) -> Any:
-        page, equals, contains = self._page, matcher.text_equals, matcher.text_contains
-        found: list[Any] = [] if matcher.ref is None else [page.get_by_ref(matcher.ref)]
-        if matcher.role is not None:
-            name = equals or contains
-            named = {} if name is None else {"name": name, "exact": equals is not None}
-            found.append(page.get_by_role(matcher.role, **named))
-        if matcher.resource_id is not None:
-            quoted = matcher.resource_id.replace("\\", "\\\\").replace('"', '\\"')
-            found.append(page.locator(f'[data-testid="{quoted}"], [id="{quoted}"]'))
-        for label, exact in ((matcher.content_desc_equals, True), (matcher.content_desc_contains, False)):
-            if label is not None:
-                described = page.get_by_alt_text(label, exact=exact).or_(page.get_by_title(label, exact=exact))
-                found.append(page.get_by_label(label, exact=exact).or_(described))
-        if matcher.css is not None:
-            found.append(page.locator(f"css={matcher.css}"))
-        if not found:  # a text alone: the smallest nodes that have it
-            found = [page.get_by_text(equals, exact=True)] if equals is not None else []
-            found += [page.get_by_text(contains)] if contains is not None else []
-            equals = contains = None
-        locator = found[0]
-        for other in found[1:]:
-            locator = locator.and_(other)
-        if matcher.role is None and equals is not None:
-            locator = locator.filter(has_text=re.compile(rf"^\s*{re.escape(equals)}\s*$"))
-        if contains is not None and (matcher.role is None or equals is not None):
-            locator = locator.filter(has_text=contains)
-        return locator.filter(visible=True)
+                await bounded(self._browser.close(), DISCARD_MS)
+        await bounded(self._driver.stop(), DISCARD_MS)
 
     async def _await_node(self, matcher: Matcher, time: Countdown) -> Any:
-        """Return the node once it is visible on the newest page, which a click may have just opened."""
-        if matcher.ref is not None and not await _bounded(self._find(matcher).count(), time.left_ms):
-            raise _no_ref(matcher)
-        while True:
-            left_ms, page, node = time.left_ms, self._page, self._find(matcher).first
-            try:
-                await node.wait_for(timeout=min(left_ms, FOLLOW_MS))
-                return node
-            except self._timeout:
-                if left_ms <= FOLLOW_MS:
-                    if await _is_seen(node):
-                        return node
-                    raise
-            except self._error:
-                if page in self._pages or not self._pages:  # it did not just close and leave another one
-                    raise
+        return await await_node(lambda: self._page, matcher, time, self._error, self._timeout)
 
     @contextlib.asynccontextmanager
     async def _explained(
@@ -347,7 +219,10 @@ class BrowserDevice:
     ) -> AsyncIterator[None]:
         doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
         try:
+            self._tabs.keeps_dialogs = False  # before one is dismissed, which may open the next
+            await self._tabs.dismiss_dialogs()
             yield
+            await self._tabs.finish()
         except (self._timeout, TimeoutError) as error:
             waited, place = f"within {within_ms} ms", self.place_seen()
             to = None if place is None else place.navigating_to
@@ -363,21 +238,23 @@ class BrowserDevice:
             if any(sign in str(error) for sign in gone):
                 raise Failure("DEVICE_LOST", f"the page or the browser went away: {text}") from None
             if matcher is not None and "Invalid frame in aria-ref" in text:
-                raise _no_ref(matcher) from None
+                raise no_ref(matcher) from None
             raise Failure("ACTION_FAILED", text) from None
         finally:
+            self._tabs.keeps_dialogs = True
             if doubting is not None:
                 doubting.cancel()
 
-    async def _order(self, order: Awaitable[None]) -> None:
+    async def _order(self, order: Awaitable[T], time: Countdown) -> T | None:
         """Await a click or a key. A page that begins to navigate has received it; Playwright waits for its load."""
-        page, began_ns = self._page, monotonic_ns()
+        tab, began_ns = self._tab, monotonic_ns()
         try:
-            await order
+            return await self._tabs.run_order(order, time.left_ms)
         except self._timeout as error:
             was_received = "performing" in str(error) or "elementHandle.press" in str(error)
-            if not was_received or self._leaving.get(page, ("", 0))[1] < began_ns:
+            if not was_received or tab.leaving is None or tab.leaving[1] < began_ns:
                 raise
+        return None
 
     async def open_app(self, params: payload.OpenApp, time: Countdown) -> dict[str, object]:
         raise Failure(
@@ -386,92 +263,153 @@ class BrowserDevice:
 
     async def open_uri(self, params: payload.OpenUri, time: Countdown) -> dict[str, object]:
         uri = params.uri
-        if uri.strip().partition(":")[0].lower() not in SCHEMES:
-            raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
+        _check_scheme(uri)
         async with self._explained(f"opening {uri[:200]}", time.limit_ms):
             # A frozen page could block the navigation, and is replaced. One that is navigating could not.
-            if self._is_own and self._page not in self._leaving and not await self._answers():
+            if self._is_own and self._tab.leaving is None and not await self._answers():
                 await self._replace_page(time)
-            page = self._page
-            try:
-                answer = await page.goto(uri, wait_until="domcontentloaded", timeout=time.left_ms)
-            except Exception as error:
-                self._stop_loading(page)  # or the page would change some time later
-                if "Download is starting" not in str(error):
-                    raise
-                return {"where": page.url, "download": True}
-        return {"where": page.url} | ({} if answer is None else {"status": answer.status})
+            return await self._go_to(uri, time)
+
+    async def _go_to(self, uri: str, time: Countdown) -> dict[str, object]:
+        tab = self._tab
+        try:
+            answer = await tab.page.goto(uri, wait_until="domcontentloaded", timeout=time.left_ms)
+        except Exception as error:
+            self._stop_loading(tab)  # or the page would change some time later
+            if "Download is starting" not in str(error):
+                raise
+            return {"where": tab.where, "download": True}
+        return {"where": tab.where} | ({} if answer is None else {"status": answer.status})
 
     async def close_app(self, params: payload.CloseApp, time: Countdown) -> dict[str, object]:
-        page = self._page
         async with self._explained("closing", time.limit_ms):
-            if self._is_own and len(self._pages) == 1:
-                await _bounded(self._context.new_page(), time.limit_ms)
-            await _bounded(page.close(), time.limit_ms)
-        self._forget(page)
+            await self._close(self._tab, time)
         return {}
+
+    async def _close(self, tab: Tab, time: Countdown) -> None:
+        if self._is_own and len(self._tabs) == 1:
+            await bounded(self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms)), time.left_ms)
+        await bounded(tab.page.close(), time.limit_ms)
+        self._tabs.forget(tab)
+
+    async def list_tabs(self, params: payload.ListTabs, time: Countdown) -> dict[str, object]:
+        return {"tabs": await self._tabs.list()}
+
+    async def open_tab(self, params: payload.OpenTab, time: Countdown) -> dict[str, object]:
+        _check_scheme(params.uri or "about:blank")
+        async with self._explained("open_tab", time.limit_ms):
+            await bounded(self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms)), time.left_ms)
+            gone_to = {} if params.uri is None else await self._go_to(params.uri, time)
+        return {"tab": self._tab.name, **gone_to}
+
+    async def switch_tab(self, params: payload.SwitchTab, time: Countdown) -> dict[str, object]:
+        async with self._explained("switch_tab", time.limit_ms):
+            tab = self._tabs.find(params.tab)
+            await bounded(tab.page.bring_to_front(), time.left_ms)
+            self._tabs.activate(tab)
+        return {"tab": tab.name, "where": tab.where}
+
+    async def close_tab(self, params: payload.CloseTab, time: Countdown) -> dict[str, object]:
+        async with self._explained("close_tab", time.limit_ms):
+            await self._close(self._tab if params.tab is None else self._tabs.find(params.tab), time)
+        return {"tabs": await self._tabs.list()}
+
+    async def answer_dialog(self, params: payload.AnswerDialog, time: Countdown) -> dict[str, object]:
+        try:
+            return await self._tabs.answer_dialog(params.accept, params.text, time)
+        except TimeoutError:
+            raise Failure("OPERATION_TIMEOUT", f"the dialog took no answer within {time.limit_ms} ms") from None
 
     async def click(self, params: payload.Click, time: Countdown) -> dict[str, object]:
         page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
         async with self._explained("click", time.limit_ms, matcher=params.matcher):
             if params.coordinate is not None:
-                await _bounded(page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay), time.limit_ms)
+                clicking = page.mouse.click(params.coordinate.x, params.coordinate.y, delay=delay)
+                await self._order(bounded(clicking, time.limit_ms), time)
             elif params.matcher is not None:
                 node = await self._await_node(params.matcher, time)
                 if params.click_type == "focus":
-                    await node.focus(timeout=time.left_ms)
+                    await self._order(node.focus(timeout=time.left_ms), time)
                 else:
-                    await self._order(node.click(timeout=time.left_ms, delay=delay))
-        return {"where": self._page.url}
+                    await self._order(node.click(timeout=time.left_ms, delay=delay), time)
+        return {"where": self._tab.where}
 
     async def enter_text(self, params: payload.EnterText, time: Countdown) -> dict[str, object]:
+        done: dict[str, object] = {"length": len(params.text)}
         async with self._explained("enter_text", time.limit_ms, matcher=params.matcher):
             node = await self._await_node(params.matcher, time)
             if params.clear:
-                await node.fill(params.text, timeout=time.left_ms)
+                await self._order(node.fill(params.text, timeout=time.left_ms), time)
             else:
-                await node.press_sequentially(params.text, timeout=time.left_ms)
-            if params.submit:
-                await self._order(node.press("Enter", timeout=time.left_ms))
-        return {"length": len(params.text)}
+                await self._order(node.press_sequentially(params.text, timeout=time.left_ms), time)
+            if params.submit and self._tabs.has_dialog:
+                done["submitted"] = False
+            elif params.submit:
+                await self._order(node.press("Enter", timeout=time.left_ms), time)
+        return done
+
+    async def select_option(self, params: payload.SelectOption, time: Countdown) -> dict[str, object]:
+        async with self._explained("select_option", time.limit_ms, matcher=params.matcher):
+            node = await self._await_node(params.matcher, time)
+            selected = await self._order(node.select_option(params.options, timeout=time.left_ms), time)
+        return {"selected": selected or params.options}
+
+    async def hover(self, params: payload.Hover, time: Countdown) -> dict[str, object]:
+        async with self._explained("hover", time.limit_ms, matcher=params.matcher):
+            node = await self._await_node(params.matcher, time)
+            await self._order(node.hover(timeout=time.left_ms), time)
+        return {"where": self._tab.where}
+
+    async def upload_file(self, params: payload.UploadFile, time: Countdown) -> dict[str, object]:
+        _find_missing(params.paths)
+        async with self._explained("upload_file", time.limit_ms, matcher=params.matcher):
+            node = await self._await_node(params.matcher, time)
+            if await node.evaluate(page_scripts.TAKES_FILES, timeout=time.left_ms):
+                await self._order(node.set_input_files(params.paths, timeout=time.left_ms), time)
+            else:
+                async with self._page.expect_file_chooser(timeout=time.left_ms) as asked:
+                    await self._order(node.click(timeout=time.left_ms), time)
+                chooser = await asked.value
+                self._tabs.forget_chooser()
+                await self._order(chooser.set_files(params.paths, timeout=time.left_ms), time)
+        return {"files": [os.path.basename(path) for path in params.paths]}
 
     async def press_key(self, params: payload.PressKey, time: Countdown) -> dict[str, object]:
-        key = params.key
-        page = self._page
+        key, page = params.key, self._page
         if key.lower() in ("home", "recents"):
             raise Failure("ACTION_UNSUPPORTED", f"a browser has no key {key!r}; move_home is Home")
         async with self._explained(f"press_key {key}", time.limit_ms):
-            if key.lower() == "back":
-                await page.go_back(timeout=time.limit_ms, wait_until="commit")
+            if key.lower() in ("back", "forward"):
+                go = page.go_back if key.lower() == "back" else page.go_forward
+                await go(timeout=time.limit_ms, wait_until="commit")
             else:
                 words = [key] if len(key) == 1 else key.split("+")
                 keys = "+".join(_KEYS.get(word.lower(), word) for word in words)
-                await _bounded(page.keyboard.press(keys), time.limit_ms)
-        return {"where": page.url}
+                await self._order(bounded(page.keyboard.press(keys), time.limit_ms), time)
+        return {"where": self._tab.where}
 
     async def scroll(self, params: payload.Scroll, time: Countdown) -> bool:
         page, ratio = self._page, params.distance_ratio
         x, y = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}[params.direction]
-        step = [x * ratio, y * ratio]
+        step, script = [x * ratio, y * ratio], page_scripts.SCROLL
         async with self._explained("scroll", time.limit_ms, matcher=params.container):
             if params.container is None:
-                return bool(await _bounded(page.evaluate(f"step => ({_SCROLL})(null, step)", step), time.limit_ms))
-            return bool(await self._find(params.container).first.evaluate(_SCROLL, step, timeout=time.limit_ms))
+                return bool(await bounded(page.evaluate(f"step => ({script})(null, step)", step), time.limit_ms))
+            node = await self._await_node(params.container, time)
+            return bool(await node.evaluate(script, step, timeout=time.left_ms))
 
     async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
         async with self._explained("read_text", time.limit_ms, "EVAL_TIMEOUT", matcher):
             node = await self._await_node(matcher, time)
-            if matcher.ref is not None:  # Playwright finds only one node at a time by its ref
-                return [str(await node.evaluate(f"n => ({_READ_TEXTS})([n])[0]", timeout=time.left_ms))]
-            texts: list[str] = await _bounded(self._find(matcher).evaluate_all(_READ_TEXTS), time.left_ms)
-        if not texts:
-            raise Failure("WAIT_TIMEOUT", f"the node with {matcher.describe()} went away while it was read")
+            texts, silent = await read_texts(self._page, node, matcher, time)
+        for address in silent:
+            self._tabs.note("silentFrames", {"where": address})
         return texts
 
     async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str] | None:
         async with self._explained("read_key_value_pair", time.limit_ms, "EVAL_TIMEOUT", label):
             node = await self._await_node(label, time)
-            pair = await node.evaluate(_READ_PAIR, timeout=time.left_ms)
+            pair = await node.evaluate(page_scripts.READ_PAIR, timeout=time.left_ms)
         return None if pair is None else (str(pair[0]), str(pair[1]))
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool:
@@ -486,15 +424,10 @@ class BrowserDevice:
     async def wait_for_node(self, params: payload.WaitForNode, time: Countdown) -> dict[str, object]:
         if params.state == "visible":
             await self._await_visible(params.matcher, time)
-            return {"where": self._page.url, "state": params.state}
-        async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", params.matcher):
-            node = self._find(params.matcher).first
-            try:
-                await node.wait_for(state="hidden", timeout=time.limit_ms)
-            except self._timeout:
-                if await _is_seen(node) is not False:
-                    raise
-        return {"where": self._page.url, "state": params.state}
+        else:
+            async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", params.matcher):
+                await await_hidden(self._page, params.matcher, time, self._timeout)
+        return {"where": self._tab.where, "state": params.state}
 
     async def _await_visible(self, matcher: Matcher, time: Countdown) -> None:
         async with self._explained("wait_for_node", time.limit_ms, "WAIT_TIMEOUT", matcher):
@@ -503,26 +436,56 @@ class BrowserDevice:
     async def wait_for_navigation(self, params: payload.WaitForNavigation, time: Countdown) -> dict[str, object]:
         if params.expected_package is not None:
             raise Failure("ACTION_UNSUPPORTED", "a browser has no packages: use expectedUrl or expectedNode")
-        page = self._page
+        tab = self._tab
         if params.expected_url is not None:
             pattern = ".*".join(re.escape(part) for part in params.expected_url.split("*"))
             try:
                 async with self._explained("wait_for_navigation", time.limit_ms, "WAIT_TIMEOUT"):
-                    await page.wait_for_url(re.compile(pattern + r"\Z"), timeout=time.limit_ms, wait_until="commit")
+                    await tab.page.wait_for_url(re.compile(pattern + r"\Z"), timeout=time.limit_ms, wait_until="commit")
             except Failure as failure:
                 if failure.code != "WAIT_TIMEOUT":
                     raise
-                message = f"the address is {page.url[:200]}, not {params.expected_url} within {time.limit_ms} ms"
+                message = f"the address is {tab.where[:200]}, not {params.expected_url} within {time.limit_ms} ms"
                 raise Failure("WAIT_TIMEOUT", message) from None
         if params.expected_node is not None:
             await self._await_visible(params.expected_node, Countdown(time.left_ms))
-        return {"where": page.url}
+        return {"where": tab.where}
 
-    async def snapshot(self, time: Countdown) -> Snapshot:
-        page = self._page
-        async with self._explained("snapshot_ui", time.limit_ms, "EVAL_TIMEOUT"):
-            text = await page.aria_snapshot(mode="ai", timeout=time.limit_ms)
-        return Snapshot(text, Place(page.url, self._documents.get(page, "")))
+    async def snapshot(self, matcher: Matcher | None, time: Countdown) -> Snapshot:
+        async with self._explained("snapshot_ui", time.limit_ms, "EVAL_TIMEOUT", matcher):
+            root = self._page if matcher is None else await self._await_node(matcher, time)
+            left_out, silent = await self._cut(root, time)
+            for address in silent:
+                self._tabs.note("silentFrames", {"where": address})
+            limit_ms = min(SILENT_MS, time.left_ms) if silent else time.left_ms
+            text = await root.aria_snapshot(mode="ai", depth=MAX_DEPTH, timeout=limit_ms)
+            await self._end_cut(left_out)
+        is_deep = any(line.startswith("  " * (MAX_DEPTH - 1)) for line in text.splitlines())
+        return Snapshot(text, self._tabs.place_of(self._tab), left_out, MAX_DEPTH if is_deep else 0)
+
+    async def _cut(self, root: Any, time: Countdown) -> tuple[int, list[str]]:
+        """Limit the next snapshot to `MAX_NODES`.
+
+        Return the number of nodes that are left out, and the addresses of frames that do not answer.
+        """
+        whole_ms = time.left_ms // 2
+        frames = self._page.frames[1:MAX_FRAMES]
+        count, *counts = await asyncio.gather(
+            _count(root, whole_ms), *(_count(each, min(COUNT_MS, whole_ms)) for each in frames)
+        )
+        silent = [str(each.url)[:500] for each, found in zip(frames, counts, strict=True) if found is None]
+        left, left_out = MAX_NODES, 0
+        for each, found in zip([root, *frames], [MAX_NODES + 1 if count is None else count, *counts], strict=True):
+            if found is not None and found > left:
+                kept = await bounded(each.locator(f"{CUT}={max(1, left)} {time.left_ms}").count(), time.left_ms)
+                left_out += found - kept
+            left = max(0, left - (found or 0))
+        return left_out, silent
+
+    async def _end_cut(self, left_out: int) -> None:
+        for frame in self._page.frames if left_out else ():
+            with contextlib.suppress(Exception):  # it ends by itself as well
+                await bounded(frame.locator(f"{CUT}=0 0").count(), END_CUT_MS)
 
     async def screenshot(self, time: Countdown) -> bytes:
         page = self._page
@@ -531,20 +494,25 @@ class BrowserDevice:
         return image
 
 
-async def _bounded(answer: Awaitable[T], within_ms: int) -> T:
-    async with asyncio.timeout(max(1, within_ms) / 1000):
-        return await answer
+async def _count(root: Any, within_ms: int) -> int | None:
+    """Return the number of elements in a frame or below a node, or None where it does not answer."""
+    try:
+        return int(await bounded(root.evaluate(page_scripts.COUNT_NODES), within_ms))
+    except TimeoutError:
+        return None
+    except Exception:  # the frame went away
+        return 0
 
 
-async def _is_seen(node: Any) -> bool | None:
-    """Return whether a node is visible now; None: no answer. Playwright's own looks are up to half a second apart."""
-    with contextlib.suppress(Exception):
-        return bool(await _bounded(node.is_visible(), LAST_LOOK_MS))
-    return None
+def _check_scheme(uri: str) -> None:
+    if uri.strip().partition(":")[0].lower() not in SCHEMES:
+        raise Failure("ACTION_UNSUPPORTED", f"a browser opens {', '.join(SCHEMES)} addresses, not {uri!r:.80}")
 
 
-def _no_ref(matcher: Matcher) -> Failure:
-    return Failure("NODE_NOT_FOUND", f"the last snapshot of this page has no ref {matcher.ref!r:.40}: take another one")
+def _find_missing(paths: list[str]) -> None:
+    for path in paths:
+        if not os.path.isabs(path) or not os.path.isfile(path):
+            raise Failure("ACTION_UNSUPPORTED", f"{path!r:.300} is not the absolute path of a file: nothing was given")
 
 
 def _first_line(error: Exception) -> str:

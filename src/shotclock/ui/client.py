@@ -27,7 +27,7 @@ from ..process.kill import kill_tree
 from ..process.private_socket import connect, peer_of
 from ..process.unsupervised import start_detached
 from .device import kind_of
-from .payload import read_execution
+from .payload import check_device, read_execution
 
 START_LIMIT_MS = 30_000  # a browser on a busy machine, and its first page
 CONNECT_LIMIT_S = 2.0
@@ -206,6 +206,7 @@ def execute(
     """Run an execution on a device within the rest of the caller's time. Blocks, bounded."""
     until_ns = None if remaining_ms is None else monotonic_ns() + remaining_ms * 1_000_000
     execution = read_execution(payload, timeout_ms=timeout_ms)
+    check_device(execution, kind_of(device) == "android")
     message = {"execution": execution.written, "pid": os.getpid(), "traceparent": traceparent}
     request = DeviceRequest(device, "execute", execution.command_id, **message)
     if on_request is not None:

@@ -67,6 +67,7 @@ class Place:
     document: str
     """An id of the document or the instance of an activity. It changes with a navigation, a reload and a crash."""
     navigating_to: str | None = None  # The address of a pending navigation. Until it answers, the page does not answer.
+    title: str = ""
 
 
 @value
@@ -79,6 +80,8 @@ class Snapshot:
 
     text: str
     place: Place
+    nodes_left_out: int = 0  # a page that is too large is cut before it is written
+    depth: int = 0  # the depth below which nodes may be left out; 0: none are
 
 
 @value
@@ -112,7 +115,7 @@ class Device(Protocol):
         """Return the last known place, or None if it may be outdated."""
 
     def take_notes(self) -> dict[str, object]:
-        """Return and forget the dialogs and downloads since the last call."""
+        """Return and forget the tabs, dialogs and downloads that were opened since the last call."""
 
     async def look(self, within_ms: int) -> Place:
         """Ask the device for its place. The answer proves that it still works."""
@@ -133,7 +136,8 @@ class Device(Protocol):
 
     async def sees(self, matcher: Matcher, within_ms: int) -> bool: ...
 
-    async def snapshot(self, time: Countdown) -> Snapshot: ...
+    async def snapshot(self, matcher: Matcher | None, time: Countdown) -> Snapshot:
+        """Return the visible nodes, or only those in the node that matches."""
 
     async def screenshot(self, time: Countdown) -> bytes: ...
 

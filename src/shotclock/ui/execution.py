@@ -50,6 +50,8 @@ RECOVER_MS = 2_400
 MAX_IMAGE_BYTES = 4_000_000  # larger images need a path
 MIN_LINE_BYTES = 200  # a line of a snapshot may fill a quarter of it, and this much in any case
 
+REST = "more nodes: name one to see what is in it, scroll, or raise maxBytes (64000 at most)"
+
 CALLER = "caller"
 _REF = re.compile(r" \[ref=\w{1,20}\]")
 _TIMEOUTS = ("WAIT_TIMEOUT", "EVAL_TIMEOUT", "OPERATION_TIMEOUT")
@@ -250,7 +252,8 @@ def _page(now: Place, before: Place | None) -> dict[str, object]:
     if now.navigating_to is not None:
         return {"state": "navigating", "where": now.where, "to": now.navigating_to, "next": "same"}
     is_same = before is not None and now.document == before.document
-    return {"state": "same" if is_same else "changed", "where": now.where, "next": "same"}
+    titled = {} if is_same or not now.title else {"title": now.title}
+    return {"state": "same" if is_same else "changed", "where": now.where, **titled, "next": "same"}
 
 
 def _timeout_code(action: Action) -> str:
@@ -289,7 +292,7 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
             label, text = (_cut(each, payload.DEFAULT_SNAPSHOT_BYTES) for each in pair)
             return {"label": label, "value": text} | ({} if (label, text) == pair else {"truncated": True})
         case payload.SnapshotUi() as params:
-            return shorten_snapshot(await device.snapshot(time), params.max_bytes)
+            return shorten_snapshot(await device.snapshot(params.matcher, time), params.max_bytes)
         case payload.TakeScreenshot() as params:
             return await _keep_image(await device.screenshot(time), params.path)
     method: Callable[[payload.Params, Countdown], Awaitable[dict[str, object]]] = getattr(device, action.type)
@@ -311,9 +314,11 @@ def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
         lines_cut += kept != line
     left = len(every) - len(lines)
     data: dict[str, object] = {"text": "\n".join(lines), "where": snapshot.place.where}
-    data["truncated"] = bool(left or lines_cut)
-    counts = {"linesLeftOut": left, "linesCut": lines_cut}
-    return data | {name: count for name, count in counts.items() if count}
+    data["truncated"] = bool(left or lines_cut or snapshot.nodes_left_out or snapshot.depth)
+    counts = {"nodesLeftOut": snapshot.nodes_left_out, "linesLeftOut": left, "linesCut": lines_cut}
+    counts["deepest"] = snapshot.depth
+    data |= {name: count for name, count in counts.items() if count}
+    return data | ({"rest": REST} if left or snapshot.nodes_left_out or snapshot.depth else {})
 
 
 def shorten_texts(texts: list[str], is_all: bool, max_bytes: int) -> dict[str, object]:

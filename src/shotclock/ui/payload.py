@@ -3,11 +3,8 @@
     {"commandId": "…", "taskId": "…", "source": "…", "expectedFormat": "android-ui-automator", "timeoutMs": 30000,
      "actions": [{"id": "snap", "type": "snapshot_ui"}]}
 
-Each action is declared once, as a class of `Params`; payloads, `shotclock ui` and the MCP tools follow from it.
-`read_execution` is the only way to an `Execution`: an object of this type is valid, and its budgets fit.
-
-A verb is an execution of one action, with the inputs of `shotclock ui VERB` and of the MCP tool `ui_VERB`. It outlasts
-a wait or sleep of `t` ms: `max(t + 5000, 30000)`. An illegal value is passed on, and `read_execution` refuses it.
+Each action is declared once, as a class of `Params`; payloads, `shotclock ui` and the MCP tools follow from it
+(`verbs`). `read_execution` is the only way to an `Execution`: an object of this type is valid, and its budgets fit.
 
 docs/design.md: R54.
 """
@@ -16,14 +13,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import types
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
 
 from ..core.clocks import reserve_ms_for
 from ..core.errors import Failure, SideEffects
-from ..core.validation import After, Before, Limits, Part, ValidationError, field, read_hints
+from ..core.validation import After, Before, Limits, Part, ValidationError, field
 from ..core.value_types import replace, value
 
 Mode = Literal["direct", "artifact_compiled", "best_effort"]
@@ -46,15 +41,13 @@ MAX_NAVIGATION_MS = 30_000
 MAX_SLEEP_MS = MAX_TIMEOUT_MS - reserve_ms_for(MAX_TIMEOUT_MS)
 DEFAULT_BUDGET_MS = 10_000  # the budget of an action that declares none, if the execution has that much left
 
-MARGIN_MS = 5_000  # the least time that the execution of a verb has beyond its one wait or sleep
-NAME_A_NODE = "name a node: ref, text, text_contains, id, role, label or css"
-
 MAX_SNAPSHOT_BYTES = 64_000
 DEFAULT_SNAPSHOT_BYTES = 24_000
+MAX_CHOICES = 50  # the most options to select, and files to upload, in one action
 
 KEYS = (
-    "back", "home", "recents", "enter", "tab", "escape", "backspace", "delete", "space", "arrow_up", "arrow_down",
-    "arrow_left", "arrow_right", "page_up", "page_down", "move_home", "move_end",
+    "back", "forward", "home", "recents", "enter", "tab", "escape", "backspace", "delete", "space", "arrow_up",
+    "arrow_down", "arrow_left", "arrow_right", "page_up", "page_down", "move_home", "move_end",
 )  # fmt: skip
 
 
@@ -77,7 +70,7 @@ def timeout_for(needed_ms: int) -> int:
 
 @value
 class Help:
-    """The text about a param, and its name as an option of `shotclock ui` and a parameter of an MCP tool."""
+    """The text about a param, and its name as an option of `shotclock ui`. A tool's parameter has the param's name."""
 
     text: str
     name: str = ""  # the option's name, if it is not that of the param
@@ -111,6 +104,12 @@ def _check_key(key: str) -> str:
     return key
 
 
+def _check_number(choices: list[Any]) -> list[Any]:
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise ValueError(f"must have between 1 and {MAX_CHOICES} entries, and has {len(choices)}")
+    return choices
+
+
 Interaction = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_INTERACTION_MS)]
 Wait = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_WAIT_MS)]
 Navigation = Annotated[int, Before(_milliseconds, int), Limits(ge=1, le=MAX_NAVIGATION_MS)]
@@ -120,6 +119,7 @@ Point = Annotated[float, Before(_decimal, float), Limits(ge=0, le=100_000)]
 Identifier = Annotated[str, Limits(max_length=128, pattern=r"\S")]
 MatcherText = Annotated[str, Limits(max_length=512, pattern=r"\S")]
 Address = Annotated[str, Limits(max_length=2_048, pattern=r"\S")]
+Choice = Annotated[str, Limits(max_length=512)]
 Direction = Annotated[
     Literal["up", "down", "left", "right"], Help("up, down, left or right [down].", "direction", by_place=True)
 ]
@@ -174,23 +174,30 @@ class Params(CamelPart):
     """The params of one type of action. A param without a `Help` is only for payloads.
 
     `mutates`: it may change anything, on the device or on a server. `is_wait`: its budget adds to those of the other
-    waits, while an interaction ends as soon as its node is found.
+    waits, while an interaction ends as soon as its node is found. `on_phones`: a phone can do it.
     """
 
     mutates = False
     is_wait = False
     default_ms = DEFAULT_BUDGET_MS
+    on_phones = True
 
     def __init_subclass__(
-        cls, *, action: str, mutates: bool = False, is_wait: bool = False, default_ms: int = DEFAULT_BUDGET_MS
+        cls,
+        *,
+        action: str,
+        mutates: bool = False,
+        is_wait: bool = False,
+        default_ms: int = DEFAULT_BUDGET_MS,
+        on_phones: bool = True,
     ) -> None:
         super().__init_subclass__()
-        cls.mutates, cls.is_wait, cls.default_ms = mutates, is_wait, default_ms
+        cls.mutates, cls.is_wait, cls.default_ms, cls.on_phones = mutates, is_wait, default_ms, on_phones
         ACTION_TYPES[action] = cls
 
 
 class OpenApp(Params, action="open_app", mutates=True):
-    application_id: Annotated[Identifier, Help("An address, or the id of an app.", "target", by_place=True)]
+    application_id: Annotated[Identifier, Help("Instead: the id of an app on a phone.", "target", by_place=True)]
     timeout_ms: Interaction | None = None
 
 
@@ -227,6 +234,27 @@ class EnterText(Params, action="enter_text", mutates=True):
     timeout_ms: Interaction | None = None
 
 
+class SelectOption(Params, action="select_option", mutates=True, on_phones=False):
+    matcher: Matcher
+    options: Annotated[
+        list[Choice],
+        After(_check_number),
+        Help("Labels or values; all others are deselected.", "option", by_place=True),
+    ]
+    timeout_ms: Interaction | None = None
+
+
+class Hover(Params, action="hover", mutates=True, on_phones=False):
+    matcher: Matcher
+    timeout_ms: Interaction | None = None
+
+
+class UploadFile(Params, action="upload_file", mutates=True, on_phones=False):
+    matcher: Matcher
+    paths: Annotated[list[Address], After(_check_number), Help("The files.", "file", by_place=True)]
+    timeout_ms: Interaction | None = None
+
+
 class PressKey(Params, action="press_key", mutates=True):
     key: Annotated[str, After(_check_key), Help("enter, back, arrow_down, ctrl+a, a character, …", by_place=True)]
 
@@ -259,6 +287,7 @@ class ReadKeyValuePair(Params, action="read_key_value_pair"):
 
 
 class SnapshotUi(Params, action="snapshot_ui"):
+    matcher: Matcher | None = None
     max_bytes: Annotated[TextSize, Help("The most text to return, in bytes [24000].")] = DEFAULT_SNAPSHOT_BYTES
     format: Literal["text", "ascii"] = "text"
     timeout_ms: Interaction | None = None
@@ -270,6 +299,33 @@ class TakeScreenshot(Params, action="take_screenshot"):
         Help("The file to write; without it, the image is in the result.", "file", by_place=True, only_cli=True),
     ] = None
     timeout_ms: Interaction | None = None
+
+
+class ListTabs(Params, action="list_tabs", on_phones=False):
+    pass
+
+
+class OpenTab(Params, action="open_tab", mutates=True, default_ms=MAX_INTERACTION_MS, on_phones=False):
+    uri: Annotated[Address | None, Help("To open: its address.")] = None
+    timeout_ms: Interaction | None = None
+
+
+class SwitchTab(Params, action="switch_tab", mutates=True, on_phones=False):
+    tab: Annotated[Identifier, Help("To switch or close: its name, as t2.")]
+
+
+class CloseTab(Params, action="close_tab", mutates=True, on_phones=False):
+    tab: Annotated[Identifier | None, Help("To switch or close: its name, as t2.")] = None
+
+
+class AnswerDialog(Params, action="answer_dialog", mutates=True, on_phones=False):
+    accept: Annotated[bool, Help("", flags={"accept": (True, "Accept it."), "dismiss": (False, "Dismiss it.")})]
+    text: Annotated[str | None, Limits(max_length=2_048), Help("The answer to a prompt.")] = None
+    timeout_ms: Interaction | None = None
+
+    def check_together(self) -> None:
+        if self.text is not None and not self.accept:
+            raise ValueError("has a text only where accept is true")
 
 
 class Sleep(Params, action="sleep", is_wait=True):
@@ -469,6 +525,15 @@ def read_execution(written: object, *, timeout_ms: object = None) -> Execution:
     return _PayloadReader(written if timeout_ms is None else {**written, "timeoutMs": timeout_ms}).read()
 
 
+def check_device(execution: Execution, is_phone: bool) -> None:
+    """Raise Failure where a phone cannot do one of the actions; nothing is sent then."""
+    for place, action in enumerate(execution.actions if is_phone else ()):
+        if not action.params.on_phones:
+            context = {"path": f"actions.{place}.type", "actionId": action.id, "actionType": action.type}
+            message = f"a phone has no {action.type} (actions.{place}): nothing was sent"
+            raise Failure("ACTION_UNSUPPORTED", message, context=context, side_effects=SideEffects.NONE)
+
+
 def parse_payload(text: str | bytes) -> object:
     try:
         return json.loads(text)
@@ -508,143 +573,3 @@ def _phrase(problem: dict[str, Any]) -> str:
         return f"must be one of {problem['ctx']['expected'].replace(' or ', ', ')}"
     limit = next((word for word in message.split() if word.replace(".", "").isdigit()), "")
     return _PHRASES[kind].format(limit) if kind in _PHRASES else message.removeprefix("Value error, ")
-
-
-@value
-class Input:
-    name: str
-    text: str
-    type: type
-    path: tuple[str, ...] = ()  # its place in the params
-    required: bool = False
-    by_place: bool = False
-    only_cli: bool = False
-    sets: object = None  # the value that a flag sets; None: its own
-
-
-def _inputs_of(part: type[Part], path: tuple[str, ...] = ()) -> Iterator[Input]:
-    hints = read_hints(part)
-    for name, info in part.model_fields.items():
-        place = (*path, info.keys[0])
-        kind, help = _unwrap(hints[name])
-        if kind is Matcher and help is None and name != "container":
-            yield from _inputs_of(Matcher, place)
-        elif help is not None and help.flags:
-            for flag, (sets, text) in help.flags.items():
-                yield Input(flag, text, bool, place, sets=sets)
-        elif help is not None:
-            kind = kind if kind in (bool, int) else str
-            yield Input(help.name or name, help.text, kind, place, info.is_required(), help.by_place, help.only_cli)
-
-
-def _unwrap(hint: Any) -> tuple[Any, Help | None]:
-    help = None
-    while get_origin(hint) in (Annotated, Union, types.UnionType):
-        help = next((note for note in get_args(hint)[1:] if isinstance(note, Help)), help)
-        hint = get_args(hint)[0]
-    return hint, help
-
-
-@value
-class Verb:
-    name: str
-    text: str
-    actions: tuple[str, ...]
-    more: tuple[Input, ...] = ()
-
-    @property
-    def inputs(self) -> list[Input]:
-        found = {each.name: each for action in self.actions for each in _inputs_of(ACTION_TYPES[action])}
-        return [*found.values(), *self.more]
-
-    @property
-    def mutates(self) -> bool:
-        return any(ACTION_TYPES[action].mutates for action in self.actions)
-
-
-_VALUE = Input("value", "Read the value beside this label.", bool)
-VERBS = {
-    verb.name: verb
-    for verb in (
-        Verb("open", "Open an address, or an app.", ("open_uri", "open_app")),
-        Verb("click", "Click a node or a point.", ("click",)),
-        Verb("type", "Enter text into a node.", ("enter_text",)),
-        Verb("press", "Press a key.", ("press_key",)),
-        Verb("scroll", "Scroll once, or until a node is visible.", ("scroll", "scroll_until")),
-        Verb("read", "Read the text of a node.", ("read_text", "read_key_value_pair"), (_VALUE,)),
-        Verb("snapshot", "Return the visible nodes as text: roles, names, states and refs.", ("snapshot_ui",)),
-        Verb("screenshot", "Take a picture.", ("take_screenshot",)),
-        Verb("wait", "Wait until a node is visible, or hidden.", ("wait_for_node",)),
-        Verb("wait-for-nav", "Wait for another page or app.", ("wait_for_navigation",)),
-        Verb("sleep", "Let time pass on the device.", ("sleep",)),
-    )
-}
-
-
-def build(verb_name: str, values: Mapping[str, object], timeout_ms: object = None) -> dict[str, Any]:
-    """Return the payload of a verb with these inputs; `timeout_ms` is the execution's."""
-    verb = VERBS[verb_name]
-    action_type = _choose(verb, values)
-    params, missing = _fill(action_type, values)
-    if missing:
-        errors = [{"field": name, "message": f"is missing: {text}"} for name, text in missing.items()]
-        message = "; ".join(f"{each['field']} {each['message']}" for each in errors)
-        raise Failure("MISSING_ARGUMENT", message, context={"errors": errors}, side_effects=SideEffects.NONE)
-    limit_ms = params.get("durationMs") if action_type == "sleep" else values.get("timeout")
-    if action_type in ("sleep", "wait_for_node", "wait_for_navigation"):
-        wanted_ms = max(_number(limit_ms) + MARGIN_MS, _number(timeout_ms), DEFAULT_TIMEOUT_MS)
-        timeout_ms = min(wanted_ms, MAX_TIMEOUT_MS)
-    is_look = verb_name in ("snapshot", "screenshot")
-    action: dict[str, Any] = {"id": "snap" if is_look else verb_name, "type": action_type}
-    return {
-        **new_head(verb_name, "clawperator-observe" if is_look else "clawperator-action"),
-        "timeoutMs": DEFAULT_TIMEOUT_MS if timeout_ms is None else timeout_ms,
-        "actions": [action | ({"params": params} if params else {})],
-        "mode": "direct",
-    }
-
-
-def new_head(name: str, source: str) -> dict[str, Any]:
-    command_id = f"{name}-{os.urandom(6).hex()}"
-    return {"commandId": command_id, "taskId": command_id, "source": source, "expectedFormat": EXPECTED_FORMAT}
-
-
-def _choose(verb: Verb, values: Mapping[str, object]) -> str:
-    match verb.name:
-        case "open":
-            return "open_uri" if ":" in str(values.get("target")) else "open_app"
-        case "scroll":
-            return "scroll_until" if any(values.get(each.name) for each in _inputs_of(Matcher)) else "scroll"
-        case "read" if values.get("value"):
-            return "read_key_value_pair"
-    return verb.actions[0]
-
-
-def _fill(action_type: str, values: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the params, and the missing inputs with their texts."""
-    part = ACTION_TYPES[action_type]
-    params: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    for each in _inputs_of(part):
-        given = values.get(each.name)
-        if given is None or given is False:
-            if each.required:
-                missing[each.name] = each.text
-            continue
-        inside = params
-        for key in each.path[:-1]:
-            inside = inside.setdefault(key, {})
-        if each.path[-1] in inside:  # two flags, such as long and focus
-            message = f"{each.name} excludes the other flags for {each.path[-1]}: leave one out"
-            raise Failure("ARG_ERROR", message, side_effects=SideEffects.NONE)
-        inside[each.path[-1]] = given if each.sets is None else each.sets
-    for name, info in part.model_fields.items():
-        if info.is_required() and info.keys[0] not in params and name.endswith("matcher"):
-            missing["matcher"] = NAME_A_NODE
-    return params, missing
-
-
-def _number(written: object) -> int:
-    """Return a number of milliseconds, 0 where it is none that an execution could have."""
-    is_number = isinstance(written, int | float) and math.isfinite(written) and 0 < written < 1e9
-    return int(written) if is_number else 0  # type: ignore[call-overload]
