@@ -114,7 +114,7 @@ class McpServer:
         )
         sdk.add_request_handler("tools/list", PaginatedRequestParams, list_tools)
         sdk.get_tool_input_schema = schemas.get
-        sdk.middleware[:] = [middleware]
+        sdk.middleware[:] = [*([clients.subscriptions.notice_client] if self._reloads else []), middleware]
         if own_tools is None:
             clients.log_levels.offer(sdk)
         # What can be reloaded may have anything later, and the handlers cannot be taken away.
