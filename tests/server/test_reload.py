@@ -127,7 +127,7 @@ def test_later_calls_have_the_new_program_and_older_clients_are_informed(tmp_pat
     run(scenario())
 
 
-def test_a_program_that_cannot_be_imported_leaves_the_former_one_and_listeners_hear_of_lists(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_imported_leaves_the_former_one_and_listeners_are_informed(tmp_path: Path) -> None:
     author = Author(tmp_path)
 
     async def scenario(url: str, said: Any) -> None:
