@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 from ..core.catalogue import Catalogue
+from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Target, learn, learn_files
@@ -38,13 +39,15 @@ class Reloader:
         self,
         target: Target,
         server: McpServer,
+        since: WallTime,
         begin: Callable[[], Runtime],
         connect: Connect,
         say: Callable[[str], None],
     ) -> None:
-        """Prepare. `begin` makes the runtime of a program, and `connect` makes its commands callable."""
+        """Prepare. `since` is before the first import, `begin` makes the runtime of a program, and `connect` makes its
+        commands callable."""
         self._target, self._server, self._say = target, server, say
-        self._begin, self._connect = begin, connect
+        self._since, self._begin, self._connect = since, begin, connect
         self._files: list[str] = []
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -52,7 +55,11 @@ class Reloader:
     async def watching(self) -> AsyncIterator[None]:
         """Reload until this is left."""
         self._files = await learn_files(self._server.dispatcher.runtime, self._target)
-        watching = asyncio.create_task(self._watch(read_marks(self._files)))
+        marks = read_marks(self._files)
+        for file, mark in marks.items():
+            if mark is not None and mark[0] // 1_000_000 >= self._since.ms:
+                marks[file] = None  # edited while the server started, perhaps after the import
+        watching = asyncio.create_task(self._watch(marks))
         try:
             yield
         finally:
@@ -93,9 +100,10 @@ class Reloader:
             await runtime.warm_up()
         except BaseException as error:
             await runtime.close()
-            if not isinstance(error, Failure):
+            if not isinstance(error, Exception):
                 raise
-            self._say(f"{self._target} stays as it was: {error.code}: {error}")
+            code = error.code if isinstance(error, Failure) else type(error).__name__
+            self._say(f"{self._target} stays as it was: {code}: {error}")
             return False
         before = self._server.middleware
         changed = await self._server.use(dispatcher)
